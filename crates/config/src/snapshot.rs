@@ -1,0 +1,153 @@
+//! What the rest of Cashew sees of a configuration: validated, resolved, sorted, without options
+//! left open. It is handed from the master to the workers as JSON in a sealed memfd.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use cashew_placement::{Distribution, Hash, HashTag};
+use serde::{Deserialize, Serialize};
+
+/// One numbered configuration of the whole instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Grows by one with every configuration that takes effect; the first is 1.
+    pub epoch: u64,
+    pub global: Global,
+    /// Sorted by (name length, name bytes), as twemproxy sorts them. Never empty.
+    pub pools: Vec<Pool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Global {
+    /// 0 = one process that does everything, without a master.
+    pub worker_processes: u32,
+    /// Wanted RLIMIT_NOFILE of each worker; `None` keeps the inherited limit.
+    pub max_open_files: Option<u64>,
+    /// Whom workers become when the master runs as root.
+    pub user: Option<String>,
+    pub group: Option<String>,
+    /// How long a stopping worker waits for what is in flight.
+    pub worker_shutdown_timeout_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    pub name: String,
+    pub listen: Listen,
+    pub protocol: Protocol,
+    pub hash: Hash,
+    pub hash_tag: Option<HashTag>,
+    pub distribution: Distribution,
+    pub topology: Topology,
+    /// Sorted by (name length, name bytes); a server's index everywhere is its position here.
+    /// Never empty, at most [`SERVERS_MAX`].
+    pub servers: Vec<Server>,
+    /// From a request's last byte written to its reply; `None` waits as long as the connection
+    /// lives.
+    pub timeout_ms: Option<u64>,
+    pub backlog: u32,
+    /// Clients of this pool over all workers; 0 = no limit but that of descriptors.
+    pub client_connections: u32,
+    /// SO_KEEPALIVE on client connections. Server connections always have it.
+    pub tcp_keepalive: bool,
+    /// Accepted for compatibility: Cashew always listens with SO_REUSEPORT.
+    pub reuseport: bool,
+    /// Asked of clients and given to servers.
+    pub redis_auth: Option<String>,
+    /// Database selected on every server connection.
+    pub redis_db: u32,
+    pub preconnect: bool,
+    pub auto_eject_hosts: bool,
+    /// Shared connections per server over all workers; each worker has at least one.
+    pub server_connections: u32,
+    pub server_retry_timeout_ms: u64,
+    pub server_failure_limit: u32,
+    pub limits: Limits,
+}
+
+/// Largest number of servers in one pool.
+pub const SERVERS_MAX: usize = 65_536;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    Redis,
+    Memcached,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Listen {
+    Tcp(SocketAddr),
+    /// `mode` is applied to the path after binding; `None` leaves what the umask gives.
+    Unix {
+        path: PathBuf,
+        mode: Option<u32>,
+    },
+}
+
+/// How servers share the keys of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Topology {
+    /// Every server holds its own share of the keys.
+    Sharded,
+    /// One server, by index, takes the writes; the others are its replicas and share the reads
+    /// by the pool's ring.
+    MasterReplica { master: u32 },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    /// What the ring, the statistics and the check for duplicates go by.
+    pub name: String,
+    pub endpoint: Endpoint,
+    /// At least 1.
+    pub weight: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Endpoint {
+    /// `host` is a name or a literal address; names are looked up when connecting.
+    Tcp {
+        host: String,
+        port: u16,
+    },
+    Unix(PathBuf),
+}
+
+/// The named maxima of one pool. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Largest whole request; beyond it the client gets an error and is closed.
+    pub request_size_max: u64,
+    /// Requests of one client that wait for replies; beyond it the client is not read.
+    pub client_requests_max: u32,
+    /// Replies waiting for one client that do not yet stop it from being read.
+    pub client_output_pause: u64,
+    /// Replies waiting for one client; beyond it the client is closed.
+    pub client_output_max: u64,
+    /// Requests queued or in flight on one server connection; beyond it requests are refused
+    /// with an error.
+    pub server_queue_max: u32,
+    /// Bytes waiting to be written on one server connection; beyond it requests are refused
+    /// with an error, unless nothing else waits.
+    pub server_queue_size_max: u64,
+    /// How long connecting to a server may take when the pool has no shorter `timeout`.
+    pub server_connect_timeout_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            request_size_max: 1 << 30,
+            client_requests_max: 1024,
+            client_output_pause: 1 << 20,
+            client_output_max: 1 << 30,
+            server_queue_max: 262_144,
+            server_queue_size_max: 256 << 20,
+            server_connect_timeout_ms: 5000,
+        }
+    }
+}

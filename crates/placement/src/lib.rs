@@ -1,0 +1,12 @@
+//! Which server a key belongs to: twemproxy's hashes, hash tags and rings, bit for bit.
+//!
+//! Everything here is a pure function of its arguments. Nothing allocates after a ring is built.
+#![forbid(unsafe_code)]
+
+mod hash;
+mod ring;
+mod tag;
+
+pub use hash::Hash;
+pub use ring::Distribution;
+pub use tag::HashTag;
