@@ -131,7 +131,11 @@ pub(crate) fn fork_shape(source: &Source) -> Json<'_> {
 
 fn fork_worker<'a>(source: &'a Source, worker: &Worker) -> Object<'a> {
     let numbers = source.of_slot(worker.slot);
-    let mut root = header(source, worker.header.started_at);
+    let started_at = match worker.header.started_at {
+        0 => source.started_at(),
+        started_at => started_at,
+    };
+    let mut root = header(source, started_at);
     root.insert("pid", u64::from(worker.header.pid));
     connections(&mut root, source, numbers);
     let mut pools = Object::default();
