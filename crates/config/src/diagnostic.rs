@@ -156,13 +156,27 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn source_line(&self, line: usize) -> Option<String> {
-        let text = self.text.lines().nth(line.checked_sub(1)?)?;
-        Some(match text.split_once("redis_auth:") {
-            Some((before, _)) => format!("{before}redis_auth: ***"),
-            None => text.trim_end().to_owned(),
+    /// The text of a line, without the value of a password.
+    pub(crate) fn source_line(&self, line: usize) -> Option<String> {
+        let text = self.text.lines().nth(line.checked_sub(1)?)?.trim_end();
+        Some(match password(text) {
+            Some(start) => format!("{} ***", &text[..start]),
+            None => text.to_owned(),
         })
     }
+}
+
+/// Where the value of an option that may be a password begins: diagnostics end up in logs. A
+/// misspelt `redis_auth` holds a password too.
+fn password(line: &str) -> Option<usize> {
+    ["auth", "redis_a", "pass"].into_iter().flat_map(|mark| line.match_indices(mark)).find_map(
+        |(at, _)| {
+            let is_key = |c: char| c.is_alphanumeric() || "_-\"'".contains(c);
+            let behind = line[at..].trim_start_matches(is_key).trim_start();
+            let value = behind.strip_prefix(':')?;
+            (!value.is_empty()).then_some(line.len() - value.len())
+        },
+    )
 }
 
 /// The candidate that `word` was most probably meant to be.

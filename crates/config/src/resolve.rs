@@ -24,8 +24,8 @@ pub const MODULA_WEIGHT_MAX: u64 = 1 << 22;
 /// The server name that makes a redis pool of the sectioned dialect one master with replicas.
 const MASTER: &str = "master";
 
-/// The fields of twemproxy's statistics that stand beside the pools.
-const RESERVED_POOL_NAMES: [&str; 8] = [
+/// The fields of the statistics, of twemproxy's and of its forks', that stand beside the pools.
+const RESERVED_POOL_NAMES: [&str; 9] = [
     "service",
     "source",
     "version",
@@ -34,6 +34,7 @@ const RESERVED_POOL_NAMES: [&str; 8] = [
     "timestamp",
     "total_connections",
     "curr_connections",
+    "pools",
 ];
 
 /// What a configuration depends on beside its text.

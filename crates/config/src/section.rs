@@ -19,6 +19,7 @@ pub(crate) struct OptionInfo {
     pub(crate) required: bool,
     pub(crate) schema: fn() -> Schema,
     pub(crate) describe: fn() -> String,
+    pub(crate) expected: fn() -> String,
 }
 
 pub(crate) trait Section: Sized {
@@ -67,7 +68,7 @@ pub(crate) fn read<S: Section>(what: &str, pos: Pos, node: &Node, report: &mut R
     for option in options.iter().filter(|option| option.required) {
         if !first_lines.contains_key(option.key) {
             let complaint = Complaint::new(format!("{what} lacks the option \"{}\"", option.key));
-            report.error(pos, complaint.hint(format!("expected {}", (option.describe)())));
+            report.error(pos, complaint.hint((option.expected)()));
         }
     }
     section
@@ -130,6 +131,7 @@ macro_rules! section {
                     required: section!(@required $default),
                     schema: <$ty as Value>::schema,
                     describe: <$ty as Value>::describe,
+                    expected: <$ty as Value>::expected,
                 } ),+]
             }
 

@@ -55,9 +55,7 @@ pub(crate) fn parse(text: &str, report: &mut Report<'_>) -> Option<Node> {
 /// Finds the duplicate keys that [`parse`] does not show: keys that are numbers reach it already
 /// collapsed into the last one.
 pub(crate) fn check_strictly(text: &str, report: &mut Report<'_>) {
-    let strict = serde_saphyr::from_str_with_options::<serde::de::IgnoredAny>(text, options(true));
-    let spanned = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options(true));
-    if let Some(error) = strict.err().or(spanned.err()) {
+    if let Err(error) = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options(true)) {
         complain(&error, report);
     }
 }
@@ -72,14 +70,46 @@ fn options(strict: bool) -> serde_saphyr::Options {
 }
 
 fn complain(error: &serde_saphyr::Error, report: &mut Report<'_>) {
+    use serde_saphyr::Error;
+
     let pos = error.location().map_or(Pos::START, |location| pos_of(&location));
-    let message = error.to_string();
-    // The text ends in the place, which the diagnostic states already.
-    let message = match message.rfind(" at line ") {
-        Some(end) => &message[..end],
-        None => &message,
+    let complaint = match error {
+        Error::DuplicateMappingKey { key, .. } => {
+            let key = key.as_deref().unwrap_or_default();
+            Complaint::new(format!("\"{key}\" is given twice"))
+        }
+        Error::MultipleDocuments { .. } => Complaint::new("a second YAML document begins")
+            .hint("a configuration is one document, without \"---\" inside"),
+        Error::NullIntoString { .. } => Complaint::new("the name is missing"),
+        _ => {
+            let message = error.to_string();
+            // The text ends in the place, which the diagnostic states already.
+            let message = message.rfind(" at line ").map_or(&*message, |end| &message[..end]);
+            let complaint = Complaint::new(format!("not valid YAML: {message}"));
+            let line = report.source_line(pos.line).unwrap_or_default();
+            match must_be_quoted(&line) {
+                Some(c) => {
+                    complaint.hint(format!("text that starts with \"{c}\" must be in quotes"))
+                }
+                None => complaint,
+            }
+        }
     };
-    report.error(pos, Complaint::new(format!("not valid YAML: {message}")));
+    report.error(pos, complaint);
+}
+
+/// The first character of the value on a line, list item or option, if YAML takes it for more than
+/// text and was probably not meant to: addresses start with `[` and `*`.
+fn must_be_quoted(line: &str) -> Option<char> {
+    let line = line.trim_start();
+    let value = match line.strip_prefix("- ") {
+        Some(item) => item,
+        None => line.split_once(": ")?.1,
+    };
+    let first = value.trim_start().chars().next()?;
+    let is_collection = value.trim_end().ends_with([']', '}']);
+    let is_special = "*&@%`".contains(first) || "[{".contains(first) && !is_collection;
+    is_special.then_some(first)
 }
 
 fn pos_of(location: &Location) -> Pos {
@@ -92,30 +122,23 @@ fn pos_of(location: &Location) -> Pos {
 /// What the YAML reader makes of a node before its source text is looked at.
 enum Raw {
     Empty,
+    /// Numbers and booleans too, as the reader understood them.
     Text(String),
-    /// A number or boolean as the reader understood it.
-    Typed(String),
     List(Vec<Spanned<Self>>),
     Section(Vec<(Spanned<String>, Spanned<Self>)>),
 }
 
 fn settle(raw: Spanned<Raw>, source: &str) -> Node {
-    let written = written_plainly(&raw.defined, source);
-    let kind = match raw.value {
-        Raw::Empty => match written {
-            None | Some("") => Kind::Empty,
-            Some(text) => Kind::Scalar { text: text.to_owned(), plain: true },
-        },
-        Raw::Typed(text) => match written {
-            None | Some("") => Kind::Scalar { text, plain: false },
-            Some(text) => Kind::Scalar { text: text.to_owned(), plain: true },
-        },
-        Raw::Text(text) => {
-            let plain = written == Some(text.as_str());
-            Kind::Scalar { text, plain }
+    let written = written_plainly(&raw.defined, source).filter(|text| !text.is_empty());
+    let kind = match (raw.value, written) {
+        // The reader tells neither 0123 from 123 nor ~ from nothing.
+        (Raw::Empty | Raw::Text(_), Some(text)) => {
+            Kind::Scalar { text: text.to_owned(), plain: true }
         }
-        Raw::List(items) => Kind::List(items.into_iter().map(|i| settle(i, source)).collect()),
-        Raw::Section(entries) => Kind::Section(
+        (Raw::Empty, None) => Kind::Empty,
+        (Raw::Text(text), None) => Kind::Scalar { text, plain: false },
+        (Raw::List(items), _) => Kind::List(items.into_iter().map(|i| settle(i, source)).collect()),
+        (Raw::Section(entries), _) => Kind::Section(
             entries
                 .into_iter()
                 .map(|(key, value)| {
@@ -158,27 +181,27 @@ impl<'de> Visitor<'de> for RawVisitor {
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
-        Ok(Raw::Typed(value.to_string()))
+        Ok(Raw::Text(value.to_string()))
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-        Ok(Raw::Typed(value.to_string()))
+        Ok(Raw::Text(value.to_string()))
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-        Ok(Raw::Typed(value.to_string()))
+        Ok(Raw::Text(value.to_string()))
     }
 
     fn visit_i128<E>(self, value: i128) -> Result<Raw, E> {
-        Ok(Raw::Typed(value.to_string()))
+        Ok(Raw::Text(value.to_string()))
     }
 
     fn visit_u128<E>(self, value: u128) -> Result<Raw, E> {
-        Ok(Raw::Typed(value.to_string()))
+        Ok(Raw::Text(value.to_string()))
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-        Ok(Raw::Typed(value.to_string()))
+        Ok(Raw::Text(value.to_string()))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Raw, E> {

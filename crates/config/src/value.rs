@@ -28,6 +28,11 @@ pub(crate) trait Value: Sized {
     /// Type, unit and range in a few words, for the documentation and for hints.
     fn describe() -> String;
 
+    /// [`Value::describe`] as a hint, where backticks would be typed by someone.
+    fn expected() -> String {
+        format!("expected {}", Self::describe().replace('`', ""))
+    }
+
     /// The value of a node; `None` after a complaint.
     fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
         let result = match &node.kind {
@@ -35,12 +40,11 @@ pub(crate) trait Value: Sized {
                 Complaint { message: format!("option \"{key}\": {}", c.message), ..c }
             }),
             Kind::Empty | Kind::Scalar { .. } => {
-                Err(Complaint::new(format!("option \"{key}\" has no value"))
-                    .hint(format!("expected {}", Self::describe())))
+                Err(Complaint::new(format!("option \"{key}\" has no value")).hint(Self::expected()))
             }
             Kind::List(_) | Kind::Section(_) => {
                 Err(Complaint::new(format!("option \"{key}\" takes a single value"))
-                    .hint(format!("expected {}", Self::describe())))
+                    .hint(Self::expected()))
             }
         };
         result.map_err(|complaint| report.error(node.pos_of(complaint.offset), complaint)).ok()
@@ -95,8 +99,8 @@ impl Value for Timeout {
         if text == "-1" {
             return Ok(Self(None));
         }
-        let timeout = whole_number(text, 0, INT_MAX)
-            .map_err(|complaint| complaint.hint(format!("expected {}", Self::describe())))?;
+        let timeout =
+            whole_number(text, 0, INT_MAX).map_err(|complaint| complaint.hint(Self::expected()))?;
         Ok(Self((timeout > 0).then_some(timeout)))
     }
 
@@ -156,7 +160,7 @@ pub(crate) struct Size<const MIN: u64, const MAX: u64>(pub(crate) u64);
 
 impl<const MIN: u64, const MAX: u64> Value for Size<MIN, MAX> {
     fn parse(text: &str) -> Result<Self, Complaint> {
-        let expected = format!("expected {}", Self::describe());
+        let expected = Self::expected();
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = text.split_at(digits);
         let factor = match unit.to_ascii_lowercase().as_str() {
@@ -219,7 +223,7 @@ impl Value for Workers {
             return Ok(Self::Auto);
         }
         let workers = whole_number(text, 0, WORKERS_MAX.into())
-            .map_err(|complaint| complaint.hint(format!("expected {}", Self::describe())))?;
+            .map_err(|complaint| complaint.hint(Self::expected()))?;
         Ok(Self::Fixed(workers as u32))
     }
 
@@ -326,7 +330,7 @@ pub(crate) struct Servers(pub(crate) Vec<At<ServerLine>>);
 
 impl Value for Servers {
     fn parse(_: &str) -> Result<Self, Complaint> {
-        Err(Complaint::new("a single value where a list must be").hint(SERVERS_HINT))
+        Err(Complaint::new("option \"servers\" takes a list").hint(SERVERS_HINT))
     }
 
     fn schema() -> Schema {
@@ -350,7 +354,7 @@ impl Value for Servers {
             Kind::List(items) => return read_lines(key, items, report),
             Kind::Empty => Complaint::new("the pool has no servers").hint(SERVERS_HINT),
             Kind::Scalar { .. } | Kind::Section(_) => {
-                Complaint::new(format!("option \"{key}\" takes a list")).hint(SERVERS_HINT)
+                return Self::parse("").map_err(|complaint| report.error(node.pos, complaint)).ok();
             }
         };
         report.error(node.pos, refusal);
@@ -397,5 +401,45 @@ impl Value for ListenText {
 
     fn describe() -> String {
         "`host:port` or `/path [mode]`".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::{GlobalSection, PoolSection};
+    use crate::section::Section;
+
+    #[test]
+    fn names_of_algorithms_are_those_of_their_types() {
+        for name in HASHES {
+            let hash = Hash::parse(name).expect(name);
+            assert_eq!(serde_json::to_value(hash).unwrap(), name);
+        }
+        for name in DISTRIBUTIONS {
+            let distribution = Distribution::parse(name).expect(name);
+            assert_eq!(serde_json::to_value(distribution).unwrap(), name);
+        }
+    }
+
+    #[test]
+    fn every_default_parses() {
+        GlobalSection::defaults();
+        PoolSection::defaults();
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let size = |text: &str| Size::<10, { 4 << 30 }>::parse(text).map(|size| size.0).ok();
+        assert_eq!(size("10"), Some(10));
+        assert_eq!(size("10b"), Some(10));
+        assert_eq!(size("64kb"), Some(64 << 10));
+        assert_eq!(size("3MB"), Some(3 << 20));
+        assert_eq!(size("4Gb"), Some(4 << 30));
+        for bad in
+            ["9", "4294967297", "5gb", "18446744073709551615gb", "kb", "", "1 kb", "1k", "-1"]
+        {
+            assert_eq!(size(bad), None, "{bad}");
+        }
     }
 }
