@@ -108,20 +108,29 @@ impl Complaint {
     }
 }
 
+/// Most errors that are reported of one file; the rest is only counted.
+const ERRORS_MAX: usize = 100;
+
 /// Collects findings while a file is read.
 pub(crate) struct Report<'a> {
     file: &'a str,
     text: &'a str,
     errors: Vec<Diagnostic>,
+    /// Errors beyond [`ERRORS_MAX`].
+    errors_more: usize,
     warnings: Vec<Diagnostic>,
 }
 
 impl<'a> Report<'a> {
     pub(crate) fn new(file: &'a str, text: &'a str) -> Self {
-        Self { file, text, errors: Vec::new(), warnings: Vec::new() }
+        Self { file, text, errors: Vec::new(), errors_more: 0, warnings: Vec::new() }
     }
 
     pub(crate) fn error(&mut self, pos: Pos, complaint: Complaint) {
+        if self.errors.len() == ERRORS_MAX {
+            self.errors_more += 1;
+            return;
+        }
         let diagnostic = self.diagnostic(pos, complaint);
         self.errors.push(diagnostic);
     }
@@ -141,6 +150,10 @@ impl<'a> Report<'a> {
         self.errors.sort_by_key(in_file_order);
         // What stands behind an anchor is read once for every alias.
         self.errors.dedup();
+        if self.errors_more > 0 {
+            let message = format!("{} more errors are not shown", self.errors_more);
+            self.errors.push(Diagnostic::of_file(self.file, message));
+        }
         self.warnings.sort_by_key(in_file_order);
         if self.errors.is_empty() { Ok(self.warnings) } else { Err(Errors(self.errors)) }
     }

@@ -50,3 +50,26 @@ fn a_file_that_cannot_be_read_is_refused() {
     let words = "/dev/zero: cannot be read: it is larger than 16777216 bytes";
     assert_eq!(errors.to_string(), words);
 }
+
+#[test]
+fn no_more_errors_are_shown_than_anyone_reads() {
+    let servers = "    - nothing\n".repeat(300);
+    let errors = refuse(&format!("p:\n  listen: /p\n  servers:\n{servers}")).unwrap().0;
+    assert_eq!(errors.len(), 101);
+    assert_eq!(errors[100].to_string(), "f: 200 more errors are not shown");
+}
+
+#[test]
+fn servers_and_pools_have_a_largest_number() {
+    let pool = |name: &str, servers: usize| {
+        let lines: String = (0..servers).map(|i| format!("    - h{i}:1:1\n")).collect();
+        format!("{name}:\n  listen: /{name}\n  servers:\n{lines}")
+    };
+    assert_eq!(refuse(&pool("p", 65_536)), None);
+    let errors = refuse(&pool("p", 65_537)).unwrap();
+    assert_eq!(errors.0[0].message, "65537 servers are too many for one pool");
+
+    let pools = |count: usize| (0..count).map(|i| pool(&format!("p{i}"), 1)).collect::<String>();
+    assert_eq!(refuse(&pools(4096)), None);
+    assert_eq!(refuse(&pools(4097)).unwrap().0[0].message, "4097 pools are too many");
+}
