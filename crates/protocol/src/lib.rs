@@ -1,1 +1,5 @@
 #![forbid(unsafe_code)]
+pub mod memcached;
+mod span;
+
+pub use span::Span;
