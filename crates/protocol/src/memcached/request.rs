@@ -171,6 +171,9 @@ impl RequestParser {
     }
 
     /// All keys: at least one, but for `flush_all`, `verbosity`, `version` and `quit`.
+    ///
+    /// Of a request refused because its value is too large, the key is here as well: where the
+    /// verb is `set`, memcached itself would also drop what is stored under it.
     #[inline]
     pub fn keys(&self) -> &[Span] {
         &self.keys
@@ -331,10 +334,10 @@ impl RequestParser {
             .and_then(|size| u64::try_from(size).ok())
             .filter(|&size| valid && size <= VALUE_SIZE_LIMIT)
             .ok_or(refusal(BAD_FORMAT))?;
+        self.keys.push(key);
         if size > self.value_size_max {
             return Err(Refusal { swallow: size + LINE_END_SIZE, ..refusal(TOO_LARGE) });
         }
-        self.keys.push(key);
         self.data = Some(Span::new(data_start, size as usize));
         Ok((size + LINE_END_SIZE) as usize)
     }
@@ -689,7 +692,9 @@ mod tests {
                 noreply: true,
                 close: false,
             };
-            assert_eq!(RequestParser::new(10).parse(buf), expected);
+            let mut parser = RequestParser::new(10);
+            assert_eq!(parser.parse(buf), expected);
+            assert_eq!((parser.verb(), text(parser.keys()[0], buf)), (Verb::Set, "a"));
         }
         let len = line.len() + 13;
         let parsed = RequestParser::new(11).parse(request.as_bytes());
