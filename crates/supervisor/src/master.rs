@@ -87,8 +87,8 @@ impl Master {
         }
         let workers = snapshot.global.worker_processes.max(1);
         let listeners = Listeners::bind(&snapshot, workers, stats)?;
-        let json = serde_json::to_vec(&snapshot).expect("a snapshot has string keys only");
-        let memfd = cashew_control::seal(&json).step("seal the configuration")?;
+        let memfd = cashew_control::seal(&cashew_config::to_json(&snapshot))
+            .step("seal the configuration")?;
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot), workers)
             .step("make the shared memory of the metrics")?;
         let names = snapshot.pools.iter().map(|pool| {
@@ -184,11 +184,7 @@ impl Master {
                     };
                     self.members[index].condemn(why, now);
                 }
-                Some(Order::Kill) => {
-                    if !self.members[index].kill() {
-                        self.give_up(index, now)?;
-                    }
-                }
+                Some(Order::Kill) => self.kill(index, now)?,
                 None => {}
             }
         }
@@ -364,9 +360,12 @@ impl Master {
         pause
     }
 
-    /// A thread does not end and cannot be killed. A second one in its place would serve beside it.
-    fn give_up(&mut self, index: usize, now: Instant) -> Result<(), Error> {
+    fn kill(&mut self, index: usize, now: Instant) -> Result<(), Error> {
         let member = &mut self.members[index];
+        if member.kill() {
+            return Ok(());
+        }
+        // A thread cannot be killed, and a second one in its place would serve beside it.
         if self.phase != Phase::Stopping {
             return Err(Error::Stuck { role: member.role });
         }

@@ -28,9 +28,7 @@ impl Signals {
     pub(crate) fn new() -> io::Result<Self> {
         let signals = [SIGTERM, SIGINT, SIGTTIN, SIGTTOU, SIGUSR1, SIGHUP, SIGUSR2];
         let (read, write) = UnixStream::pair()?;
-        Ok(Self {
-            delivery: SignalDelivery::with_pipe(read, write, SignalOnly::default(), signals)?,
-        })
+        Ok(Self { delivery: SignalDelivery::with_pipe(read, write, SignalOnly, signals)? })
     }
 
     pub(crate) fn receive(&mut self) -> Vec<Request> {
