@@ -102,8 +102,8 @@ stats! {
     pub enum ServerGauge {
         ServerConnections => "server_connections", "cashew_server_connections",
             "Open server connections";
-        EjectedAt => "server_ejected_at", "cashew_server_ejected_at_microseconds",
-            "When the server was last ejected, in microseconds since 1970; 0 = never";
+        EjectedAt => "server_ejected_at", "cashew_server_ejected_timestamp_seconds",
+            "When the server was last ejected, since 1970 (JSON: microseconds); 0 = never";
         Ejected => "ejected", "cashew_server_ejected",
             "Whether the server is ejected from the ring";
         InQueue => "in_queue", "cashew_server_in_queue",
