@@ -126,6 +126,11 @@ impl RequestParser {
         }
     }
 
+    /// From the next request on, data blocks of more than `value_size_max` bytes are refused.
+    pub fn set_value_size_max(&mut self, value_size_max: u64) {
+        self.value_size_max = value_size_max.min(VALUE_SIZE_LIMIT);
+    }
+
     /// `buf` starts at the first byte of the request on every call and only grows between calls.
     #[inline]
     pub fn parse(&mut self, buf: &[u8]) -> Parsed {
