@@ -127,13 +127,9 @@ impl Router {
     #[inline]
     fn point(&self, key: &[u8], rng: &mut Rng) -> u32 {
         if self.distribution == Distribution::Random {
-            return rng.next() as u32;
+            rng.next() as u32
+        } else {
+            self.ring.point(self.hash, self.tag, key)
         }
-        if !self.ring.needs_hash() {
-            return 0;
-        }
-        let part = self.tag.map_or(key, |tag| tag.part(key));
-        // twemproxy hashes an empty key to 0 whatever the function.
-        if part.is_empty() { 0 } else { self.hash.hash(part) }
     }
 }
