@@ -4,6 +4,7 @@
 //!
 //! Nothing here does I/O or knows about connections: bytes go in, spans and facts come out.
 
+pub mod redis;
 pub mod resp;
 mod span;
 

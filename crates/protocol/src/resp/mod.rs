@@ -10,6 +10,7 @@ mod reply;
 mod request;
 mod value;
 
+pub(crate) use decimal::integer;
 pub use reply::{ReplyScanner, Scan};
 pub use request::{ARGS_MAX, BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, ProtocolError, RequestParser};
 pub use value::{Elements, Reply, reply};
