@@ -311,7 +311,7 @@ impl Master {
 
     fn started(&mut self) -> Result<(), Error> {
         self.phase = Phase::Serving;
-        info!("serving {} pools with {} workers", self.pools, self.workers);
+        info!(pools = self.pools, workers = self.workers, "serving");
         if let Some(path) = self.pid_path.take() {
             let file = PidFile::write(&path).map_err(|source| Error::PidFile { path, source })?;
             self.pid_file = Some(file);
