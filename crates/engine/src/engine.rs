@@ -90,6 +90,7 @@ pub(crate) struct Scratch {
     pub(crate) keys: Vec<Span>,
     pub(crate) split: crate::dispatch::Split,
     pub(crate) gathers: Vec<Box<Gather>>,
+    pub(crate) places: Vec<crate::deliver::Place>,
 }
 
 impl Engine {
