@@ -343,7 +343,6 @@ impl Engine {
     pub(crate) fn pop_head(&mut self, index: u32) {
         let client = &mut self.clients[index];
         client.head = self.requests[client.head].next_in_client;
-        client.requests -= 1;
     }
 
     /// Bytes of the client's output are written.
@@ -352,11 +351,17 @@ impl Engine {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
         if client.output.is_empty() {
-            self.release_flushed(index);
-            self.close_if_finished(index);
+            self.client_flushed(index);
         } else {
             self.unblock(index);
         }
+    }
+
+    /// Nothing is left to be written to the client.
+    #[inline]
+    pub(crate) fn client_flushed(&mut self, index: u32) {
+        self.release_flushed(index);
+        self.close_if_finished(index);
     }
 
     /// All replies moved to the output are in the kernel's hands: their requests are over.
@@ -366,7 +371,7 @@ impl Engine {
         let metrics = self.pools[client.pool as usize].metrics;
         let mut at = client.flushing;
         let head = client.head;
-        let mut count = 0;
+        let mut count: u32 = 0;
         while at != head {
             let request = &self.requests[at];
             let next = request.next_in_client;
@@ -380,7 +385,8 @@ impl Engine {
         if head == NONE {
             client.tail = NONE;
         }
-        self.metrics.add_pool(metrics, PoolCounter::Responses, count);
+        client.requests -= count;
+        self.metrics.add_pool(metrics, PoolCounter::Responses, u64::from(count));
         self.unblock(index);
     }
 

@@ -371,7 +371,12 @@ impl Engine {
                 lane.dirty = false;
             }
         } else if self.clients.is_current(conn.index(), conn.generation()) {
-            self.clients[conn.index()].dirty = false;
+            let client = &mut self.clients[conn.index()];
+            client.dirty = false;
+            if client.output.is_empty() {
+                // What was answered wanted no reply: there will be no `handle_sent`.
+                self.client_flushed(conn.index());
+            }
         }
         Some(conn)
     }
