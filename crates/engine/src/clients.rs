@@ -188,6 +188,12 @@ impl Engine {
                     return Step::Rest { used, need };
                 }
                 memcached::Parsed::Reject { len, swallow, reply, noreply, close } => {
+                    if parser.verb() == memcached::Verb::Set
+                        && parser.data().is_none()
+                        && let [key] = parser.keys()
+                    {
+                        self.drop_stored(index, key.of(bytes));
+                    }
                     parser.reset();
                     if !noreply {
                         self.answer(index, |out| out.extend_from_slice(reply));

@@ -410,6 +410,37 @@ fn keys_have_at_most_250_bytes() {
 }
 
 #[test]
+fn a_value_that_is_too_large_is_swallowed() {
+    let options = "timeout: 400\npreconnect: true\nrequest_size_max: 1kb";
+    let (mut world, [a, b, ..]): (World, [ConnId; 4]) = World::connected(&pool(options, 4));
+    let client = world.client();
+    let value = "get a\r\n".repeat(1000);
+    let set = format!("set b 0 0 {}\r\n{value}\r\n", value.len());
+    for pieces in [set.len(), 1000, 7] {
+        for piece in format!("get a\r\n{set}get a\r\n").as_bytes().chunks(pieces) {
+            world.send(client, piece);
+        }
+        world.expect(a, "get a\r\nget a\r\n");
+        world.send(a, "END\r\nEND\r\n");
+        // As memcached does it, what was stored before is gone.
+        world.expect(b, "delete b\r\n");
+        world.send(b, "DELETED\r\n");
+        world.expect(client, "END\r\nSERVER_ERROR object too large for cache\r\nEND\r\n");
+        world.send(client, set.replace("7000", "7000 noreply"));
+        world.expect(client, "");
+        world.expect(b, "delete b\r\n");
+        world.send(b, "NOT_FOUND\r\n");
+        world.expect(client, "");
+        world.assert_idle();
+    }
+    // Other commands leave what is stored alone.
+    world.send(client, set.replacen("set", "add", 1));
+    world.expect(b, "");
+    world.expect(client, "SERVER_ERROR object too large for cache\r\n");
+    world.assert_idle();
+}
+
+#[test]
 fn a_client_that_leaves_in_the_middle_of_what_is_swallowed_is_forgotten() {
     let options = "preconnect: true\nrequest_size_max: 1kb";
     let (mut world, _): (World, [ConnId; 1]) = World::connected(&pool(options, 1));
