@@ -296,27 +296,38 @@ impl Engine {
         if state.router.live() != live {
             state.router.set_live(live.to_vec());
         }
-        for (index, &live) in live.iter().enumerate() {
-            let server = &mut state.servers[index];
-            server.change_asked = false;
-            if server.ejected != live {
-                continue;
-            }
-            server.ejected = !live;
-            server.failures = 0;
-            self.metrics.set_server(server.metrics, ServerGauge::Ejected, u64::from(!live));
-            if !live {
-                self.metrics.set_server(server.metrics, ServerGauge::EjectedAt, wall_us);
-                // All workers eject, one counts.
-                if self.slot == 0 {
-                    self.metrics.add_pool(state.metrics, PoolCounter::ServerEjects, 1);
-                }
-                let at = now.plus_millis(self.rng.jitter(state.retry_ms).max(1));
-                self.timers.arm(at, Timer::Probe { pool, server: index as u32 });
-            }
+        for (server, &live) in live.iter().enumerate() {
+            self.set_ejected(pool, server as u32, !live, wall_us);
         }
-        let waiting = std::mem::take(&mut state.waiting);
+        let waiting = std::mem::take(&mut self.pools[pool as usize].waiting);
         self.resumable.extend(waiting);
+    }
+
+    fn set_ejected(&mut self, pool_index: u32, index: u32, ejected: bool, wall_us: u64) {
+        let pool = &mut self.pools[pool_index as usize];
+        let server = &mut pool.servers[index as usize];
+        server.change_asked = false;
+        if server.ejected == ejected {
+            return;
+        }
+        server.ejected = ejected;
+        server.failures = 0;
+        self.metrics.set_server(server.metrics, ServerGauge::Ejected, u64::from(ejected));
+        if ejected {
+            self.metrics.set_server(server.metrics, ServerGauge::EjectedAt, wall_us);
+            // All workers eject, one counts.
+            if self.slot == 0 {
+                self.metrics.add_pool(pool.metrics, PoolCounter::ServerEjects, 1);
+            }
+            let at = self.now.plus_millis(self.rng.jitter(pool.retry_ms).max(1));
+            self.timers.arm(at, Timer::Probe { pool: pool_index, server: index });
+            return;
+        }
+        // Another worker found it well; here it may be known as failing still.
+        let lane = server.first_lane;
+        if server.failing && self.lanes[lane as usize].link == Link::Idle {
+            self.connect(lane);
+        }
     }
 
     /// Stop gracefully: no request is taken any more, connections close as soon as what they wait

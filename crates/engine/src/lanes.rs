@@ -261,7 +261,11 @@ impl Engine {
             self.note_failure(index, failure);
         }
         let lane = &mut self.lanes[index as usize];
-        let wanted = lane.unsent > 0 || self.pools[lane.pool as usize].preconnect;
+        let pool = &self.pools[lane.pool as usize];
+        let server = &pool.servers[lane.server as usize];
+        // What fails gets no reads while there are replicas, so nothing but this finds it well.
+        let is_missed = server.failing && !server.ejected;
+        let wanted = lane.unsent > 0 || pool.preconnect || is_missed;
         if settled || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled);
             if wanted {
