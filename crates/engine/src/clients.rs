@@ -251,10 +251,6 @@ impl Engine {
             client.paused = true;
             self.actions.push_back(Action::PauseRead { conn });
         }
-        let pool = &mut self.pools[client.pool as usize];
-        if pool.held {
-            pool.waiting.push(conn);
-        }
     }
 
     /// Notes that a paused client may perhaps go on.

@@ -11,7 +11,7 @@ use cashew_protocol::{Span, memcached, resp};
 use crate::action::Action;
 use crate::buffer::BufPool;
 use crate::client::{Client, Session, State};
-use crate::failure::CloseReason;
+use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::pool::{Pool, Queues, Server};
@@ -115,6 +115,7 @@ impl Engine {
                     failing: false,
                     ejected: false,
                     change_asked: false,
+                    probe_at: Time::NEVER,
                     queues: Queues::default(),
                 }
             });
@@ -215,7 +216,9 @@ impl Engine {
     pub fn handle_read_closed(&mut self, conn: ConnId, now: Time) {
         self.now = now;
         if conn.is_lane() {
-            self.handle_closed(conn, CloseReason::Eof, now);
+            if let Some(lane) = self.current_lane(conn) {
+                self.lane_down(lane, Failure::Closed, Closed::ByUs);
+            }
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.clients[conn.index()].read_closed = true;
             self.close_if_finished(conn.index());
@@ -256,10 +259,18 @@ impl Engine {
     /// Time has passed: whatever is due happens.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = now;
-        while let Some(timer) = self.timers.pop_due(now) {
+        while let Some((at, timer)) = self.timers.pop_due(now) {
             match timer {
-                Timer::Lane(lane) => self.lane_timeout(lane),
-                Timer::Probe { pool, server } => self.probe(pool, server),
+                Timer::Lane(lane) => {
+                    if self.lanes[lane as usize].armed == at {
+                        self.lane_timeout(lane);
+                    }
+                }
+                Timer::Probe { pool, server } => {
+                    if self.pools[pool as usize].servers[server as usize].probe_at == at {
+                        self.probe(pool, server);
+                    }
+                }
                 Timer::Housekeeping => {
                     self.bufs.trim();
                     self.requests.shrink();
@@ -299,8 +310,11 @@ impl Engine {
         for (server, &live) in live.iter().enumerate() {
             self.set_ejected(pool, server as u32, !live, wall_us);
         }
-        let waiting = std::mem::take(&mut self.pools[pool as usize].waiting);
-        self.resumable.extend(waiting);
+        for client in self.clients.indices().collect::<Vec<u32>>() {
+            if self.clients[client].pool == pool {
+                self.unblock(client);
+            }
+        }
     }
 
     fn set_ejected(&mut self, pool_index: u32, index: u32, ejected: bool, wall_us: u64) {
@@ -319,8 +333,7 @@ impl Engine {
             if self.slot == 0 {
                 self.metrics.add_pool(pool.metrics, PoolCounter::ServerEjects, 1);
             }
-            let at = self.now.plus_millis(self.rng.jitter(pool.retry_ms).max(1));
-            self.timers.arm(at, Timer::Probe { pool: pool_index, server: index });
+            self.arm_probe(pool_index, index);
             return;
         }
         // Another worker found it well; here it may be known as failing still.
