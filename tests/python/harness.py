@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -231,11 +232,13 @@ class Memcached:
     def __init__(self, directory, *options, port=None):
         self.port = port or free_port()
         self.directory = directory
+        # With -s it listens at that path and nowhere else.
+        address = options[options.index("-s") + 1] if "-s" in options else self.port
         command = ["memcached", "-l", HOST, "-p", self.port, "-U", "0", "-t", "1", *options]
         if os.geteuid() == 0:
             command += ["-u", "root"]
         self.process = Process(
-            command, directory, f"memcached-{self.port}", lambda: accepts(self.port)
+            command, directory, f"memcached-{self.port}", lambda: accepts(address)
         )
 
     def connect(self, timeout=10.0):
@@ -639,3 +642,112 @@ class Conn:
 
 def remove_directory(path):
     shutil.rmtree(path, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------- servers that fail
+
+
+class FakeServer:
+    """Runs `handler(client, number)` in a thread for each connection, counted from 0.
+
+    What a handler raises besides the loss of its connection is kept in `errors`.
+    """
+
+    def __init__(self, handler, port=None):
+        self.port = port or free_port()
+        self.handler = handler
+        self.errors = []
+        self.clients = []
+        self.listener = socket.create_server((HOST, self.port), backlog=128)
+        self.thread = threading.Thread(target=self._accept, daemon=True)
+        self.thread.start()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            self.clients.append(client)
+            threading.Thread(
+                target=self._serve, args=(client, len(self.clients) - 1), daemon=True
+            ).start()
+
+    def _serve(self, client, number):
+        try:
+            self.handler(client, number)
+        except (ConnectionError, TimeoutError, OSError):
+            pass
+        except Exception as error:  # the test looks at it
+            self.errors.append(error)
+        finally:
+            try:
+                client.close()
+            except OSError:
+                pass
+
+    def close(self):
+        # shutdown() wakes the thread in accept(); close() alone would not.
+        for end in (self.listener, *self.clients):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            end.close()
+        self.thread.join(5)
+
+
+def silent(client, _number):
+    """Takes everything and never answers."""
+    while client.recv(1 << 16):
+        pass
+
+
+def commands(client):
+    """The commands that arrive on a connection, as lists of words."""
+    pending = bytearray()
+
+    def line():
+        while (end := pending.find(b"\r\n")) < 0:
+            more()
+        text = bytes(pending[:end])
+        del pending[: end + 2]
+        return text
+
+    def more():
+        piece = client.recv(1 << 16)
+        if not piece:
+            raise ConnectionResetError
+        pending.extend(piece)
+
+    while True:
+        words = []
+        for _ in range(int(line()[1:])):
+            length = int(line()[1:])
+            while len(pending) < length + 2:
+                more()
+            words.append(bytes(pending[:length]))
+            del pending[: length + 2]
+        yield words
+
+
+class FullListener:
+    """A port on which connecting never completes: nobody accepts, and the queue is full."""
+
+    def __init__(self):
+        self.port = free_port()
+        self.listener = socket.socket()
+        self.listener.bind((HOST, self.port))
+        self.listener.listen(0)
+        self.fillers = []
+        # The queue holds backlog + 1; some more are made so that it surely is full.
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex((HOST, self.port))
+            self.fillers.append(filler)
+        time.sleep(0.05)
+
+    def close(self):
+        for end in (*self.fillers, self.listener):
+            end.close()
