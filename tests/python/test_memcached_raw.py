@@ -111,7 +111,7 @@ CASES = {
     "get 250": b"set %b 0 0 1\r\nx\r\nget %b\r\ndelete %b\r\n" % (K250, K250, K250),
     "get 251": b"get %b\r\n" % K251,
     "gets 251": b"gets %b\r\n" % K251,
-    "get 250 and 251": b"set %b 0 0 1\r\nx\r\nget %b %b\r\n" % (K250, K250, K251),
+    "get 250 and 251": b"get %b %b\r\n" % (K250, K251),
     "gat": b"set a 7 0 1\r\nx\r\ngat 100 a\r\ngat 100 none\r\n",
     "gat many": b"set a 1 0 1\r\n1\r\nset b 2 0 1\r\n2\r\ngat 100 b none a\r\nget a b\r\n",
     "gat past": b"set a 7 0 1\r\nx\r\ngat -1 a\r\nget a\r\n",
