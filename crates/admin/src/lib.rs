@@ -1,1 +1,22 @@
+//! The stats port: twemproxy's statistics as JSON for whoever connects and says nothing, the same
+//! and more over HTTP, and metrics for Prometheus.
+//!
+//! Everything told here is read from shared memory when asked for, so it is never older than the
+//! question and costs the workers nothing.
 #![forbid(unsafe_code)]
+
+mod connection;
+mod describe;
+mod http;
+mod json;
+mod prometheus;
+mod server;
+mod source;
+mod stats;
+
+#[cfg(test)]
+mod testing;
+
+pub use describe::describe;
+pub use server::serve;
+pub use source::Source;

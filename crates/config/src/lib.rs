@@ -1,7 +1,86 @@
 //! The configuration: a YAML file in either of twemproxy's dialects, validated once and resolved
 //! into an immutable, numbered [`Snapshot`] that every process of an instance works from.
+//!
+//! A file is judged as a whole: [`parse`] reports everything it finds wrong, each with its place.
+//! The way goes down the list: text → [`tree`] (nodes with places) → [`file`] (typed options) →
+//! [`resolve`] (checks across options, names looked up) → [`snapshot`].
 #![forbid(unsafe_code)]
 
+mod address;
+mod diagnostic;
+mod file;
+mod resolve;
+pub mod schema;
+mod section;
 pub mod snapshot;
+mod tree;
+mod value;
 
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+pub use address::{NAME_SIZE_MAX, UNIX_PATH_SIZE_MAX};
+pub use diagnostic::{Diagnostic, Errors};
+pub use resolve::{Context, MODULA_WEIGHT_MAX, POOLS_MAX};
 pub use snapshot::Snapshot;
+pub use value::WORKERS_MAX;
+
+/// Largest configuration file, in bytes.
+pub const FILE_SIZE_MAX: u64 = 16 << 20;
+
+/// A configuration that can take effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// Of epoch 1; who puts it into effect numbers it.
+    pub snapshot: Snapshot,
+    /// What is allowed but probably not meant.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Reads, validates and resolves a configuration file. Names in `listen` are looked up, which may
+/// take as long as the system's resolver does.
+pub fn load(path: &Path) -> Result<Loaded, Errors> {
+    let name = path.display().to_string();
+    let of_file = |message| Errors(vec![Diagnostic::of_file(&name, message)]);
+    let bytes = read_file(path).map_err(|error| of_file(format!("cannot be read: {error}")))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        of_file(format!("is not UTF-8 text from byte {}", error.utf8_error().valid_up_to()))
+    })?;
+    parse(&name, &text, &Context::of_system())
+}
+
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_SIZE_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_SIZE_MAX {
+        return Err(io::Error::other(format!("it is larger than {FILE_SIZE_MAX} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Validates and resolves the text of a configuration file; `file` names it in diagnostics.
+pub fn parse(file: &str, text: &str, context: &Context<'_>) -> Result<Loaded, Errors> {
+    let mut report = diagnostic::Report::new(file, text);
+    let snapshot = tree::parse(text, &mut report)
+        .and_then(|root| file::read(&root, &mut report))
+        .and_then(|file| {
+            if !report.has_errors() {
+                tree::check_strictly(text, &mut report);
+            }
+            resolve::resolve(file, context, &mut report)
+        });
+    let warnings = report.finish()?;
+    let snapshot = snapshot.expect("no snapshot is made only after an error was reported");
+    Ok(Loaded { snapshot, warnings })
+}
+
+/// The form in which a snapshot is handed from process to process.
+pub fn to_json(snapshot: &Snapshot) -> Vec<u8> {
+    serde_json::to_vec(snapshot).expect("a snapshot has string keys and no failing serializer")
+}
+
+/// Reads what [`to_json`] wrote.
+pub fn from_json(bytes: &[u8]) -> Result<Snapshot, serde_json::Error> {
+    serde_json::from_slice(bytes)
+}

@@ -1,8 +1,22 @@
 //! What master, workers and admin say to each other: small JSON messages, one per datagram of a
 //! `SOCK_SEQPACKET` socket pair, with descriptors attached where a message needs them. A closed
-//! channel means that the other side died.
+//! channel means that the other side died. What is too big for a message, the snapshot, is handed
+//! over as a sealed memfd.
 #![forbid(unsafe_code)]
 
+mod channel;
+mod live;
 mod message;
+mod sealed;
 
+pub use channel::{
+    Channel, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, ReceiveError, SendError, VERSION, pair,
+};
 pub use message::{ToChild, ToMaster};
+pub use sealed::{SEALED_BYTES_MAX, seal, unseal};
+
+/// The master's end of the channel to one child.
+pub type MasterChannel = Channel<ToChild, ToMaster>;
+
+/// A child's end, which it finds as its standard input.
+pub type ChildChannel = Channel<ToMaster, ToChild>;

@@ -1,1 +1,113 @@
+//! Moves bytes between sockets and whoever handles them, and knows nothing of protocols.
+//!
+//! A [`Driver`] reports what happened to a [`Handler`] from inside [`Driver::wait`], one tick at a
+//! time, and writes what the handler has when told to by [`Driver::send`].
+#![forbid(unsafe_code)]
 
+mod epoll;
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use epoll::EpollDriver;
+
+/// Names a connection. The handler chooses it: bits 0..31 index into one of two dense tables, bit
+/// 31 the table, bits 32..64 a generation that tells successive users of an index apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token(pub u64);
+
+impl Token {
+    fn table(self) -> usize {
+        (self.0 >> 31 & 1) as usize
+    }
+
+    fn index(self) -> usize {
+        (self.0 & 0x7fff_ffff) as usize
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// Where to connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseKind {
+    Refused,
+    Reset,
+    TimedOut,
+    Unreachable,
+}
+
+/// How accepted connections are set up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientOptions {
+    /// SO_KEEPALIVE.
+    pub keepalive: bool,
+}
+
+/// Whoever the driver works for.
+pub trait Handler {
+    /// A wait is over: what follows happened by now.
+    fn woken(&mut self);
+    /// A client connected. Its token, or `None` to close it at once.
+    fn accepted(&mut self, listener: u32) -> Option<Token>;
+    fn connected(&mut self, conn: Token);
+    /// Never empty. What is not kept during the call is gone.
+    fn received(&mut self, conn: Token, bytes: &[u8]);
+    /// The peer will send nothing more.
+    fn read_closed(&mut self, conn: Token);
+    /// The connection is gone, its descriptor closed, the token free.
+    fn closed(&mut self, conn: Token, why: CloseKind);
+    /// A descriptor given to [`Driver::watch`] can be read.
+    fn readable(&mut self, watch: u32);
+    /// Fills `slices` with the start of what is to be written and returns how many it filled.
+    fn output<'a>(&'a self, conn: Token, slices: &mut [IoSlice<'a>]) -> usize;
+    /// So many bytes of the output are in the kernel's hands.
+    fn sent(&mut self, conn: Token, bytes: u64);
+}
+
+/// What every way of moving bytes must do; `tests/contract.rs` says it in code.
+pub trait Driver {
+    /// Accepts from a listening, non-blocking socket from now on.
+    fn listen(&mut self, listener: u32, socket: OwnedFd, options: ClientOptions) -> io::Result<()>;
+
+    /// Accepts nothing more. The sockets are let go of, which closes them only if nobody else has
+    /// them.
+    fn stop_listening(&mut self);
+
+    /// Reports [`Handler::readable`] while the descriptor can be read. It must stay open.
+    fn watch(&mut self, watch: u32, descriptor: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Ends what [`Driver::watch`] began.
+    fn unwatch(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Starts to connect; [`Handler::connected`] or [`Handler::closed`] follows, unless this fails
+    /// at once.
+    fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind>;
+
+    /// Closes the connection, after what has been written; nothing is reported about it any more.
+    fn close(&mut self, conn: Token);
+
+    /// Reports no bytes of the connection until [`Driver::resume`].
+    fn pause(&mut self, conn: Token);
+
+    fn resume(&mut self, conn: Token);
+
+    /// Writes as much of the connection's output as goes; the rest follows by itself when the peer
+    /// has read.
+    fn send(&mut self, conn: Token, handler: &mut impl Handler);
+
+    /// Waits for something to happen, at most for `timeout` (`None`: without end), and reports it.
+    fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()>;
+}

@@ -1,1 +1,33 @@
+//! The proxy of one worker, as a pure state machine: events in, work out.
+//!
+//! It owns clients, requests, lanes to servers and their queues. It has no sockets, reads no
+//! clock and starts no thread: a driver, a simulator or a test moves the bytes, tells the time and
+//! carries out what the engine asks for. See [`Engine`] for the order of calls.
 #![forbid(unsafe_code)]
+
+mod action;
+mod buffer;
+mod client;
+mod clients;
+mod deliver;
+mod dispatch;
+mod engine;
+mod failure;
+mod id;
+mod lane;
+mod lanes;
+mod memcached;
+mod pool;
+mod redis;
+mod request;
+mod rng;
+mod router;
+mod slab;
+mod time;
+mod timers;
+
+pub use action::Action;
+pub use engine::{Admission, Engine, Identity, Setup};
+pub use failure::{CloseReason, Failure};
+pub use id::ConnId;
+pub use time::Time;

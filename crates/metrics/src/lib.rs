@@ -1,1 +1,29 @@
+//! Counters, gauges and histograms of all workers, in one piece of shared memory.
+//!
+//! Every worker slot has its own segment, written by the one worker that holds the slot and by
+//! nobody else, so a write is a relaxed load and a relaxed store: no lock, no read-modify-write
+//! instruction. Anybody may read at any time: while the worker is busy or wedged, and after it
+//! died. A reader sees each number whole, but not all numbers of one instant.
+//!
+//! Where a number lies follows from the [`Layout`], which follows from the configuration snapshot.
+//! The numbers belong to that snapshot's pools and servers; a snapshot with other pools or servers
+//! needs segments of its own.
+#![deny(unsafe_code)]
 
+mod clock;
+mod histogram;
+mod ids;
+mod layout;
+mod mapping;
+mod segments;
+mod writer;
+
+#[cfg(test)]
+mod testing;
+
+pub use clock::monotonic_ms;
+pub use histogram::Histogram;
+pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
+pub use layout::{Layout, PoolId, ServerId};
+pub use segments::{Segments, SlotHeader};
+pub use writer::Writer;

@@ -8,5 +8,5 @@ mod ring;
 mod tag;
 
 pub use hash::Hash;
-pub use ring::Distribution;
+pub use ring::{Distribution, Node, Ring, server_order};
 pub use tag::HashTag;

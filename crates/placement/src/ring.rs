@@ -1,6 +1,15 @@
 //! Rings: from a hash to the index of a live server.
+//!
+//! A ring is built once per change of the live servers and read on every request, so all
+//! distributions share one compact form: ascending values, and beside them the index of the server
+//! that owns everything up to that value.
 
+use std::cmp::Ordering;
+
+use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
+
+use crate::{Hash, HashTag};
 
 /// How keys are spread over servers, named as in the configuration's `distribution:`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -9,4 +18,426 @@ pub enum Distribution {
     Ketama,
     Modula,
     Random,
+}
+
+impl Distribution {
+    pub const ALL: [Self; 3] = [Self::Ketama, Self::Modula, Self::Random];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ketama => "ketama",
+            Self::Modula => "modula",
+            Self::Random => "random",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|distribution| distribution.name() == name)
+    }
+}
+
+/// One server of a pool as the ring sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Node<'a> {
+    pub name: &'a [u8],
+    /// At least 1.
+    pub weight: u32,
+}
+
+/// The order in which the servers of a pool are numbered: length of the name first, then its bytes.
+pub fn server_order(a: &str, b: &str) -> Ordering {
+    a.len().cmp(&b.len()).then_with(|| a.as_bytes().cmp(b.as_bytes()))
+}
+
+/// Which live server owns a point.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    /// What points are reduced by before they are looked up; 0 means they are taken as they are.
+    modulus: u64,
+    /// Ascending, as long as `indexes`. A point belongs to the first value that is not below it;
+    /// past the last value, to the first one.
+    values: Vec<u32>,
+    indexes: Vec<u32>,
+    needs_hash: bool,
+    digest: u64,
+}
+
+impl Ring {
+    /// `nodes` are in `server_order`; `live` says which of them take part.
+    pub fn build(distribution: Distribution, nodes: &[Node<'_>], live: &[bool]) -> Self {
+        assert_eq!(nodes.len(), live.len());
+        let members: Vec<Member<'_>> = nodes
+            .iter()
+            .zip(live)
+            .enumerate()
+            .filter(|&(_, (_, &live))| live)
+            .map(|(index, (&node, _))| Member { index: index as u32, node })
+            .collect();
+        let (modulus, values, indexes) = match distribution {
+            Distribution::Ketama => ketama(&members),
+            Distribution::Modula => slots(&members, |node| node.weight),
+            Distribution::Random => slots(&members, |_| 1),
+        };
+        let digest = digest(distribution, &members, &values, &indexes);
+        let needs_hash = nodes.len() > 1 && distribution != Distribution::Random;
+        Self { modulus, values, indexes, needs_hash, digest }
+    }
+
+    /// The point of `key`, to be given to `select`. An empty key and a pool of one server have
+    /// point 0 without being hashed. With `Distribution::Random` a point is a random number
+    /// instead.
+    #[inline]
+    pub fn point(&self, hash: Hash, tag: Option<HashTag>, key: &[u8]) -> u32 {
+        if !self.needs_hash || key.is_empty() {
+            return 0;
+        }
+        hash.hash(tag.map_or(key, |tag| tag.part(key)))
+    }
+
+    /// The index of the server that owns `point`; `None` when no server is live.
+    #[inline]
+    pub fn select(&self, point: u32) -> Option<u32> {
+        let point = match self.modulus {
+            0 => point,
+            modulus => (u64::from(point) % modulus) as u32,
+        };
+        let at = self.values.partition_point(|&value| value < point);
+        self.indexes.get(at).or_else(|| self.indexes.first()).copied()
+    }
+
+    /// Whether points come from keys: not so when there is but one server, live or not, or when
+    /// servers are picked at random.
+    #[inline]
+    pub fn needs_hash(&self) -> bool {
+        self.needs_hash
+    }
+
+    /// The same for rings that send every key to servers of the same index and name, on any
+    /// machine and in any version.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// How many points or slots the live servers share.
+    pub fn points(&self) -> usize {
+        match self.modulus {
+            0 => self.values.len(),
+            modulus => modulus as usize,
+        }
+    }
+}
+
+/// A live server and its index among all servers.
+#[derive(Clone, Copy)]
+struct Member<'a> {
+    index: u32,
+    node: Node<'a>,
+}
+
+/// Modulus, values and indexes of a ring.
+type Parts = (u64, Vec<u32>, Vec<u32>);
+
+/// What a server gets on a ketama ring when all weights are equal, before rounding.
+const KETAMA_POINTS_PER_SERVER: f32 = 160.0;
+/// One MD5 digest makes four points.
+const KETAMA_POINTS_PER_HASH: usize = 4;
+/// Longer point names are cut.
+const KETAMA_NAME_MAX: usize = 272;
+
+fn ketama(members: &[Member<'_>]) -> Parts {
+    let weight_total: u64 = members.iter().map(|member| u64::from(member.node.weight)).sum();
+    let mut points = Vec::with_capacity(members.len() * KETAMA_POINTS_PER_SERVER as usize);
+    for member in members {
+        for number in 0..ketama_hashes(member.node.weight, weight_total, members.len()) {
+            let mut name = [member.node.name, format!("-{number}").as_bytes()].concat();
+            name.truncate(KETAMA_NAME_MAX);
+            let digest = Md5::digest(&name);
+            for bytes in digest.chunks_exact(KETAMA_POINTS_PER_HASH) {
+                let value = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                points.push((value, member.index));
+            }
+        }
+    }
+    // Points were added in the order of the servers, and equal values keep it.
+    points.sort_by_key(|&(value, _)| value);
+    let (values, indexes) = points.into_iter().unzip();
+    (0, values, indexes)
+}
+
+/// How many digests a server puts on the ring. Single precision throughout: several sizes of pool
+/// get fewer points than exact arithmetic would give, and keys depend on it.
+fn ketama_hashes(weight: u32, weight_total: u64, live: usize) -> u32 {
+    let share = weight as f32 / weight_total as f32;
+    let hashes = share * KETAMA_POINTS_PER_SERVER / KETAMA_POINTS_PER_HASH as f32 * live as f32;
+    (f64::from(hashes) + 1e-10) as f32 as u32
+}
+
+/// As many slots in a row for each server as `share` says. Only the last slot of each is stored,
+/// so that large weights cost nothing.
+fn slots(members: &[Member<'_>], share: impl Fn(&Node<'_>) -> u32) -> Parts {
+    let mut modulus = 0u64;
+    let mut values = Vec::with_capacity(members.len());
+    let mut indexes = Vec::with_capacity(members.len());
+    for member in members {
+        let share = share(&member.node);
+        // Slots beyond what a point can reach belong to nobody.
+        if share == 0 || modulus > u64::from(u32::MAX) {
+            continue;
+        }
+        modulus += u64::from(share);
+        values.push(u32::try_from(modulus - 1).unwrap_or(u32::MAX));
+        indexes.push(member.index);
+    }
+    (modulus, values, indexes)
+}
+
+/// Names are part of it because equal weights alone make the same slots for other servers; points
+/// are part of it so that a version that computes them differently is noticed.
+fn digest(
+    distribution: Distribution,
+    members: &[Member<'_>],
+    values: &[u32],
+    indexes: &[u32],
+) -> u64 {
+    let mut md5 = Md5::new();
+    md5.update(distribution.name());
+    md5.update((members.len() as u64).to_le_bytes());
+    for member in members {
+        md5.update(member.index.to_le_bytes());
+        md5.update((member.node.name.len() as u64).to_le_bytes());
+        md5.update(member.node.name);
+    }
+    for (value, index) in values.iter().zip(indexes) {
+        md5.update(value.to_le_bytes());
+        md5.update(index.to_le_bytes());
+    }
+    let digest = md5.finalize();
+    let (first, _) = digest.split_at(8);
+    first.iter().rev().fold(0, |value, &byte| (value << 8) | u64::from(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, StrDeserializer};
+
+    use super::*;
+
+    const KEYS: [&[u8]; 9] = [
+        b"apple",
+        b"a",
+        b"foo",
+        b"key-1",
+        b"key-2",
+        b"user:1000",
+        b"\xe4\xb8\xad\xe6\x96\x87",
+        b"\xff\x80",
+        b"",
+    ];
+
+    #[test]
+    fn ketama_places_keys_as_twemproxy_does() {
+        let ring = ring(Distribution::Ketama, &SERVERS, &[1; 4]);
+        assert_eq!(ring.points(), 640);
+        assert_eq!((ring.values[0], ring.indexes[0]), (9_796_559, 2));
+        assert_eq!((ring.values[639], ring.indexes[639]), (4_290_847_573, 3));
+        assert_eq!(placed(&ring), [0, 2, 0, 2, 2, 0, 1, 2, 2]);
+
+        let hosts = ["10.0.0.1", "10.0.0.2", "10.0.0.10"];
+        let ring = self::ring(Distribution::Ketama, &hosts, &[1; 3]);
+        assert_eq!(ring.points(), 480);
+        assert_eq!(placed(&ring), [1, 1, 2, 0, 0, 2, 0, 1, 1]);
+
+        let ring = self::ring(Distribution::Ketama, &PORTS, &[1, 2, 3]);
+        assert_eq!(ring.points(), 480);
+        assert_eq!(placed(&ring), [2, 2, 2, 1, 1, 2, 2, 1, 1]);
+    }
+
+    #[test]
+    fn modula_places_keys_as_twemproxy_does() {
+        let ring = ring(Distribution::Modula, &SERVERS, &[1; 4]);
+        assert_eq!(placed(&ring), [3, 0, 3, 2, 3, 1, 1, 2, 0]);
+
+        let ring = self::ring(Distribution::Modula, &PORTS, &[1, 2, 3]);
+        assert_eq!(ring.points(), 6);
+        assert_eq!(placed(&ring), [2, 2, 2, 1, 2, 2, 1, 2, 0]);
+    }
+
+    #[test]
+    fn ketama_counts_points_in_single_precision() {
+        let short = [25, 47, 50, 55, 61, 71, 94, 100];
+        for servers in 1..=100 {
+            let points = if short.contains(&servers) { 156 } else { 160 };
+            let names: Vec<String> = (0..servers).map(|number| format!("s{number}")).collect();
+            let nodes: Vec<Node<'_>> =
+                names.iter().map(|name| Node { name: name.as_bytes(), weight: 1 }).collect();
+            let ring = Ring::build(Distribution::Ketama, &nodes, &vec![true; servers]);
+            assert_eq!(ring.points(), servers * points, "{servers} servers");
+        }
+    }
+
+    #[test]
+    fn a_low_weight_may_get_no_point() {
+        let ring = ring(Distribution::Ketama, &["a", "b"], &[1, 1000]);
+        assert_eq!(ring.points(), 316);
+        assert!(ring.indexes.iter().all(|&index| index == 1));
+        for point in [0, 1, u32::MAX / 2, u32::MAX] {
+            assert_eq!(ring.select(point), Some(1));
+        }
+    }
+
+    #[test]
+    fn names_of_points_are_cut() {
+        // The cut falls before the number, so every digest of a server is the same.
+        let name = "x".repeat(KETAMA_NAME_MAX);
+        let ring = ring(Distribution::Ketama, &[&name], &[1]);
+        let mut values = ring.values.clone();
+        values.dedup();
+        assert_eq!((ring.points(), values.len()), (160, 4));
+    }
+
+    #[test]
+    fn a_dead_server_leaves_what_a_pool_without_it_would_have() {
+        for distribution in Distribution::ALL {
+            let nodes = nodes(&SERVERS, &[3, 1, 4, 1]);
+            let ejected = Ring::build(distribution, &nodes, &[true, false, true, true]);
+            let without = Ring::build(distribution, &[nodes[0], nodes[2], nodes[3]], &[true; 3]);
+            assert_eq!(ejected.points(), without.points());
+            for step in 0..10_000u32 {
+                let point = step.wrapping_mul(429_497);
+                let index = without.select(point).map(|index| [0, 2, 3][index as usize]);
+                assert_eq!(ejected.select(point), index);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_live_selects_nothing() {
+        for distribution in Distribution::ALL {
+            let ring = Ring::build(distribution, &nodes(&PORTS, &[1; 3]), &[false; 3]);
+            assert_eq!((ring.select(0), ring.select(u32::MAX), ring.points()), (None, None, 0));
+            let ring = Ring::build(distribution, &[], &[]);
+            assert_eq!(ring.select(7), None);
+        }
+    }
+
+    #[test]
+    fn random_ignores_weights() {
+        let ring = Ring::build(
+            Distribution::Random,
+            &nodes(&SERVERS, &[9, 9, 1, 1]),
+            &[true, true, false, true],
+        );
+        let selected: Vec<_> = (0..6).map(|point| ring.select(point).unwrap()).collect();
+        assert_eq!(selected, [0, 1, 3, 0, 1, 3]);
+    }
+
+    #[test]
+    fn one_server_is_not_hashed_for() {
+        for distribution in Distribution::ALL {
+            let one = ring(distribution, &["a"], &[5]);
+            assert!(!one.needs_hash());
+            assert_eq!(one.point(Hash::Md5, None, b"key"), 0);
+            // One live server of two is hashed for: the pool, not the ring, decides.
+            let half = Ring::build(distribution, &nodes(&["a", "b"], &[1; 2]), &[true, false]);
+            assert_eq!(half.needs_hash(), distribution != Distribution::Random);
+        }
+    }
+
+    #[test]
+    fn points_honour_tags() {
+        let ring = ring(Distribution::Ketama, &SERVERS, &[1; 4]);
+        let point = |key| ring.point(Hash::Fnv1a64, HashTag::parse("{}"), key);
+        assert_eq!(point(b"x{apple}y"), Hash::Fnv1a64.hash(b"apple"));
+        assert_eq!(point(b"x{}y"), Hash::Fnv1a64.hash(b"x{}y"));
+        assert_eq!(point(b""), 0);
+    }
+
+    #[test]
+    fn huge_weights_cost_nothing() {
+        let ring = ring(Distribution::Modula, &PORTS, &[u32::MAX, u32::MAX, u32::MAX]);
+        assert_eq!(ring.select(0), Some(0));
+        assert_eq!(ring.select(u32::MAX - 1), Some(0));
+        assert_eq!(ring.select(u32::MAX), Some(1));
+        let ring = self::ring(Distribution::Ketama, &PORTS, &[u32::MAX, u32::MAX, u32::MAX]);
+        assert_eq!(ring.points(), 480);
+    }
+
+    #[test]
+    fn digests_tell_mappings_apart() {
+        let weights = [1, 2, 3];
+        let base = ring(Distribution::Modula, &PORTS, &weights).digest();
+        // A fixed number: hosts of different make compare it.
+        assert_eq!(base, 451_662_800_369_618_237);
+        assert_eq!(ring(Distribution::Modula, &PORTS, &weights).digest(), base);
+        assert_ne!(ring(Distribution::Ketama, &PORTS, &weights).digest(), base);
+        assert_ne!(ring(Distribution::Modula, &PORTS, &[1, 2, 4]).digest(), base);
+        assert_ne!(ring(Distribution::Modula, &["a", "b", "c"], &weights).digest(), base);
+        let ejected =
+            Ring::build(Distribution::Modula, &nodes(&PORTS, &weights), &[true, true, false]);
+        assert_ne!(ejected.digest(), base);
+    }
+
+    #[test]
+    fn servers_are_ordered_by_length_first() {
+        let mut names = ["10.0.0.10", "b", "10.0.0.2", "a", "10.0.0.1", ""];
+        names.sort_by(|a, b| server_order(a, b));
+        assert_eq!(names, ["", "a", "b", "10.0.0.1", "10.0.0.2", "10.0.0.10"]);
+    }
+
+    #[test]
+    fn names_are_those_of_the_configuration() {
+        for distribution in Distribution::ALL {
+            assert_eq!(Distribution::from_name(distribution.name()), Some(distribution));
+            let name: StrDeserializer<'_, Error> = distribution.name().into_deserializer();
+            assert_eq!(Distribution::deserialize(name), Ok(distribution));
+        }
+        assert_eq!(Distribution::from_name("Ketama"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn selects_live_servers_and_builds_the_same_again(
+            distribution in prop::sample::select(Distribution::ALL.to_vec()),
+            servers in prop::collection::vec(
+                (prop::collection::vec(any::<u8>(), 0..300), 1..=u32::MAX, any::<bool>()),
+                0..12,
+            ),
+            points in prop::collection::vec(any::<u32>(), 32),
+        ) {
+            let nodes: Vec<Node<'_>> =
+                servers.iter().map(|(name, weight, _)| Node { name, weight: *weight }).collect();
+            let live: Vec<bool> = servers.iter().map(|&(_, _, live)| live).collect();
+            let ring = Ring::build(distribution, &nodes, &live);
+            let again = Ring::build(distribution, &nodes, &live);
+            prop_assert_eq!(ring.digest(), again.digest());
+            prop_assert!(ring.values.is_sorted());
+            prop_assert_eq!(ring.values.len(), ring.indexes.len());
+            for point in points {
+                match ring.select(point) {
+                    Some(index) => prop_assert!(live[index as usize]),
+                    None => prop_assert!(!live.contains(&true)),
+                }
+                prop_assert_eq!(ring.select(point), again.select(point));
+            }
+        }
+    }
+
+    const SERVERS: [&str; 4] = ["server1", "server2", "server3", "server4"];
+    const PORTS: [&str; 3] = ["127.0.0.1:6379", "127.0.0.1:6380", "127.0.0.1:6381"];
+
+    fn nodes<'a>(names: &[&'a str], weights: &[u32]) -> Vec<Node<'a>> {
+        let pairs = names.iter().zip(weights);
+        pairs.map(|(name, &weight)| Node { name: name.as_bytes(), weight }).collect()
+    }
+
+    fn ring(distribution: Distribution, names: &[&str], weights: &[u32]) -> Ring {
+        Ring::build(distribution, &nodes(names, weights), &vec![true; names.len()])
+    }
+
+    fn placed(ring: &Ring) -> Vec<u32> {
+        let points = KEYS.map(|key| ring.point(Hash::Fnv1a64, None, key));
+        points.into_iter().map(|point| ring.select(point).unwrap()).collect()
+    }
 }

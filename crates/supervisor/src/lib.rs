@@ -1,1 +1,71 @@
+//! The master. It owns what must outlive a worker, the listening sockets, the configuration and
+//! the shared memory of the metrics, and it starts, watches and replaces the children: the workers,
+//! which serve, and the admin, which tells. It serves nobody itself and never waits for a child.
 #![forbid(unsafe_code)]
+
+mod child;
+mod limits;
+mod listeners;
+mod master;
+mod member;
+mod pid_file;
+mod ring;
+mod signals;
+mod slots;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use cashew_config::Snapshot;
+
+pub use child::{Role, Serve, Spawn};
+pub use listeners::ListenError;
+
+/// What an instance is to be.
+pub struct Options {
+    pub snapshot: Snapshot,
+    /// Where the admin tells the statistics; without it there is no admin.
+    pub stats: Option<SocketAddr>,
+    pub spawn: Spawn,
+    /// 0..=11, as nutcracker's `-v`.
+    pub log_level: u8,
+    /// The file that standard error already goes to, to be opened anew when asked for.
+    pub log_file: Option<PathBuf>,
+    /// Written when everybody is ready, removed at the end.
+    pub pid_file: Option<PathBuf>,
+    /// Called once, when everybody is ready.
+    pub on_ready: Box<dyn FnOnce()>,
+}
+
+/// Why an instance did not start, or could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A child ended or failed before everybody was ready.
+    #[error("{role} did not start: it {why}")]
+    Start { role: Role, why: String },
+    #[error("{role} can neither go on nor be stopped alone")]
+    Stuck { role: Role },
+    #[error("cannot write pid file {path}: {source}")]
+    PidFile { path: PathBuf, source: io::Error },
+    #[error("cannot {step}: {source}")]
+    System { step: &'static str, source: io::Error },
+}
+
+/// Runs an instance until it is told to stop. SIGTERM stops it gracefully, SIGINT or a second
+/// SIGTERM at once; both are a success.
+pub fn run(options: Options) -> Result<(), Error> {
+    master::run(options)
+}
+
+trait Step<T> {
+    fn step(self, step: &'static str) -> Result<T, Error>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, step: &'static str) -> Result<T, Error> {
+        self.map_err(|source| Error::System { step, source: source.into() })
+    }
+}

@@ -1,0 +1,128 @@
+"""Processes that the benchmark starts, and nothing else: every one is ended by its id."""
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from typing import ClassVar
+
+from . import machine
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+GRACE = 3.0
+#: Below the ephemeral range, so that no client's port is in the way.
+PORTS = range(20_000, 32_000)
+
+
+class Broken(Exception):
+    """A process did not do what it was started for."""
+
+
+class Running:
+    """One started program with all its children."""
+
+    living: ClassVar[list] = []
+
+    def __init__(self, name, command, cpus, directory, stdout=None):
+        self.name = name
+        self.log = os.path.join(directory, f"{name}.log")
+
+        def prepare():
+            os.sched_setaffinity(0, cpus)
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+        with open(self.log, "wb") as log:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout or log,
+                stderr=log,
+                cwd=directory,
+                preexec_fn=prepare,
+                start_new_session=True,
+            )
+        Running.living.append(self)
+
+    @property
+    def pid(self):
+        return self.popen.pid
+
+    def pids(self):
+        return machine.tree(self.pid)
+
+    def check(self):
+        if self.popen.poll() is not None:
+            raise Broken(
+                f"{self.name} ended with status {self.popen.returncode}: {self.last_words()}"
+            )
+
+    def last_words(self):
+        """The last line it wrote."""
+        return (machine.read(self.log).strip().splitlines() or ["without a word"])[-1][:300]
+
+    def stop(self, grace=GRACE):
+        """Asks it to end, then ends it and whatever children it left."""
+        if self not in Running.living:
+            return
+        family = [(pid, birth(pid)) for pid in self.pids()] if self.popen.poll() is None else []
+        if family:
+            self.popen.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(grace)
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait()
+        for pid, born in family:
+            if pid != self.pid and born is not None and birth(pid) == born:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        Running.living.remove(self)
+
+    @classmethod
+    def stop_all(cls):
+        for running in list(cls.living):
+            running.stop()
+
+
+def birth(pid):
+    """When a process started: with its id it names the process for good."""
+    fields = machine.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if fields else None
+
+
+def free_port():
+    for port in random.sample(PORTS, 200):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise Broken("no free port between 20000 and 32000")
+
+
+def wait_ready(running, port, protocol, patience=10.0):
+    """Waits until a GET is answered through this port."""
+    requests = {
+        "redis": (b"*2\r\n$3\r\nGET\r\n$14\r\nkey:0000000000\r\n", b"$"),
+        "memcached": (b"get key:0000000000\r\n", (b"VALUE", b"END")),
+    }
+    request, answer = requests[protocol]
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        running.check()
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=patience) as client:
+                client.sendall(request)
+                if client.recv(64).startswith(answer):
+                    return
+        except OSError:
+            pass
+        time.sleep(0.02)
+    raise Broken(f"{running.name} did not answer on port {port} within {patience:.0f} s")

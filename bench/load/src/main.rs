@@ -1,0 +1,229 @@
+//! The load of the benchmark: one thread that keeps a gateway busy, checks every reply, and
+//! reports operations per second and latency as one line of JSON.
+//!
+//! Exit status: 0 done, 1 could not run, 2 a reply was wrong, 3 replies stopped coming.
+
+mod idle;
+mod meter;
+mod short;
+mod socket;
+mod steady;
+mod wire;
+
+use clap::Parser;
+use meter::{Bound, Meter};
+use std::fmt;
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::process::ExitCode;
+use std::time::Duration;
+use steady::Source;
+use wire::{KEY_LEN, Mismatch, Protocol, Wire};
+
+/// Wakes the open loop within a microsecond of the next arrival.
+const TIMER_SLACK: Option<NonZeroU64> = NonZeroU64::new(1000);
+
+#[derive(Parser)]
+#[command(version, about = "Load for Redis and memcached gateways; checks every reply")]
+struct Arguments {
+    /// Address to connect to
+    #[arg(long, default_value = "127.0.0.1:6379")]
+    addr: SocketAddr,
+    #[arg(long, value_enum, default_value = "redis")]
+    protocol: Protocol,
+    /// Connections at a time
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    connections: u32,
+    /// Requests sent together on a connection; the next ones follow when all are answered
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pipeline: u32,
+    /// Send a request for every reply instead of waiting for the whole pipeline
+    #[arg(long)]
+    sliding: bool,
+    /// Share of reads; the others are SETs
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100))]
+    get_percent: u32,
+    /// Read this many keys by one request instead of one
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    mget: Option<u32>,
+    /// Bytes of a value
+    #[arg(long, default_value_t = 100)]
+    value_size: usize,
+    /// Number of different keys
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    keys: u32,
+    /// Set every key once and end
+    #[arg(long, conflicts_with_all = ["short", "idle", "rate", "requests"])]
+    fill: bool,
+    /// One connection per request: connect, GET, close
+    #[arg(long, conflicts_with_all = ["idle", "rate", "mget"])]
+    short: bool,
+    /// With --short: close by RST instead of FIN
+    #[arg(long, requires = "short")]
+    reset: bool,
+    /// Only hold the connections, for as long as measured
+    #[arg(long, conflicts_with_all = ["rate", "requests"])]
+    idle: bool,
+    /// Open loop: requests per second, timed from when each was due
+    #[arg(long)]
+    rate: Option<f64>,
+    /// Seconds before the measured window
+    #[arg(long, default_value_t = 0.5)]
+    warmup: f64,
+    /// Seconds measured
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Send exactly this many requests instead, all measured
+    #[arg(long)]
+    requests: Option<u64>,
+    /// Say on stdout when the measured window opens and closes
+    #[arg(long)]
+    events: bool,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// What the loops need to know.
+pub struct Plan {
+    target: SocketAddr,
+    connections: usize,
+    pipeline: usize,
+    sliding: bool,
+    rate: Option<f64>,
+    reset: bool,
+    events: bool,
+}
+
+#[derive(Debug)]
+pub enum Failure {
+    Io(std::io::Error),
+    Closed,
+    Refused(String),
+    Stalled(usize),
+    Wrong(String),
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<Mismatch> for Failure {
+    fn from(mismatch: Mismatch) -> Self {
+        Self::Wrong(mismatch.0)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(formatter, "{error}"),
+            Self::Closed => write!(formatter, "the other side closed a connection"),
+            Self::Refused(error) => write!(formatter, "error reply: {error}"),
+            Self::Stalled(count) => write!(formatter, "no reply for 10 s, {count} outstanding"),
+            Self::Wrong(what) => write!(formatter, "wrong reply: {what}"),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Err(problem) = check(&arguments) {
+        eprintln!("cashew-load: {problem}");
+        return ExitCode::from(1);
+    }
+    rustix::thread::set_current_timer_slack(TIMER_SLACK).ok();
+    match run(&arguments) {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("cashew-load: {}: {failure}", arguments.addr);
+            ExitCode::from(match failure {
+                Failure::Wrong(_) => 2,
+                Failure::Stalled(_) => 3,
+                _ => 1,
+            })
+        }
+    }
+}
+
+fn check(arguments: &Arguments) -> Result<(), String> {
+    if arguments.value_size < KEY_LEN {
+        return Err(format!("--value-size must be at least {KEY_LEN}: a value holds its key"));
+    }
+    if arguments.mget.is_some_and(|count| count > arguments.keys) {
+        return Err("--mget needs at least as many --keys".into());
+    }
+    let sane = |seconds: f64| (0.0..=86_400.0).contains(&seconds);
+    if !sane(arguments.warmup) || !sane(arguments.seconds) {
+        return Err("--warmup and --seconds must be between 0 and 86400".into());
+    }
+    match arguments.rate {
+        Some(rate) if !(1.0..=1e8).contains(&rate) => Err("--rate must be 1 to 1e8".into()),
+        _ => Ok(()),
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let bound = match (arguments.fill, arguments.requests) {
+        (true, _) => Bound::Requests(arguments.keys.into()),
+        (false, Some(count)) => Bound::Requests(count),
+        (false, None) => Bound::Time {
+            warmup: Duration::from_secs_f64(arguments.warmup),
+            measured: Duration::from_secs_f64(arguments.seconds),
+        },
+    };
+    let plan = Plan {
+        target: arguments.addr,
+        connections: if arguments.fill { 1 } else { arguments.connections as usize },
+        pipeline: if arguments.fill {
+            fill_depth(arguments.value_size)
+        } else {
+            arguments.pipeline as usize
+        },
+        sliding: arguments.sliding,
+        rate: arguments.rate,
+        reset: arguments.reset,
+        events: arguments.events,
+    };
+    let wire = Wire::new(
+        arguments.protocol,
+        arguments.keys,
+        arguments.value_size,
+        arguments.mget.unwrap_or(1),
+    );
+    let mut meter = Meter::new(bound, arguments.events);
+    let mix = Source::mix(arguments.get_percent, arguments.mget.is_some(), scatter(arguments.seed));
+    let mode = if arguments.fill {
+        steady::run(&plan, &wire, &mut meter, Source::Fill { next: 0 })?;
+        "fill"
+    } else if arguments.short {
+        short::run(&plan, &wire, &mut meter, mix)?;
+        "short"
+    } else if arguments.idle {
+        idle::run(&plan, &wire, &mut meter, mix)?;
+        "idle"
+    } else {
+        steady::run(&plan, &wire, &mut meter, mix)?;
+        if arguments.rate.is_some() { "open" } else { "closed" }
+    };
+    if arguments.fill
+        && let Some(error) = &meter.first_error
+    {
+        return Err(Failure::Refused(error.clone()));
+    }
+    Ok(meter.report(mode))
+}
+
+/// Pipeline of a fill: about a mebibyte at a time.
+fn fill_depth(value_size: usize) -> usize {
+    ((1 << 20) / value_size).clamp(1, 64)
+}
+
+/// Spreads small seeds over all bits.
+fn scatter(seed: u64) -> u64 {
+    seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

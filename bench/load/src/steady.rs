@@ -1,0 +1,237 @@
+//! Connections that stay: closed loop (a reply allows the next request) and open loop (requests
+//! arrive at a constant rate, whatever the replies do).
+
+use crate::meter::Meter;
+use crate::socket::{self, Poller};
+use crate::wire::{Checker, Op, Pending, Wire};
+use crate::{Failure, Plan};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+const RECEIVE_BUFFER: usize = 1 << 20;
+/// Without a single reply for this long the run is given up.
+const STALL: u64 = 10_000_000_000;
+/// How long replies may still come in after the measured window.
+const DRAIN: u64 = 2_000_000_000;
+/// Open loop: requests on their way at which arrivals wait (still timed from when they were due).
+const MOST_IN_FLIGHT: usize = 100_000;
+
+/// Chooses the next request.
+pub enum Source {
+    Mix { state: u64, get_percent: u32, multi: bool },
+    Fill { next: u32 },
+}
+
+impl Source {
+    pub fn mix(get_percent: u32, multi: bool, seed: u64) -> Self {
+        Self::Mix { state: seed | 1, get_percent, multi }
+    }
+
+    pub fn next(&mut self, keys: u32) -> (Op, u32) {
+        match self {
+            Self::Fill { next } => {
+                let key = *next % keys;
+                *next += 1;
+                (Op::Set, key)
+            }
+            Self::Mix { state, get_percent, multi } => {
+                *state ^= *state << 13;
+                *state ^= *state >> 7;
+                *state ^= *state << 17;
+                let key = ((u64::from((*state >> 32) as u32) * u64::from(keys)) >> 32) as u32;
+                let op = match *state % 100 < u64::from(*get_percent) {
+                    true if *multi => Op::MultiGet,
+                    true => Op::Get,
+                    false => Op::Set,
+                };
+                (op, key)
+            }
+        }
+    }
+}
+
+struct Connection {
+    fd: OwnedFd,
+    out: Vec<u8>,
+    sent: usize,
+    waits_to_write: bool,
+    pending: VecDeque<Pending>,
+    checker: Checker,
+}
+
+struct Steady<'a> {
+    plan: &'a Plan,
+    wire: &'a Wire,
+    meter: &'a mut Meter,
+    source: Source,
+    poller: Poller,
+    connections: Vec<Connection>,
+    buffer: Vec<u8>,
+    in_flight: usize,
+    arrivals: u64,
+    last_reply: u64,
+}
+
+pub fn run(plan: &Plan, wire: &Wire, meter: &mut Meter, source: Source) -> Result<(), Failure> {
+    let mut steady = Steady {
+        plan,
+        wire,
+        meter,
+        source,
+        poller: Poller::new()?,
+        connections: Vec::new(),
+        buffer: vec![0; RECEIVE_BUFFER],
+        in_flight: 0,
+        arrivals: 0,
+        last_reply: 0,
+    };
+    steady.connect()?;
+    steady.meter.begin();
+    let outcome = steady.serve();
+    for connection in &mut steady.connections {
+        if let Some(error) = connection.checker.first_error.take() {
+            steady.meter.first_error.get_or_insert(error);
+        }
+    }
+    if outcome.is_ok() && plan.events {
+        // Leaves the other side undisturbed while somebody reads its clocks.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    outcome
+}
+
+impl Steady<'_> {
+    fn connect(&mut self) -> Result<(), Failure> {
+        for token in 0..self.plan.connections {
+            let fd = socket::open(self.plan.target, None, false)?;
+            self.poller.add(fd.as_fd(), token as u64, false)?;
+            self.connections.push(Connection {
+                fd,
+                out: Vec::new(),
+                sent: 0,
+                waits_to_write: false,
+                pending: VecDeque::new(),
+                checker: Checker::default(),
+            });
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self) -> Result<(), Failure> {
+        if self.plan.rate.is_none() {
+            for index in 0..self.connections.len() {
+                self.refill(index, self.meter.now())?;
+            }
+        }
+        loop {
+            let now = self.meter.now();
+            self.meter.advance(now);
+            let patience = self.arrive(now)?;
+            if self.meter.over() && (self.in_flight == 0 || self.drained(now)) {
+                return Ok(());
+            }
+            if self.in_flight > 0 && now > self.last_reply + STALL {
+                return Err(Failure::Stalled(self.in_flight));
+            }
+            self.poller.wait(patience)?;
+            for event in 0..self.poller.count() {
+                let (token, readable, writable) = self.poller.event(event);
+                if readable {
+                    self.replies(token as usize)?;
+                }
+                if writable {
+                    self.flush(token as usize)?;
+                }
+            }
+        }
+    }
+
+    fn drained(&self, now: u64) -> bool {
+        now > self.last_reply + DRAIN
+    }
+
+    fn replies(&mut self, index: usize) -> Result<(), Failure> {
+        let connection = &mut self.connections[index];
+        let received = match socket::receive(&connection.fd, &mut self.buffer)? {
+            None => return Ok(()),
+            Some(0) => return Err(Failure::Closed),
+            Some(count) => count,
+        };
+        let now = self.meter.now();
+        let before = connection.pending.len();
+        let meter = &mut *self.meter;
+        connection.checker.feed(
+            self.wire,
+            &self.buffer[..received],
+            &mut connection.pending,
+            |request, outcome| meter.finish(now, request, outcome),
+        )?;
+        self.in_flight -= before - connection.pending.len();
+        self.last_reply = now;
+        self.meter.advance(now);
+        if self.plan.rate.is_none() && (self.plan.sliding || connection.pending.is_empty()) {
+            self.refill(index, now)?;
+        }
+        Ok(())
+    }
+
+    /// Closed loop: brings a connection back to its depth and sends all of it at once.
+    fn refill(&mut self, index: usize, now: u64) -> Result<(), Failure> {
+        let connection = &mut self.connections[index];
+        while connection.pending.len() < self.plan.pipeline && self.meter.may_send() {
+            let (op, key) = self.source.next(self.wire.key_count());
+            self.wire.append(&mut connection.out, op, key);
+            connection.pending.push_back(Pending { since: now, op, key });
+            self.in_flight += 1;
+        }
+        self.flush(index)
+    }
+
+    /// Open loop: sends what is due and says how long nothing else is.
+    fn arrive(&mut self, now: u64) -> Result<Duration, Failure> {
+        let Some(rate) = self.plan.rate else {
+            return Ok(Duration::from_millis(20));
+        };
+        let due = |arrival: u64| (arrival as f64 * 1e9 / rate) as u64;
+        let first = self.arrivals;
+        while due(self.arrivals) <= now && self.in_flight < MOST_IN_FLIGHT && self.meter.may_send()
+        {
+            let index = (self.arrivals % self.connections.len() as u64) as usize;
+            let connection = &mut self.connections[index];
+            let (op, key) = self.source.next(self.wire.key_count());
+            self.wire.append(&mut connection.out, op, key);
+            connection.pending.push_back(Pending { since: due(self.arrivals), op, key });
+            self.in_flight += 1;
+            self.arrivals += 1;
+        }
+        let touched = (self.arrivals - first).min(self.connections.len() as u64);
+        for back in 1..=touched {
+            let index = (self.arrivals - back) % self.connections.len() as u64;
+            self.flush(index as usize)?;
+        }
+        let wait =
+            if self.meter.over() { 20_000_000 } else { due(self.arrivals).saturating_sub(now) };
+        Ok(Duration::from_nanos(wait.min(20_000_000)))
+    }
+
+    fn flush(&mut self, index: usize) -> Result<(), Failure> {
+        let connection = &mut self.connections[index];
+        while connection.sent < connection.out.len() {
+            match socket::transmit(&connection.fd, &connection.out[connection.sent..])? {
+                0 => break,
+                count => connection.sent += count,
+            }
+        }
+        let rest = connection.sent < connection.out.len();
+        if !rest {
+            connection.out.clear();
+            connection.sent = 0;
+        }
+        if rest != connection.waits_to_write {
+            connection.waits_to_write = rest;
+            self.poller.modify(connection.fd.as_fd(), index as u64, rest)?;
+        }
+        Ok(())
+    }
+}

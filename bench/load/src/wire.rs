@@ -1,0 +1,488 @@
+//! What goes over the wire: requests built from templates, replies checked byte by byte.
+//!
+//! Every key is `key:` and ten digits, and every value starts with its key, so a reply that
+//! reached the wrong request or the wrong client is noticed at once.
+
+use std::collections::VecDeque;
+
+pub const KEY_LEN: usize = 14;
+
+/// Distance between the keys of one multi-key request; prime, so that they differ.
+const MGET_STRIDE: u64 = 7919;
+/// Longest reply line that is not a value.
+const MAX_LINE: usize = 1024;
+/// Pieces of a value longer than this are compared at their edges only.
+const FULL_COMPARE: usize = 8192;
+const EDGE: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Protocol {
+    Redis,
+    Memcached,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Get,
+    Set,
+    MultiGet,
+}
+
+/// A request on its way: what it asked and since when it counts, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Pending {
+    pub since: u64,
+    pub op: Op,
+    pub key: u32,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    pub hits: u32,
+    pub misses: u32,
+    pub error: bool,
+}
+
+/// The fixed part of the work: protocol, keys, sizes and the templates made from them.
+pub struct Wire {
+    protocol: Protocol,
+    keys: Vec<[u8; KEY_LEN]>,
+    multi: u32,
+    /// The value of any key, with its own key to be put over the first bytes, and CR LF.
+    value: Vec<u8>,
+    get_head: Vec<u8>,
+    set_head: Vec<u8>,
+    set_middle: Vec<u8>,
+    multi_head: Vec<u8>,
+}
+
+impl Wire {
+    pub fn new(protocol: Protocol, keys: u32, value_len: usize, multi: u32) -> Self {
+        let keys = (0..keys).map(key_name).collect();
+        let mut value: Vec<u8> =
+            b"cashewnut0123456789".iter().copied().cycle().take(value_len).collect();
+        value.extend_from_slice(b"\r\n");
+        let (get_head, set_head, set_middle, multi_head) = match protocol {
+            Protocol::Redis => (
+                format!("*2\r\n$3\r\nGET\r\n${KEY_LEN}\r\n"),
+                format!("*3\r\n$3\r\nSET\r\n${KEY_LEN}\r\n"),
+                format!("\r\n${value_len}\r\n"),
+                format!("*{}\r\n$4\r\nMGET\r\n", multi + 1),
+            ),
+            Protocol::Memcached => {
+                ("get ".into(), "set ".into(), format!(" 0 0 {value_len}\r\n"), "get".into())
+            }
+        };
+        Self {
+            protocol,
+            keys,
+            multi,
+            value,
+            get_head: get_head.into_bytes(),
+            set_head: set_head.into_bytes(),
+            set_middle: set_middle.into_bytes(),
+            multi_head: multi_head.into_bytes(),
+        }
+    }
+
+    pub fn key_count(&self) -> u32 {
+        self.keys.len() as u32
+    }
+
+    pub fn append(&self, out: &mut Vec<u8>, op: Op, key: u32) {
+        let name = &self.keys[key as usize];
+        match op {
+            Op::Get => {
+                out.extend_from_slice(&self.get_head);
+                out.extend_from_slice(name);
+                out.extend_from_slice(b"\r\n");
+            }
+            Op::Set => {
+                out.extend_from_slice(&self.set_head);
+                out.extend_from_slice(name);
+                out.extend_from_slice(&self.set_middle);
+                out.extend_from_slice(name);
+                out.extend_from_slice(&self.value[KEY_LEN..]);
+            }
+            Op::MultiGet => self.append_multi(out, key),
+        }
+    }
+
+    fn append_multi(&self, out: &mut Vec<u8>, first: u32) {
+        out.extend_from_slice(&self.multi_head);
+        for index in 0..self.multi {
+            let name = &self.keys[self.multi_key(first, index) as usize];
+            match self.protocol {
+                Protocol::Redis => {
+                    out.extend_from_slice(b"$14\r\n");
+                    out.extend_from_slice(name);
+                    out.extend_from_slice(b"\r\n");
+                }
+                Protocol::Memcached => {
+                    out.push(b' ');
+                    out.extend_from_slice(name);
+                }
+            }
+        }
+        if self.protocol == Protocol::Memcached {
+            out.extend_from_slice(b"\r\n");
+        }
+    }
+
+    fn multi_key(&self, first: u32, index: u32) -> u32 {
+        ((u64::from(first) + u64::from(index) * MGET_STRIDE) % self.keys.len() as u64) as u32
+    }
+
+    fn value_len(&self) -> usize {
+        self.value.len() - 2
+    }
+
+    fn asked(&self, request: Pending) -> u32 {
+        if request.op == Op::MultiGet { self.multi } else { 1 }
+    }
+}
+
+fn key_name(id: u32) -> [u8; KEY_LEN] {
+    let mut name = *b"key:0000000000";
+    let (mut rest, mut at) = (id, KEY_LEN);
+    while rest > 0 {
+        at -= 1;
+        name[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    name
+}
+
+/// A reply that cannot be right: the run must fail.
+#[derive(Debug)]
+pub struct Mismatch(pub String);
+
+/// What one reply line means for the request it answers.
+enum Step {
+    Finished(Outcome),
+    /// More lines of the same reply follow.
+    Continues,
+    /// The value of this key follows.
+    Value(u32),
+}
+
+/// Reads the replies of one connection, however they are cut.
+#[derive(Default)]
+pub struct Checker {
+    /// The start of a line whose end has not arrived.
+    carry: Vec<u8>,
+    /// Inside a value: whose, and how much of it (CR LF included) has been seen.
+    value: Option<(u32, usize)>,
+    /// Inside a RESP array: elements still to come.
+    elements: u32,
+    outcome: Outcome,
+    pub first_error: Option<String>,
+}
+
+impl Checker {
+    /// Takes what was received and calls `finished` for every request that got its whole reply.
+    pub fn feed(
+        &mut self,
+        wire: &Wire,
+        mut data: &[u8],
+        pending: &mut VecDeque<Pending>,
+        mut finished: impl FnMut(Pending, Outcome),
+    ) -> Result<(), Mismatch> {
+        while !data.is_empty() {
+            let Some(&request) = pending.front() else {
+                return Err(Mismatch(format!("a reply to no request: {}", printable(data))));
+            };
+            let done = if let Some((key, seen)) = self.value {
+                let end = (wire.value.len() - seen).min(data.len());
+                let (piece, rest) = data.split_at(end);
+                data = rest;
+                self.value_piece(wire, request, key, seen, piece)?
+            } else {
+                let Some(end) = data.iter().position(|&byte| byte == b'\n') else {
+                    return self.keep(data);
+                };
+                let (piece, rest) = data.split_at(end + 1);
+                data = rest;
+                self.line_piece(wire, request, piece)?
+            };
+            if let Some(outcome) = done {
+                pending.pop_front();
+                finished(request, outcome);
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, piece: &[u8]) -> Result<(), Mismatch> {
+        self.carry.extend_from_slice(piece);
+        if self.carry.len() > MAX_LINE {
+            return Err(Mismatch(format!("an endless reply line: {}", printable(&self.carry))));
+        }
+        Ok(())
+    }
+
+    fn value_piece(
+        &mut self,
+        wire: &Wire,
+        request: Pending,
+        key: u32,
+        seen: usize,
+        piece: &[u8],
+    ) -> Result<Option<Outcome>, Mismatch> {
+        if !matches_value(wire, key, seen, piece) {
+            return Err(Mismatch(format!(
+                "the value of {} is not its own at byte {seen}: {}",
+                printable(&wire.keys[key as usize]),
+                printable(piece)
+            )));
+        }
+        if seen + piece.len() < wire.value.len() {
+            self.value = Some((key, seen + piece.len()));
+            return Ok(None);
+        }
+        self.value = None;
+        self.outcome.hits += 1;
+        // memcached says END after the values; in RESP the last value is the end.
+        Ok((wire.protocol == Protocol::Redis && self.element_done(request)).then(|| self.take()))
+    }
+
+    fn line_piece(
+        &mut self,
+        wire: &Wire,
+        request: Pending,
+        piece: &[u8],
+    ) -> Result<Option<Outcome>, Mismatch> {
+        let carried = !self.carry.is_empty();
+        let whole = if carried {
+            self.carry.extend_from_slice(piece);
+            std::mem::take(&mut self.carry)
+        } else {
+            Vec::new()
+        };
+        let line = if carried { &whole[..] } else { piece };
+        let bad = || Mismatch(format!("unexpected reply to {:?}: {}", request.op, printable(line)));
+        let Some(text) = line.strip_suffix(b"\r\n") else {
+            return Err(bad());
+        };
+        let step = match wire.protocol {
+            Protocol::Redis => self.redis_line(wire, request, text),
+            Protocol::Memcached => self.memcached_line(wire, request, text),
+        };
+        match step.ok_or_else(bad)? {
+            Step::Finished(outcome) => Ok(Some(outcome)),
+            Step::Continues => Ok(None),
+            Step::Value(key) => {
+                self.value = Some((key, 0));
+                Ok(None)
+            }
+        }
+    }
+
+    fn redis_line(&mut self, wire: &Wire, request: Pending, line: &[u8]) -> Option<Step> {
+        let (&kind, rest) = line.split_first()?;
+        match (kind, request.op) {
+            (b'-', _) if self.elements == 0 => Some(self.failed(line)),
+            (b'+', Op::Set) if rest == b"OK" => Some(Step::Finished(Outcome::default())),
+            (b'*', Op::MultiGet) if self.elements == 0 => {
+                self.elements = (number(rest)? == wire.multi as usize).then_some(wire.multi)?;
+                Some(Step::Continues)
+            }
+            (b'$', Op::Get) => self.redis_value(wire, request, rest, request.key),
+            (b'$', Op::MultiGet) if self.elements > 0 => {
+                let key = wire.multi_key(request.key, wire.multi - self.elements);
+                self.redis_value(wire, request, rest, key)
+            }
+            _ => None,
+        }
+    }
+
+    fn redis_value(&mut self, wire: &Wire, request: Pending, len: &[u8], key: u32) -> Option<Step> {
+        if len != b"-1" {
+            return (number(len)? == wire.value_len()).then_some(Step::Value(key));
+        }
+        self.outcome.misses += 1;
+        let done = self.element_done(request);
+        Some(if done { Step::Finished(self.take()) } else { Step::Continues })
+    }
+
+    fn memcached_line(&mut self, wire: &Wire, request: Pending, line: &[u8]) -> Option<Step> {
+        if line == b"ERROR"
+            || line.starts_with(b"SERVER_ERROR")
+            || line.starts_with(b"CLIENT_ERROR")
+        {
+            return Some(self.failed(line));
+        }
+        if request.op == Op::Set {
+            return (line == b"STORED").then(|| Step::Finished(Outcome::default()));
+        }
+        if line == b"END" {
+            let misses = wire.asked(request).checked_sub(self.outcome.hits)?;
+            self.outcome.misses = misses;
+            return Some(Step::Finished(self.take()));
+        }
+        let mut words = line.strip_prefix(b"VALUE ")?.split(|&byte| byte == b' ');
+        let name = words.next()?;
+        let (_flags, len) = (words.next()?, words.next()?);
+        let key = match request.op {
+            Op::Get => Some(request.key),
+            _ => (0..wire.multi)
+                .map(|index| wire.multi_key(request.key, index))
+                .find(|&key| wire.keys[key as usize] == name),
+        }?;
+        (wire.keys[key as usize] == name && number(len)? == wire.value_len())
+            .then_some(Step::Value(key))
+    }
+
+    fn failed(&mut self, line: &[u8]) -> Step {
+        self.first_error.get_or_insert_with(|| printable(line));
+        self.outcome.error = true;
+        Step::Finished(self.take())
+    }
+
+    /// Whether the value just seen was the last of its reply.
+    fn element_done(&mut self, request: Pending) -> bool {
+        if request.op == Op::MultiGet {
+            self.elements -= 1;
+        }
+        self.elements == 0
+    }
+
+    fn take(&mut self) -> Outcome {
+        std::mem::take(&mut self.outcome)
+    }
+}
+
+fn matches_value(wire: &Wire, key: u32, seen: usize, piece: &[u8]) -> bool {
+    let expected = &wire.value[seen..seen + piece.len()];
+    if seen >= KEY_LEN {
+        return same(piece, expected);
+    }
+    let own = (KEY_LEN - seen).min(piece.len());
+    piece[..own] == wire.keys[key as usize][seen..seen + own]
+        && same(&piece[own..], &expected[own..])
+}
+
+fn same(left: &[u8], right: &[u8]) -> bool {
+    if left.len() <= FULL_COMPARE {
+        return left == right;
+    }
+    let tail = left.len() - EDGE;
+    left[..EDGE] == right[..EDGE] && left[tail..] == right[tail..]
+}
+
+fn number(digits: &[u8]) -> Option<usize> {
+    if digits.is_empty() || digits.len() > 12 {
+        return None;
+    }
+    digits.iter().try_fold(0usize, |value, &byte| {
+        byte.is_ascii_digit().then(|| value * 10 + usize::from(byte - b'0'))
+    })
+}
+
+fn printable(bytes: &[u8]) -> String {
+    bytes[..bytes.len().min(80)].escape_ascii().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replies(
+        wire: &Wire,
+        op: Op,
+        key: u32,
+        reply: &[u8],
+        cut: usize,
+    ) -> Result<Vec<Outcome>, Mismatch> {
+        let mut pending = VecDeque::from([Pending { since: 0, op, key }]);
+        let (mut checker, mut seen) = (Checker::default(), Vec::new());
+        for piece in [&reply[..cut], &reply[cut..]] {
+            checker.feed(wire, piece, &mut pending, |_, outcome| seen.push(outcome))?;
+        }
+        Ok(seen)
+    }
+
+    fn value(id: u32, len: usize) -> Vec<u8> {
+        let mut value: Vec<u8> = b"cashewnut0123456789".iter().copied().cycle().take(len).collect();
+        value[..KEY_LEN].copy_from_slice(&key_name(id));
+        value
+    }
+
+    fn bulk(id: u32, len: usize) -> Vec<u8> {
+        [format!("${len}\r\n").as_bytes(), &value(id, len), b"\r\n"].concat()
+    }
+
+    #[test]
+    fn any_cut_of_a_redis_value_is_accepted() {
+        let wire = Wire::new(Protocol::Redis, 100, 40, 1);
+        let reply = bulk(7, 40);
+        for cut in 0..=reply.len() {
+            let seen = replies(&wire, Op::Get, 7, &reply, cut).unwrap();
+            assert_eq!((seen.len(), seen[0].hits), (1, 1), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_value_of_another_key_is_refused() {
+        let wire = Wire::new(Protocol::Redis, 100, 40, 1);
+        assert!(replies(&wire, Op::Get, 8, &bulk(7, 40), 0).is_err());
+    }
+
+    #[test]
+    fn a_reply_to_nobody_is_refused() {
+        let wire = Wire::new(Protocol::Redis, 100, 40, 1);
+        let reply = [bulk(7, 40), b"+OK\r\n".to_vec()].concat();
+        assert!(replies(&wire, Op::Get, 7, &reply, 0).is_err());
+    }
+
+    #[test]
+    fn an_error_and_a_miss_are_counted_apart() {
+        let wire = Wire::new(Protocol::Redis, 100, 40, 1);
+        assert!(replies(&wire, Op::Get, 7, b"-ERR no\r\n", 3).unwrap()[0].error);
+        assert_eq!(replies(&wire, Op::Get, 7, b"$-1\r\n", 2).unwrap()[0].misses, 1);
+    }
+
+    #[test]
+    fn an_array_answers_its_keys_in_order() {
+        let wire = Wire::new(Protocol::Redis, 100_000, 40, 3);
+        let keys: Vec<u32> = (0..3).map(|index| wire.multi_key(5, index)).collect();
+        let reply = [&b"*3\r\n"[..], &bulk(keys[0], 40), b"$-1\r\n", &bulk(keys[2], 40)].concat();
+        for cut in 0..=reply.len() {
+            let seen = replies(&wire, Op::MultiGet, 5, &reply, cut).unwrap();
+            assert_eq!((seen[0].hits, seen[0].misses), (2, 1), "cut at {cut}");
+        }
+        let swapped = [&b"*3\r\n"[..], &bulk(keys[1], 40), &bulk(keys[0], 40), b"$-1\r\n"].concat();
+        assert!(replies(&wire, Op::MultiGet, 5, &swapped, 0).is_err());
+    }
+
+    #[test]
+    fn memcached_values_may_come_in_any_order_but_only_those_asked() {
+        let wire = Wire::new(Protocol::Memcached, 100_000, 40, 2);
+        let item = |key| {
+            [format!("VALUE key:{key:010} 0 40\r\n").as_bytes(), &value(key, 40), b"\r\n"].concat()
+        };
+        let (first, second) = (wire.multi_key(5, 0), wire.multi_key(5, 1));
+        let reply = [&item(second)[..], &item(first), b"END\r\n"].concat();
+        for cut in 0..=reply.len() {
+            assert_eq!(replies(&wire, Op::MultiGet, 5, &reply, cut).unwrap()[0].hits, 2);
+        }
+        assert!(replies(&wire, Op::MultiGet, 5, &item(first + 1), 0).is_err());
+        assert_eq!(replies(&wire, Op::Get, 5, b"END\r\n", 1).unwrap()[0].misses, 1);
+    }
+
+    #[test]
+    fn requests_read_as_the_protocol_says() {
+        let mut out = Vec::new();
+        let wire = Wire::new(Protocol::Redis, 100, 15, 2);
+        wire.append(&mut out, Op::Set, 7);
+        assert_eq!(
+            out,
+            b"*3\r\n$3\r\nSET\r\n$14\r\nkey:0000000007\r\n$15\r\nkey:0000000007t\r\n"
+                .map(|byte| if byte == b't' { wire.value[14] } else { byte })
+        );
+        out.clear();
+        Wire::new(Protocol::Memcached, 10_000, 20, 2).append(&mut out, Op::MultiGet, 7);
+        assert_eq!(out, b"get key:0000000007 key:0000007926\r\n");
+    }
+}

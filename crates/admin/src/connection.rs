@@ -1,0 +1,167 @@
+//! One connection to the stats port, from its first byte to its close. Never blocks; each of its
+//! phases has an end in time.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::http::{self, Speech};
+use crate::source::Source;
+use crate::stats;
+
+/// How long a client may say nothing, or nothing that tells HTTP apart, before it gets plain JSON.
+/// It delays every client that speaks as nutcracker's do without closing its side.
+const DETECT_TIMEOUT: Duration = Duration::from_millis(100);
+/// From the connection to the end of an HTTP request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// For the client to take the whole response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// For the client to close after the response. Closing first, with input unread, would reset the
+/// connection and could cost the client the end of the response.
+const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Most reads of what is dropped before other connections have their turn.
+const READS_MAX: usize = 8;
+
+pub(crate) struct Connection {
+    stream: TcpStream,
+    phase: Phase,
+    opened: Instant,
+    deadline: Instant,
+}
+
+enum Phase {
+    /// At most [`http::REQUEST_SIZE_MAX`] bytes.
+    Reading {
+        input: Vec<u8>,
+    },
+    Writing {
+        output: Vec<u8>,
+        written: usize,
+    },
+    /// The response and the end of our side are out; what the client still sends is dropped.
+    Lingering,
+    Closed,
+}
+
+impl Connection {
+    /// `stream` is non-blocking.
+    pub(crate) fn new(stream: TcpStream, now: Instant) -> Self {
+        let phase = Phase::Reading { input: Vec::new() };
+        Self { stream, phase, opened: now, deadline: now + DETECT_TIMEOUT }
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.phase, Phase::Closed)
+    }
+
+    pub(crate) fn wants_write(&self) -> bool {
+        matches!(self.phase, Phase::Writing { .. })
+    }
+
+    /// The stream can be read or written, or failed.
+    pub(crate) fn handle_ready(&mut self, source: &Source, now: Instant) {
+        match &self.phase {
+            Phase::Reading { .. } => self.read(source, now),
+            Phase::Writing { .. } => self.write(now),
+            Phase::Lingering => self.drain(),
+            Phase::Closed => {}
+        }
+    }
+
+    /// The deadline has passed.
+    pub(crate) fn handle_timeout(&mut self, source: &Source, now: Instant) {
+        match &self.phase {
+            Phase::Reading { input } => match http::speech(input) {
+                Speech::Http => self.respond(http::request_timeout(), now),
+                Speech::Undecided | Speech::Other => self.respond_raw(source, now),
+            },
+            Phase::Writing { .. } | Phase::Lingering | Phase::Closed => self.phase = Phase::Closed,
+        }
+    }
+
+    fn read(&mut self, source: &Source, now: Instant) {
+        let Phase::Reading { input } = &mut self.phase else { return };
+        let mut chunk = [0; http::REQUEST_SIZE_MAX];
+        let room = http::REQUEST_SIZE_MAX - input.len();
+        let ended = match self.stream.read(&mut chunk[..room]) {
+            Ok(0) => true,
+            Ok(size) => {
+                input.extend_from_slice(&chunk[..size]);
+                false
+            }
+            Err(error) if is_transient(error.kind()) => return,
+            Err(_) => {
+                self.phase = Phase::Closed;
+                return;
+            }
+        };
+        match http::speech(input) {
+            Speech::Undecided if !ended => {}
+            Speech::Undecided | Speech::Other => self.respond_raw(source, now),
+            Speech::Http => {
+                self.deadline = self.opened + REQUEST_TIMEOUT;
+                match http::answer(input, source) {
+                    Some(response) => self.respond(response, now),
+                    None if ended => self.respond(http::bad_request(), now),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    fn respond_raw(&mut self, source: &Source, now: Instant) {
+        self.respond(stats::twemproxy_shape(source).to_line(), now);
+    }
+
+    fn respond(&mut self, output: Vec<u8>, now: Instant) {
+        self.phase = Phase::Writing { output, written: 0 };
+        self.deadline = now + RESPONSE_TIMEOUT;
+        self.write(now);
+    }
+
+    fn write(&mut self, now: Instant) {
+        let Phase::Writing { output, written } = &mut self.phase else { return };
+        while *written < output.len() {
+            match self.stream.write(&output[*written..]) {
+                Ok(size) => *written += size,
+                Err(error) if is_transient(error.kind()) => return,
+                Err(_) => {
+                    self.phase = Phase::Closed;
+                    return;
+                }
+            }
+        }
+        self.deadline = now + LINGER_TIMEOUT;
+        self.phase = match self.stream.shutdown(Shutdown::Write) {
+            Ok(()) => Phase::Lingering,
+            Err(_) => Phase::Closed,
+        };
+    }
+
+    fn drain(&mut self) {
+        let mut chunk = [0; http::REQUEST_SIZE_MAX];
+        for _ in 0..READS_MAX {
+            match self.stream.read(&mut chunk) {
+                Ok(size) if size > 0 => {}
+                Err(error) if is_transient(error.kind()) => return,
+                Ok(_) | Err(_) => {
+                    self.phase = Phase::Closed;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn is_transient(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

@@ -1,0 +1,294 @@
+//! Metrics in Prometheus' text format 0.0.4.
+
+use std::fmt::{Display, Write};
+
+use cashew_metrics::{
+    Histogram, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
+};
+
+use crate::source::Source;
+
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Upper bounds of buckets in microseconds. Each is a bound of the fine buckets too, hence exact.
+const BOUNDS_US: [u64; 17] = [
+    50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
+    1_000_000, 2_000_000, 5_000_000, 10_000_000,
+];
+
+pub(crate) fn exposition(source: &Source) -> String {
+    let mut text = Exposition(String::new());
+    instance(&mut text, source);
+    pools(&mut text, source);
+    servers(&mut text, source);
+    text.0
+}
+
+fn instance(text: &mut Exposition, source: &Source) {
+    text.family("cashew_info", "gauge", "What runs here");
+    text.sample("cashew_info", &label("version", source.version()), 1);
+    text.family("cashew_start_time_seconds", "gauge", "When the instance started, since 1970");
+    text.sample("cashew_start_time_seconds", "", source.started_at());
+    text.family("cashew_config_epoch", "gauge", "Number of the configuration in effect");
+    text.sample("cashew_config_epoch", "", source.snapshot().epoch);
+    text.family("cashew_workers", "gauge", "Worker slots in use");
+    text.sample("cashew_workers", "", source.workers().count());
+    let name = "cashew_worker_heartbeat_age_seconds";
+    text.family(name, "gauge", "Time since the worker in the slot last showed that it runs");
+    for worker in source.workers() {
+        if let Some(age_ms) = worker.heartbeat_age_ms() {
+            text.sample(name, &label("slot", &worker.slot.to_string()), Seconds(age_ms * 1000));
+        }
+    }
+}
+
+fn pools(text: &mut Exposition, source: &Source) {
+    let pools = source.snapshot().pools.iter().enumerate();
+    let pools: Vec<(String, PoolId)> = pools
+        .map(|(index, pool)| (label("pool", &pool.name), source.layout().pool(index)))
+        .collect();
+    let numbers = source.total();
+    for &counter in PoolCounter::ALL {
+        let stat = counter.stat();
+        text.family(stat.prometheus, "counter", stat.help);
+        for (labels, id) in &pools {
+            text.sample(stat.prometheus, labels, numbers.pool_counter(*id, counter));
+        }
+    }
+    for &gauge in PoolGauge::ALL {
+        let stat = gauge.stat();
+        text.family(stat.prometheus, "gauge", stat.help);
+        for (labels, id) in &pools {
+            text.sample(stat.prometheus, labels, numbers.pool_gauge(*id, gauge));
+        }
+    }
+    let name = "cashew_request_duration_seconds";
+    text.family(name, "histogram", "From a client's request to its response");
+    for (labels, id) in &pools {
+        text.histogram(name, labels, &numbers.pool_latency(*id));
+    }
+}
+
+fn servers(text: &mut Exposition, source: &Source) {
+    let mut servers: Vec<(String, ServerId)> = Vec::new();
+    for (pool_index, pool) in source.snapshot().pools.iter().enumerate() {
+        let pool_label = label("pool", &pool.name);
+        for (index, server) in pool.servers.iter().enumerate() {
+            let labels = format!("{pool_label},{}", label("server", &server.name));
+            servers.push((labels, source.layout().server(pool_index, index)));
+        }
+    }
+    let numbers = source.total();
+    for &counter in ServerCounter::ALL {
+        let stat = counter.stat();
+        text.family(stat.prometheus, "counter", stat.help);
+        for (labels, id) in &servers {
+            text.sample(stat.prometheus, labels, numbers.server_counter(*id, counter));
+        }
+    }
+    for &gauge in ServerGauge::ALL {
+        let stat = gauge.stat();
+        text.family(stat.prometheus, "gauge", stat.help);
+        for (labels, id) in &servers {
+            let value = numbers.server_gauge(*id, gauge);
+            if gauge == ServerGauge::EjectedAt {
+                text.sample(stat.prometheus, labels, Seconds(value));
+            } else {
+                text.sample(stat.prometheus, labels, value);
+            }
+        }
+    }
+    let name = "cashew_server_duration_seconds";
+    text.family(name, "histogram", "From a request sent to the server to its response");
+    for (labels, id) in &servers {
+        text.histogram(name, labels, &numbers.server_latency(*id));
+    }
+}
+
+struct Exposition(String);
+
+impl Exposition {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        self.line(format_args!("# HELP {name} {help}"));
+        self.line(format_args!("# TYPE {name} {kind}"));
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: impl Display) {
+        match labels {
+            "" => self.line(format_args!("{name} {value}")),
+            labels => self.line(format_args!("{name}{{{labels}}} {value}")),
+        }
+    }
+
+    fn histogram(&mut self, name: &str, labels: &str, histogram: &Histogram) {
+        for bound in BOUNDS_US {
+            let (le, count) = (Seconds(bound), histogram.count_le(bound));
+            self.line(format_args!("{name}_bucket{{{labels},le=\"{le}\"}} {count}"));
+        }
+        let (sum, count) = (Seconds(histogram.sum_us()), histogram.count());
+        self.line(format_args!("{name}_bucket{{{labels},le=\"+Inf\"}} {count}"));
+        self.line(format_args!("{name}_sum{{{labels}}} {sum}"));
+        self.line(format_args!("{name}_count{{{labels}}} {count}"));
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        writeln!(self.0, "{line}").expect("a string takes all that is written");
+    }
+}
+
+fn label(name: &str, value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{name}=\"{value}\"")
+}
+
+/// Microseconds, shown as seconds without loss.
+struct Seconds(u64);
+
+impl Display for Seconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (whole, micros) = (self.0 / 1_000_000, self.0 % 1_000_000);
+        if micros == 0 {
+            return write!(f, "{whole}");
+        }
+        let fraction = format!("{micros:06}");
+        write!(f, "{whole}.{}", fraction.trim_end_matches('0'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap, HashSet};
+
+    use super::*;
+    use crate::testing::{busy_source, snapshot, source_of};
+
+    #[derive(Debug)]
+    struct Sample {
+        name: String,
+        labels: BTreeMap<String, String>,
+        value: f64,
+    }
+
+    /// Reads an exposition and checks what the format demands of every line.
+    fn parse(text: &str) -> Vec<Sample> {
+        assert!(text.ends_with('\n'));
+        let (mut helps, mut types) = (HashSet::new(), HashMap::new());
+        let (mut samples, mut series) = (Vec::new(), HashSet::new());
+        let mut family = String::new();
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                let name = help.split_once(' ').expect("help text").0;
+                assert!(helps.insert(name.to_string()), "{name} explained twice");
+                family = name.to_string();
+            } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').expect("a type");
+                assert_eq!(name, family, "HELP then TYPE");
+                assert!(["counter", "gauge", "histogram"].contains(&kind));
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+                types.insert(name.to_string(), kind.to_string());
+            } else {
+                let sample = parse_sample(line);
+                let suffixes: &[&str] = match types[&family].as_str() {
+                    "histogram" => &["_bucket", "_sum", "_count"],
+                    _ => &[""],
+                };
+                let suffix = sample.name.strip_prefix(&family).expect("samples in their family");
+                assert!(suffixes.contains(&suffix), "{line}");
+                assert!(series.insert(line.rsplit_once(' ').unwrap().0.to_string()), "{line}");
+                samples.push(sample);
+            }
+        }
+        samples
+    }
+
+    fn parse_sample(line: &str) -> Sample {
+        let end = line.find(['{', ' ']).unwrap();
+        let (name, mut rest) = line.split_at(end);
+        assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{name}");
+        let mut labels = BTreeMap::new();
+        while rest.starts_with(['{', ',']) {
+            let (label, after) = rest[1..].split_once("=\"").unwrap();
+            let (mut value, mut chars) = (String::new(), after.char_indices());
+            let end = loop {
+                match chars.next().expect("an end of the label") {
+                    (at, '"') => break at,
+                    (_, '\\') => match chars.next().unwrap().1 {
+                        'n' => value.push('\n'),
+                        c @ ('\\' | '"') => value.push(c),
+                        c => panic!("unknown escape {c}"),
+                    },
+                    (_, c) => value.push(c),
+                }
+            };
+            assert!(labels.insert(label.into(), value).is_none());
+            rest = &after[end + 1..];
+        }
+        let rest = rest.strip_prefix('}').unwrap_or(rest);
+        let value = rest.strip_prefix(' ').unwrap().parse().unwrap();
+        Sample { name: name.into(), labels, value }
+    }
+
+    fn value(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
+        let labels = labels.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let found = samples.iter().find(|s| s.name == name && s.labels == labels);
+        found.unwrap_or_else(|| panic!("no {name} {labels:?}")).value
+    }
+
+    #[test]
+    fn samples_tell_what_was_counted() {
+        let samples = parse(&exposition(&busy_source()));
+        let pool = [("pool", "alpha")];
+        let server = [("pool", "alpha"), ("server", "one")];
+        assert_eq!(value(&samples, "cashew_fragments_total", &pool), 3.0);
+        assert_eq!(value(&samples, "cashew_ring_version", &pool), 5.0);
+        assert_eq!(value(&samples, "cashew_server_requests_total", &server), 30.0);
+        let ejected_at = value(&samples, "cashew_server_ejected_timestamp_seconds", &server);
+        assert_eq!(ejected_at, 1_700_000_000.5);
+        assert_eq!(value(&samples, "cashew_config_epoch", &[]), 3.0);
+        assert_eq!(value(&samples, "cashew_workers", &[]), 2.0);
+        assert_eq!(value(&samples, "cashew_info", &[("version", "1.2.3")]), 1.0);
+        assert!(value(&samples, "cashew_worker_heartbeat_age_seconds", &[("slot", "0")]) < 5.0);
+        let le = |le| [("pool", "alpha"), ("server", "one"), ("le", le)];
+        let name = "cashew_server_duration_seconds_bucket";
+        assert_eq!(value(&samples, name, &le("0.005")), 0.0);
+        assert_eq!(value(&samples, name, &le("0.01")), 2.0);
+        assert_eq!(value(&samples, "cashew_server_duration_seconds_sum", &server), 0.02);
+    }
+
+    #[test]
+    fn histograms_are_cumulative_and_complete() {
+        let samples = parse(&exposition(&busy_source()));
+        let mut histograms: BTreeMap<_, Vec<(f64, f64)>> = BTreeMap::new();
+        for sample in samples.iter().filter(|sample| sample.name.ends_with("_bucket")) {
+            let mut labels = sample.labels.clone();
+            let le = labels.remove("le").unwrap().parse().unwrap();
+            let name = sample.name.trim_end_matches("_bucket").to_string();
+            histograms.entry((name, labels)).or_default().push((le, sample.value));
+        }
+        assert_eq!(histograms.len(), 2 + 3);
+        for ((name, labels), buckets) in histograms {
+            let labels: Vec<_> = labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+            assert!(buckets.windows(2).all(|pair| pair[0].0 < pair[1].0), "{name} bounds");
+            assert!(buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{name} counts");
+            let (last_bound, last_count) = buckets[buckets.len() - 1];
+            assert_eq!(last_bound, f64::INFINITY);
+            assert_eq!(value(&samples, &format!("{name}_count"), &labels), last_count);
+        }
+    }
+
+    #[test]
+    fn odd_names_are_escaped() {
+        let odd = "a\\b\"c\nd{},=é";
+        let (source, segments) = source_of(snapshot(&[(odd, &["x"])]), 1);
+        let id = segments.layout().pool(0);
+        segments.writer(0).add_pool(id, PoolCounter::Requests, 9);
+        let samples = parse(&exposition(&source));
+        assert_eq!(value(&samples, "cashew_requests_total", &[("pool", odd)]), 9.0);
+    }
+
+    #[test]
+    fn seconds_lose_nothing() {
+        let shown = [0, 1, 50, 1_000_000, 1_500_000, 12_000_001].map(|us| Seconds(us).to_string());
+        assert_eq!(shown, ["0", "0.000001", "0.00005", "1", "1.5", "12.000001"]);
+    }
+}

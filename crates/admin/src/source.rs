@@ -1,0 +1,165 @@
+//! What the stats port tells about, and how numbers of several workers become one.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cashew_config::Snapshot;
+use cashew_metrics::{
+    Histogram, Layout, PoolCounter, PoolGauge, PoolId, Segments, ServerCounter, ServerGauge,
+    ServerId, SlotHeader, monotonic_ms,
+};
+
+/// A worker that did not beat for so long is not well.
+const HEARTBEAT_AGE_MAX_MS: u64 = 10_000;
+
+pub struct Source {
+    snapshot: Arc<Snapshot>,
+    segments: Arc<Segments>,
+    started_at: u64,
+    version: String,
+    host: String,
+}
+
+impl Source {
+    /// # Panics
+    ///
+    /// When the segments were made for another snapshot's pools and servers.
+    pub fn new(
+        snapshot: Arc<Snapshot>,
+        segments: Arc<Segments>,
+        started: SystemTime,
+        version: impl Into<String>,
+    ) -> Self {
+        assert_eq!(
+            segments.layout().fingerprint(),
+            Layout::new(&snapshot).fingerprint(),
+            "segments and snapshot belong together"
+        );
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let version = version.into();
+        Self { snapshot, segments, started_at: unix_seconds(started), version, host }
+    }
+
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        self.segments.layout()
+    }
+
+    pub(crate) fn started_at(&self) -> u64 {
+        self.started_at
+    }
+
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The slots that a worker holds or held.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = Worker> {
+        (0..self.segments.slots())
+            .map(|slot| Worker { slot, header: self.segments.header(slot) })
+            .filter(|worker| worker.header.pid != 0)
+    }
+
+    /// Whether there is a worker that beats, or none that ever did.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let mut ages = self.workers().filter_map(|worker| worker.heartbeat_age_ms()).peekable();
+        ages.peek().is_none() || ages.any(|age| age <= HEARTBEAT_AGE_MAX_MS)
+    }
+
+    /// The numbers of all slots together.
+    pub(crate) fn total(&self) -> Numbers<'_> {
+        Numbers { segments: &self.segments, slot: None }
+    }
+
+    pub(crate) fn of_slot(&self, slot: u32) -> Numbers<'_> {
+        Numbers { segments: &self.segments, slot: Some(slot) }
+    }
+}
+
+pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+pub(crate) struct Worker {
+    pub(crate) slot: u32,
+    pub(crate) header: SlotHeader,
+}
+
+impl Worker {
+    /// `None` before the first beat.
+    pub(crate) fn heartbeat_age_ms(&self) -> Option<u64> {
+        match self.header.heartbeat_ms {
+            0 => None,
+            beat => Some(monotonic_ms().saturating_sub(beat)),
+        }
+    }
+}
+
+/// The numbers of one slot or of all.
+#[derive(Clone, Copy)]
+pub(crate) struct Numbers<'a> {
+    segments: &'a Segments,
+    slot: Option<u32>,
+}
+
+impl Numbers<'_> {
+    pub(crate) fn pool_counter(self, pool: PoolId, counter: PoolCounter) -> u64 {
+        match self.slot {
+            Some(slot) => self.segments.pool_counter(slot, pool, counter),
+            None => self.segments.sum_pool_counter(pool, counter),
+        }
+    }
+
+    pub(crate) fn pool_gauge(self, pool: PoolId, gauge: PoolGauge) -> u64 {
+        match (self.slot, gauge) {
+            (Some(slot), _) => self.segments.pool_gauge(slot, pool, gauge),
+            (None, PoolGauge::ClientConnections) => self.segments.sum_pool_gauge(pool, gauge),
+            (None, PoolGauge::RingVersion) => self.segments.max_pool_gauge(pool, gauge),
+        }
+    }
+
+    pub(crate) fn pool_latency(self, pool: PoolId) -> Histogram {
+        match self.slot {
+            Some(slot) => self.segments.pool_latency(slot, pool),
+            None => self.segments.sum_pool_latency(pool),
+        }
+    }
+
+    pub(crate) fn server_counter(self, server: ServerId, counter: ServerCounter) -> u64 {
+        match self.slot {
+            Some(slot) => self.segments.server_counter(slot, server, counter),
+            None => self.segments.sum_server_counter(server, counter),
+        }
+    }
+
+    pub(crate) fn server_gauge(self, server: ServerId, gauge: ServerGauge) -> u64 {
+        match (self.slot, gauge) {
+            (Some(slot), _) => self.segments.server_gauge(slot, server, gauge),
+            (None, ServerGauge::EjectedAt | ServerGauge::Ejected) => {
+                self.segments.max_server_gauge(server, gauge)
+            }
+            (
+                None,
+                ServerGauge::ServerConnections
+                | ServerGauge::InQueue
+                | ServerGauge::InQueueBytes
+                | ServerGauge::OutQueue
+                | ServerGauge::OutQueueBytes,
+            ) => self.segments.sum_server_gauge(server, gauge),
+        }
+    }
+
+    pub(crate) fn server_latency(self, server: ServerId) -> Histogram {
+        match self.slot {
+            Some(slot) => self.segments.server_latency(slot, server),
+            None => self.segments.sum_server_latency(server),
+        }
+    }
+}

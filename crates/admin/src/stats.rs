@@ -1,0 +1,433 @@
+//! The statistics as JSON, in twemproxy's shape and in that of its multi-process fork.
+//!
+//! Twemproxy's shape has pools beside the header and servers beside a pool's numbers. What Cashew
+//! adds there comes after twemproxy's own names and yields to a pool or server of the same name.
+
+use std::time::SystemTime;
+
+use cashew_metrics::{
+    Histogram, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, Stat,
+};
+
+use crate::json::{Json, Object};
+use crate::source::{Numbers, Source, Worker, unix_seconds};
+
+/// What monitoring of twemproxy looks for, whatever the name of the program.
+const SERVICE: &str = "nutcracker";
+
+/// Upper bounds, in milliseconds, of all but the last of the fork's counts.
+const FORK_BOUNDS_MS: [u64; 10] = [1, 10, 20, 50, 100, 200, 500, 1000, 2000, 3000];
+
+#[derive(Clone, Copy)]
+pub(crate) enum PoolStat {
+    Counter(PoolCounter),
+    Gauge(PoolGauge),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum ServerStat {
+    Counter(ServerCounter),
+    Gauge(ServerGauge),
+}
+
+/// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
+pub(crate) const POOL_STATS: [PoolStat; 13] = [
+    PoolStat::Counter(PoolCounter::ClientEof),
+    PoolStat::Counter(PoolCounter::ClientErr),
+    PoolStat::Gauge(PoolGauge::ClientConnections),
+    PoolStat::Counter(PoolCounter::ServerEjects),
+    PoolStat::Counter(PoolCounter::ForwardError),
+    PoolStat::Counter(PoolCounter::Fragments),
+    PoolStat::Counter(PoolCounter::ClientTimedout),
+    PoolStat::Counter(PoolCounter::ClientsAccepted),
+    PoolStat::Counter(PoolCounter::ClientsRefused),
+    PoolStat::Counter(PoolCounter::ClientsOverflowed),
+    PoolStat::Counter(PoolCounter::Requests),
+    PoolStat::Counter(PoolCounter::Responses),
+    PoolStat::Gauge(PoolGauge::RingVersion),
+];
+const POOL_STATS_OF_TWEMPROXY: usize = 6;
+
+/// Twemproxy's names in its order, of which there are [`SERVER_STATS_OF_TWEMPROXY`], then ours.
+pub(crate) const SERVER_STATS: [ServerStat; 16] = [
+    ServerStat::Counter(ServerCounter::ServerEof),
+    ServerStat::Counter(ServerCounter::ServerErr),
+    ServerStat::Counter(ServerCounter::ServerTimedout),
+    ServerStat::Gauge(ServerGauge::ServerConnections),
+    ServerStat::Gauge(ServerGauge::EjectedAt),
+    ServerStat::Counter(ServerCounter::Requests),
+    ServerStat::Counter(ServerCounter::RequestBytes),
+    ServerStat::Counter(ServerCounter::Responses),
+    ServerStat::Counter(ServerCounter::ResponseBytes),
+    ServerStat::Gauge(ServerGauge::InQueue),
+    ServerStat::Gauge(ServerGauge::InQueueBytes),
+    ServerStat::Gauge(ServerGauge::OutQueue),
+    ServerStat::Gauge(ServerGauge::OutQueueBytes),
+    ServerStat::Counter(ServerCounter::Connects),
+    ServerStat::Counter(ServerCounter::ConnectErrors),
+    ServerStat::Gauge(ServerGauge::Ejected),
+];
+const SERVER_STATS_OF_TWEMPROXY: usize = 13;
+
+// Nothing that is measured is left out of the lists.
+const _: () = assert!(POOL_STATS.len() == PoolCounter::ALL.len() + PoolGauge::ALL.len());
+const _: () = assert!(SERVER_STATS.len() == ServerCounter::ALL.len() + ServerGauge::ALL.len());
+
+impl PoolStat {
+    pub(crate) fn stat(self) -> &'static Stat {
+        match self {
+            Self::Counter(counter) => counter.stat(),
+            Self::Gauge(gauge) => gauge.stat(),
+        }
+    }
+
+    fn value(self, numbers: Numbers<'_>, pool: PoolId) -> u64 {
+        match self {
+            Self::Counter(counter) => numbers.pool_counter(pool, counter),
+            Self::Gauge(gauge) => numbers.pool_gauge(pool, gauge),
+        }
+    }
+}
+
+impl ServerStat {
+    pub(crate) fn stat(self) -> &'static Stat {
+        match self {
+            Self::Counter(counter) => counter.stat(),
+            Self::Gauge(gauge) => gauge.stat(),
+        }
+    }
+
+    fn value(self, numbers: Numbers<'_>, server: ServerId) -> u64 {
+        match self {
+            Self::Counter(counter) => numbers.server_counter(server, counter),
+            Self::Gauge(gauge) => numbers.server_gauge(server, gauge),
+        }
+    }
+}
+
+/// All workers together, in twemproxy's shape.
+pub(crate) fn twemproxy_shape(source: &Source) -> Json<'_> {
+    let numbers = source.total();
+    let mut root = header(source, source.started_at());
+    connections(&mut root, source, numbers);
+    for (index, pool) in source.snapshot().pools.iter().enumerate() {
+        root.insert(&pool.name, pool_with_servers(source, numbers, index));
+    }
+    if !root.has("cashew") {
+        root.insert("cashew", cashew(source));
+    }
+    root.into()
+}
+
+/// Each worker by itself, in the fork's shape: a list, or without a master the bare object.
+pub(crate) fn fork_shape(source: &Source) -> Json<'_> {
+    let mut workers = source.workers().map(|worker| fork_worker(source, &worker));
+    if source.snapshot().global.worker_processes == 0 {
+        workers.next().unwrap_or_default().into()
+    } else {
+        workers.collect()
+    }
+}
+
+fn fork_worker<'a>(source: &'a Source, worker: &Worker) -> Object<'a> {
+    let numbers = source.of_slot(worker.slot);
+    let started_at = match worker.header.started_at {
+        0 => source.started_at(),
+        started_at => started_at,
+    };
+    let mut root = header(source, started_at);
+    root.insert("pid", u64::from(worker.header.pid));
+    connections(&mut root, source, numbers);
+    let mut pools = Object::default();
+    for (index, pool) in source.snapshot().pools.iter().enumerate() {
+        pools.insert(&pool.name, fork_pool(source, numbers, index));
+    }
+    root.insert("pools", pools);
+    root
+}
+
+fn header(source: &Source, started_at: u64) -> Object<'_> {
+    let now = unix_seconds(SystemTime::now());
+    let mut header = Object::default();
+    header.insert("service", SERVICE);
+    header.insert("source", source.host());
+    header.insert("version", source.version());
+    header.insert("uptime", now.saturating_sub(started_at));
+    header.insert("timestamp", now);
+    header
+}
+
+/// Clients, servers and one listener per pool.
+fn connections(root: &mut Object<'_>, source: &Source, numbers: Numbers<'_>) {
+    let layout = source.layout();
+    let (mut total, mut current) = (0, 0);
+    for (index, pool) in source.snapshot().pools.iter().enumerate() {
+        let id = layout.pool(index);
+        total += 1 + numbers.pool_counter(id, PoolCounter::ClientsAccepted);
+        current += 1 + numbers.pool_gauge(id, PoolGauge::ClientConnections);
+        for server in 0..pool.servers.len() {
+            let id = layout.server(index, server);
+            total += numbers.server_counter(id, ServerCounter::Connects);
+            current += numbers.server_gauge(id, ServerGauge::ServerConnections);
+        }
+    }
+    root.insert("total_connections", total);
+    root.insert("curr_connections", current);
+}
+
+fn pool_with_servers<'a>(source: &'a Source, numbers: Numbers<'_>, pool: usize) -> Object<'a> {
+    let id = source.layout().pool(pool);
+    let servers = &source.snapshot().pools[pool].servers;
+    let (known, added) = POOL_STATS.split_at(POOL_STATS_OF_TWEMPROXY);
+    let mut object = pool_stats(numbers, id, known);
+    for (index, server) in servers.iter().enumerate() {
+        object.insert(&server.name, server_with_additions(source, numbers, pool, index));
+    }
+    for stat in added {
+        if !object.has(stat.stat().name) {
+            object.insert(stat.stat().name, stat.value(numbers, id));
+        }
+    }
+    if !object.has("request_latency") {
+        object.insert("request_latency", latency(&numbers.pool_latency(id)));
+    }
+    object
+}
+
+fn server_with_additions<'a>(
+    source: &Source,
+    numbers: Numbers<'_>,
+    pool: usize,
+    server: usize,
+) -> Object<'a> {
+    let id = source.layout().server(pool, server);
+    let mut object = server_stats(numbers, id, &SERVER_STATS);
+    object.insert("server_latency", latency(&numbers.server_latency(id)));
+    object
+}
+
+fn fork_pool<'a>(source: &'a Source, numbers: Numbers<'_>, pool: usize) -> Object<'a> {
+    let id = source.layout().pool(pool);
+    let mut servers = Object::default();
+    for (index, server) in source.snapshot().pools[pool].servers.iter().enumerate() {
+        let id = source.layout().server(pool, index);
+        let mut object = server_stats(numbers, id, &SERVER_STATS[..SERVER_STATS_OF_TWEMPROXY]);
+        object.insert("server_latency", latency(&numbers.server_latency(id)));
+        servers.insert(&server.name, object);
+    }
+    let mut object = pool_stats(numbers, id, &POOL_STATS[..POOL_STATS_OF_TWEMPROXY]);
+    object.insert("request_latency", latency(&numbers.pool_latency(id)));
+    object.insert("servers", servers);
+    object
+}
+
+fn pool_stats<'a>(numbers: Numbers<'_>, pool: PoolId, stats: &[PoolStat]) -> Object<'a> {
+    let mut object = Object::default();
+    for stat in stats {
+        object.insert(stat.stat().name, stat.value(numbers, pool));
+    }
+    object
+}
+
+fn server_stats<'a>(numbers: Numbers<'_>, server: ServerId, stats: &[ServerStat]) -> Object<'a> {
+    let mut object = Object::default();
+    for stat in stats {
+        object.insert(stat.stat().name, stat.value(numbers, server));
+    }
+    object
+}
+
+/// The fork's counts: each of what lies above the bound before and up to its own, the last of all
+/// beyond.
+fn latency<'a>(histogram: &Histogram) -> Json<'a> {
+    let mut below = 0;
+    let up_to = FORK_BOUNDS_MS.map(|ms| histogram.count_le(ms * 1000));
+    up_to
+        .into_iter()
+        .chain([histogram.count()])
+        .map(|count| {
+            let within = count - below;
+            below = count;
+            within
+        })
+        .collect()
+}
+
+fn cashew(source: &Source) -> Object<'_> {
+    let mut object = Object::default();
+    object.insert("version", source.version());
+    object.insert("epoch", source.snapshot().epoch);
+    object.insert(
+        "workers",
+        source.workers().map(|worker| worker_state(&worker)).collect::<Json<'_>>(),
+    );
+    object
+}
+
+fn worker_state<'a>(worker: &Worker) -> Object<'a> {
+    let mut object = Object::default();
+    object.insert("slot", u64::from(worker.slot));
+    object.insert("pid", u64::from(worker.header.pid));
+    object.insert("epoch", worker.header.epoch);
+    object.insert("started_at", worker.header.started_at);
+    object.insert("heartbeat_age_ms", worker.heartbeat_age_ms());
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::testing::{busy_source, snapshot, source_of};
+
+    /// What nutcracker 0.5.0 of Debian tells of the same two pools.
+    const NUTCRACKER: &str = include_str!("../tests/nutcracker.json");
+
+    fn parse(json: &Json<'_>) -> Value {
+        let line = json.to_line();
+        assert!(line.ends_with(b"}\n") || line.ends_with(b"]\n"));
+        serde_json::from_slice(&line).unwrap()
+    }
+
+    /// Every name of `known` is in `ours`, at its place and of its type.
+    fn assert_covers(ours: &Value, known: &Value, path: &str) {
+        match known {
+            Value::Object(known) => {
+                for (name, value) in known {
+                    let ours = ours.get(name).unwrap_or_else(|| panic!("no {path}/{name}"));
+                    assert_covers(ours, value, &format!("{path}/{name}"));
+                }
+            }
+            Value::Number(_) => assert!(ours.is_u64(), "{path} is {ours}"),
+            _ => assert!(ours.is_string(), "{path} is {ours}"),
+        }
+    }
+
+    fn names(value: &Value) -> Vec<&str> {
+        value.as_object().unwrap().keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn has_every_name_of_nutcracker_and_only_known_additions() {
+        let source = busy_source();
+        let ours = parse(&twemproxy_shape(&source));
+        let known: Value = serde_json::from_str(NUTCRACKER).unwrap();
+        assert_covers(&ours, &known, "");
+        let added = |ours: &Value, known: &Value| -> Vec<String> {
+            let new = |name: &&str| known.get(name).is_none();
+            names(ours).into_iter().filter(new).map(String::from).collect()
+        };
+        assert_eq!(added(&ours, &known), ["cashew"]);
+        let pool_additions = [
+            "client_requests",
+            "client_responses",
+            "client_timedout",
+            "clients_accepted",
+            "clients_overflowed",
+            "clients_refused",
+            "request_latency",
+            "ring_version",
+        ];
+        assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
+        let server_additions = ["connect_errors", "connects", "ejected", "server_latency"];
+        assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);
+    }
+
+    #[test]
+    fn header_and_nutcrackers_names_come_first() {
+        let source = busy_source();
+        let line = twemproxy_shape(&source).to_line();
+        let line = str::from_utf8(&line).unwrap();
+        assert!(line.starts_with(r#"{"service":"nutcracker","source":""#), "{line}");
+        let order = [
+            "\"total_connections\":",
+            "\"beta\":{\"client_eof\":",
+            "\"fragments\":",
+            "\"127.0.0.1:21211\":{\"server_eof\":",
+            "\"out_queue_bytes\":",
+            "\"connects\":",
+            "\"ring_version\":",
+            "\"alpha\":{",
+            "\"cashew\":{",
+        ];
+        let mut rest = line;
+        for text in order {
+            rest = rest.split_once(text).unwrap_or_else(|| panic!("{text} not in order")).1;
+        }
+    }
+
+    #[test]
+    fn workers_are_summed() {
+        let ours = parse(&twemproxy_shape(&busy_source()));
+        let (pool, server) = (&ours["alpha"], &ours["alpha"]["one"]);
+        assert_eq!(pool["fragments"], 3);
+        assert_eq!(pool["client_connections"], 12);
+        assert_eq!(pool["ring_version"], 5);
+        assert_eq!(pool["request_latency"], serde_json::json!([2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]));
+        assert_eq!(server["requests"], 30);
+        assert_eq!(server["out_queue"], 7);
+        assert_eq!(server["ejected"], 1);
+        assert_eq!(server["server_ejected_at"], 1_700_000_000_500_000u64);
+        assert_eq!(server["server_latency"], serde_json::json!([0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+        // 12 clients, 3 connections to servers and 2 listeners; 20 accepted, 9 connects.
+        assert_eq!(ours["curr_connections"], 17);
+        assert_eq!(ours["total_connections"], 31);
+        let workers = ours["cashew"]["workers"].as_array().unwrap();
+        assert_eq!(workers.len(), 2);
+        assert_eq!((&workers[1]["slot"], &workers[1]["pid"]), (&2.into(), &102.into()));
+        assert!(workers[0]["heartbeat_age_ms"].as_u64().unwrap() < 5000);
+        assert!(workers[1]["heartbeat_age_ms"].is_null());
+        assert_eq!(ours["cashew"]["epoch"], 3);
+    }
+
+    #[test]
+    fn the_forks_shape_tells_each_worker() {
+        let ours = parse(&fork_shape(&busy_source()));
+        let workers = ours.as_array().unwrap();
+        assert_eq!(workers.len(), 2);
+        let pids: Vec<_> = workers.iter().map(|worker| worker["pid"].as_u64().unwrap()).collect();
+        assert_eq!(pids, [100, 102]);
+        let pool = &workers[1]["pools"]["alpha"];
+        assert_eq!(pool["fragments"], 2);
+        assert_eq!(pool["request_latency"].as_array().unwrap().len(), 11);
+        let server = &pool["servers"]["one"];
+        assert_eq!(server["requests"], 20);
+        assert_eq!(server["server_latency"].as_array().unwrap().len(), 11);
+        assert_eq!(names(server).len(), SERVER_STATS_OF_TWEMPROXY + 1);
+        assert_eq!(names(pool).len(), POOL_STATS_OF_TWEMPROXY + 2);
+    }
+
+    #[test]
+    fn the_forks_single_process_tells_a_bare_object() {
+        let mut snapshot = snapshot(&[("a", &["x"])]);
+        snapshot.global.worker_processes = 0;
+        let (source, segments) = source_of(snapshot, 1);
+        assert_eq!(parse(&fork_shape(&source)), serde_json::json!({}));
+        segments.writer(0).set_pid(7);
+        assert_eq!(parse(&fork_shape(&source))["pid"], 7);
+    }
+
+    #[test]
+    fn additions_yield_to_pools_and_servers_of_their_names() {
+        let (source, _) =
+            source_of(snapshot(&[("cashew", &["ring_version", "request_latency"])]), 1);
+        let line = twemproxy_shape(&source).to_line();
+        let line = str::from_utf8(&line).unwrap();
+        for name in ["\"cashew\"", "\"ring_version\"", "\"request_latency\""] {
+            assert_eq!(line.matches(name).count(), 1, "{name}");
+        }
+        let ours: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(ours["cashew"]["ring_version"]["server_eof"], 0);
+    }
+
+    #[test]
+    fn the_lists_name_everything_once() {
+        let mut pool = POOL_STATS.map(|stat| stat.stat().name);
+        pool.sort_unstable();
+        assert!(pool.windows(2).all(|pair| pair[0] != pair[1]));
+        let mut server = SERVER_STATS.map(|stat| stat.stat().name);
+        server.sort_unstable();
+        assert!(server.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+}

@@ -1,0 +1,208 @@
+//! What is wrong with a configuration file, where, and what to write instead.
+
+use std::fmt;
+
+/// A place in the file; lines and columns count characters from 1. [`Pos::NONE`] stands for a
+/// value that is not in the file, a default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Pos {
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+}
+
+impl Pos {
+    pub(crate) const NONE: Self = Self { line: 0, column: 0 };
+    pub(crate) const START: Self = Self { line: 1, column: 1 };
+
+    pub(crate) fn right_by(self, characters: usize) -> Self {
+        Self { column: self.column + characters, ..self }
+    }
+}
+
+/// A value and where it was written.
+#[derive(Clone, Debug)]
+pub(crate) struct At<T> {
+    pub(crate) value: T,
+    pub(crate) pos: Pos,
+}
+
+/// One finding. Displayed as `FILE:LINE:COLUMN: message`, the source line, a caret beneath the
+/// column, and a hint where there is one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    pub file: String,
+    /// From 1; 0 when the finding is about the file as a whole (it cannot be read, say).
+    pub line: usize,
+    /// In characters, from 1.
+    pub column: usize,
+    pub message: String,
+    pub hint: Option<String>,
+    /// The text of the line, without the value of a password.
+    pub source: Option<String>,
+}
+
+impl Diagnostic {
+    /// A finding about the file as a whole.
+    pub(crate) fn of_file(file: &str, message: String) -> Self {
+        Self { file: file.to_owned(), line: 0, column: 0, message, hint: None, source: None }
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line == 0 {
+            write!(f, "{}: {}", self.file, self.message)?;
+        } else {
+            write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.message)?;
+        }
+        if let Some(source) = &self.source {
+            // Tabs stay tabs, so that the caret lands under its column whatever their width.
+            let margin: String = source
+                .chars()
+                .take(self.column.saturating_sub(1))
+                .map(|c| if c == '\t' { c } else { ' ' })
+                .collect();
+            write!(f, "\n    {source}\n    {margin}^")?;
+        }
+        if let Some(hint) = &self.hint {
+            write!(f, "\n    hint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a configuration was refused: everything found, in the order of the file. Never empty.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Errors(pub Vec<Diagnostic>);
+
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, diagnostic) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "\n" };
+            write!(f, "{separator}{diagnostic}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a value that was refused has to say for itself; who asked for it adds the place.
+#[derive(Debug)]
+pub(crate) struct Complaint {
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+    /// Characters from the start of the value to the offending part.
+    pub(crate) offset: usize,
+}
+
+impl Complaint {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: None, offset: 0 }
+    }
+
+    pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
+    pub(crate) fn offset(self, offset: usize) -> Self {
+        Self { offset, ..self }
+    }
+}
+
+/// Most errors that are reported of one file; the rest is only counted.
+const ERRORS_MAX: usize = 100;
+
+/// Collects findings while a file is read.
+pub(crate) struct Report<'a> {
+    file: &'a str,
+    text: &'a str,
+    errors: Vec<Diagnostic>,
+    /// Errors beyond [`ERRORS_MAX`].
+    errors_more: usize,
+    warnings: Vec<Diagnostic>,
+}
+
+impl<'a> Report<'a> {
+    pub(crate) fn new(file: &'a str, text: &'a str) -> Self {
+        Self { file, text, errors: Vec::new(), errors_more: 0, warnings: Vec::new() }
+    }
+
+    pub(crate) fn error(&mut self, pos: Pos, complaint: Complaint) {
+        if self.errors.len() == ERRORS_MAX {
+            self.errors_more += 1;
+            return;
+        }
+        let diagnostic = self.diagnostic(pos, complaint);
+        self.errors.push(diagnostic);
+    }
+
+    pub(crate) fn warning(&mut self, pos: Pos, complaint: Complaint) {
+        let diagnostic = self.diagnostic(pos, complaint);
+        self.warnings.push(diagnostic);
+    }
+
+    pub(crate) fn has_errors(&self) -> bool {
+        !self.errors.is_empty()
+    }
+
+    /// The warnings, or all errors if there was one.
+    pub(crate) fn finish(mut self) -> Result<Vec<Diagnostic>, Errors> {
+        let in_file_order = |d: &Diagnostic| (d.line, d.column);
+        self.errors.sort_by_key(in_file_order);
+        // What stands behind an anchor is read once for every alias.
+        self.errors.dedup();
+        if self.errors_more > 0 {
+            let message = format!("{} more errors are not shown", self.errors_more);
+            self.errors.push(Diagnostic::of_file(self.file, message));
+        }
+        self.warnings.sort_by_key(in_file_order);
+        if self.errors.is_empty() { Ok(self.warnings) } else { Err(Errors(self.errors)) }
+    }
+
+    fn diagnostic(&self, pos: Pos, complaint: Complaint) -> Diagnostic {
+        Diagnostic {
+            file: self.file.to_owned(),
+            line: pos.line,
+            column: pos.column,
+            message: complaint.message,
+            hint: complaint.hint,
+            source: self.source_line(pos.line),
+        }
+    }
+
+    /// The text of a line, without the value of a password.
+    pub(crate) fn source_line(&self, line: usize) -> Option<String> {
+        let text = self.text.lines().nth(line.checked_sub(1)?)?.trim_end();
+        Some(match password(text) {
+            Some(start) => format!("{} ***", &text[..start]),
+            None => text.to_owned(),
+        })
+    }
+}
+
+/// Where the value of an option that may be a password begins: diagnostics end up in logs. A
+/// misspelt `redis_auth` holds a password too.
+fn password(line: &str) -> Option<usize> {
+    ["auth", "redis_a", "pass"].into_iter().flat_map(|mark| line.match_indices(mark)).find_map(
+        |(at, _)| {
+            let is_key = |c: char| c.is_alphanumeric() || "_-\"'".contains(c);
+            let behind = line[at..].trim_start_matches(is_key).trim_start();
+            let value = behind.strip_prefix(':')?;
+            (!value.is_empty()).then_some(line.len() - value.len())
+        },
+    )
+}
+
+/// The candidate that `word` was most probably meant to be.
+pub(crate) fn nearest<'c>(
+    word: &str,
+    candidates: impl IntoIterator<Item = &'c str>,
+) -> Option<&'c str> {
+    let word = word.to_ascii_lowercase().replace('-', "_");
+    let farthest = (word.chars().count() / 3).clamp(1, 4);
+    candidates
+        .into_iter()
+        .map(|candidate| (strsim::damerau_levenshtein(&word, candidate), candidate))
+        .filter(|(distance, _)| *distance <= farthest)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}

@@ -1,0 +1,199 @@
+//! What a configuration file may say. The doc comments are the documentation of the options: the
+//! schema and the tables of docs/configuration.md are made of them.
+
+use cashew_placement::{Distribution, Hash, HashTag};
+
+use crate::address::ListenText;
+use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
+use crate::section::{self, OptionInfo, Section, section};
+use crate::tree::{Kind, Node};
+use crate::value::{Number, Servers, Size, Switch, Text, Timeout, Value, Workers};
+
+section! {
+    /// What concerns the whole instance.
+    GlobalSection {
+        /// Worker processes, one thread each. `auto` is one for every processor this process may
+        /// use; 0 is a single process that does everything, without a master.
+        worker_processes: Workers = "auto",
+        /// Open files (RLIMIT_NOFILE) wanted for each worker. Without it the inherited limit stays.
+        max_openfiles: Number<64, 1073741824> = none,
+        /// User that workers become when the master runs as root. Looked up when it is needed.
+        user: Text = none,
+        /// Group that workers become when the master runs as root. Looked up when it is needed.
+        group: Text = none,
+        /// Seconds that a stopping worker waits for requests in flight; 0 stops it at once.
+        worker_shutdown_timeout: Number<0, 86400> = "30",
+    }
+}
+
+section! {
+    /// One pool: an address that clients connect to and the servers behind it.
+    PoolSection {
+        /// Where clients connect: an address, or the path of a Unix socket with an optional octal
+        /// file mode. A name is resolved once, when the file is loaded, to its first address.
+        listen: ListenText = required,
+        /// The servers that share the keys of the pool.
+        servers: Servers = required,
+        /// Whether the pool speaks the Redis protocol; otherwise it speaks memcached's.
+        redis: Switch = "false",
+        /// Hash of the keys.
+        hash: Hash = "fnv1a_64",
+        /// Two delimiters: a key that has text between them is placed by that text alone.
+        hash_tag: HashTag = none,
+        /// How hashes are mapped to servers.
+        distribution: Distribution = "ketama",
+        /// Milliseconds that a request may take, from its last byte to its reply, connecting
+        /// included. 0 or -1 is without limit.
+        timeout: Timeout = "-1",
+        /// Connections that may wait to be accepted, as given to listen(2).
+        backlog: Number<0, 2147483647> = "512",
+        /// Client connections of this pool over all workers. 0 is without limit but that of open
+        /// files.
+        client_connections: Number<0, 2147483647> = "0",
+        /// Whether client connections have SO_KEEPALIVE. Server connections always have it.
+        tcpkeepalive: Switch = "false",
+        /// Accepted and ignored: listening sockets always have SO_REUSEPORT.
+        reuseport: Switch = "false",
+        /// Password that clients must give and that is given to servers. Redis pools only.
+        redis_auth: Text = none,
+        /// Database selected on every server connection. Redis pools only.
+        redis_db: Number<0, 2147483647> = "0",
+        /// Whether workers connect to every server when they start.
+        preconnect: Switch = "false",
+        /// Whether a server that keeps failing is taken out of the ring for a while.
+        auto_eject_hosts: Switch = "false",
+        /// Shared connections to each server over all workers; every worker has at least one.
+        server_connections: Number<1, 2147483647> = "1",
+        /// Milliseconds that an ejected server stays out of the ring.
+        server_retry_timeout: Number<0, 2147483647> = "30000",
+        /// Consecutive failures that eject a server. 0 counts as 1.
+        server_failure_limit: Number<0, 2147483647> = "2",
+        /// Bytes of the largest request. A client that sends more gets an error and is closed.
+        request_size_max: Size<1024, 4294967296> = "1gb",
+        /// Requests of one client that may wait for replies. Beyond it the client is not read.
+        client_requests_max: Number<1, 1048576> = "1024",
+        /// Bytes of replies waiting for one client beyond which the client is not read.
+        client_output_pause: Size<1024, 4294967296> = "1mb",
+        /// Bytes of replies waiting for one client beyond which the client is closed.
+        client_output_max: Size<65536, 17179869184> = "1gb",
+        /// Requests queued or in flight on one server connection. Beyond it requests get an error.
+        server_queue_max: Number<1, 16777216> = "262144",
+        /// Bytes waiting to be written on one server connection. Beyond it requests get an error,
+        /// unless nothing else waits.
+        server_queue_size_max: Size<65536, 17179869184> = "256mb",
+        /// Milliseconds that connecting to a server may take when `timeout` is not shorter.
+        server_connect_timeout: Number<1, 3600000> = "5000",
+    }
+}
+
+/// Which of the two layouts a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// Pools at the top level, as in twitter/twemproxy.
+    Flat,
+    /// `global:` and `pools:`, as in the multi-process forks.
+    Sectioned,
+}
+
+/// A file as read, in the order it was written.
+pub(crate) struct File {
+    pub(crate) dialect: Dialect,
+    pub(crate) global: GlobalSection,
+    pub(crate) pools: Vec<(At<String>, PoolSection)>,
+}
+
+const SECTIONS: [&str; 2] = ["global", "pools"];
+
+pub(crate) fn read(root: &Node, report: &mut Report<'_>) -> Option<File> {
+    let entries = match &root.kind {
+        Kind::Section(entries) => entries,
+        Kind::Empty => {
+            report.error(root.pos, no_pools());
+            return None;
+        }
+        Kind::Scalar { .. } | Kind::List(_) => {
+            report.error(root.pos, Complaint::new("the file must be a section of pools"));
+            return None;
+        }
+    };
+    if entries.iter().any(|(key, _)| SECTIONS.contains(&key.value.as_str())) {
+        Some(read_sectioned(root.pos, entries, report))
+    } else {
+        let pools = read_pools(root.pos, entries, report);
+        let global = GlobalSection::defaults();
+        Some(File { dialect: Dialect::Flat, global, pools })
+    }
+}
+
+fn read_sectioned(pos: Pos, entries: &[(At<String>, Node)], report: &mut Report<'_>) -> File {
+    let mut global: Option<GlobalSection> = None;
+    let mut pools = None;
+    for (key, node) in entries {
+        match key.value.as_str() {
+            "global" if global.is_none() => {
+                global = Some(section::read("section \"global\"", key.pos, node, report));
+            }
+            "pools" if pools.is_none() => {
+                pools = Some(match &node.kind {
+                    Kind::Section(entries) => read_pools(key.pos, entries, report),
+                    Kind::Empty => {
+                        report.error(key.pos, no_pools());
+                        Vec::new()
+                    }
+                    Kind::Scalar { .. } | Kind::List(_) => {
+                        let complaint = Complaint::new("section \"pools\" must be a section");
+                        report.error(node.pos, complaint.hint("expected pools by their names"));
+                        Vec::new()
+                    }
+                });
+            }
+            "global" | "pools" => {
+                let message = format!("section \"{}\" is given twice", key.value);
+                report.error(key.pos, Complaint::new(message));
+            }
+            unknown => report.error(key.pos, unknown_section(unknown, node)),
+        }
+    }
+    if pools.is_none() {
+        report.error(pos, no_pools());
+    }
+    File {
+        dialect: Dialect::Sectioned,
+        global: global.unwrap_or_else(GlobalSection::defaults),
+        pools: pools.unwrap_or_default(),
+    }
+}
+
+fn unknown_section(name: &str, node: &Node) -> Complaint {
+    let suggestion = nearest(name, SECTIONS)
+        .map_or_else(String::new, |section| format!("; did you mean \"{section}\"?"));
+    let complaint = Complaint::new(format!("unknown section \"{name}\"{suggestion}"));
+    let is_pool = matches!(&node.kind, Kind::Section(entries)
+        if entries.iter().any(|(key, _)| key.value == "listen"));
+    if is_pool {
+        complaint.hint("beside \"global\" or \"pools\", pools belong under \"pools:\"")
+    } else {
+        complaint
+    }
+}
+
+fn no_pools() -> Complaint {
+    Complaint::new("the file has no pools")
+}
+
+fn read_pools(
+    pos: Pos,
+    entries: &[(At<String>, Node)],
+    report: &mut Report<'_>,
+) -> Vec<(At<String>, PoolSection)> {
+    if entries.is_empty() {
+        report.error(pos, no_pools());
+    }
+    entries
+        .iter()
+        .map(|(name, node)| {
+            let what = format!("pool \"{}\"", name.value);
+            (name.clone(), section::read(&what, name.pos, node, report))
+        })
+        .collect()
+}

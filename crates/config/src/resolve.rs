@@ -1,0 +1,344 @@
+//! From what a file says to the [`Snapshot`]: checks that concern more than one option, names
+//! looked up, everything sorted.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+
+use cashew_placement::{Distribution, Hash};
+
+use crate::address::{ListenText, ServerLine, check_name};
+use crate::diagnostic::{At, Complaint, Pos, Report};
+use crate::file::{Dialect, File, GlobalSection, PoolSection};
+use crate::snapshot::{Global, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology};
+use crate::value::{WORKERS_MAX, Workers};
+
+/// Most pools of one instance.
+pub const POOLS_MAX: usize = 4096;
+
+/// Largest sum of weights in a pool with `distribution: modula`, whose ring has a slot for each.
+pub const MODULA_WEIGHT_MAX: u64 = 1 << 22;
+
+/// The server name that makes a redis pool of the sectioned dialect one master with replicas.
+const MASTER: &str = "master";
+
+/// The fields of the statistics, of twemproxy's and of its forks', that stand beside the pools.
+const RESERVED_POOL_NAMES: [&str; 9] = [
+    "service",
+    "source",
+    "version",
+    "pid",
+    "uptime",
+    "timestamp",
+    "total_connections",
+    "curr_connections",
+    "pools",
+];
+
+/// What a configuration depends on beside its text.
+pub struct Context<'a> {
+    /// What `worker_processes: auto` stands for.
+    pub processors: usize,
+    /// The first address of a host and port.
+    pub resolve: &'a dyn Fn(&str, u16) -> io::Result<SocketAddr>,
+}
+
+impl Context<'static> {
+    /// This machine and its resolver.
+    pub fn of_system() -> Self {
+        Self {
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            resolve: &|host, port| {
+                let mut addresses = (host, port).to_socket_addrs()?;
+                addresses.next().ok_or_else(|| io::Error::other("the name has no address"))
+            },
+        }
+    }
+}
+
+/// A snapshot of epoch 1, or `None` if something was wrong, now or before.
+pub(crate) fn resolve(
+    file: File,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<Snapshot> {
+    check_pool_names(&file.pools, report);
+    check_listens(&file.pools, report);
+    let mut listens = HashMap::new();
+    let mut pools: Vec<Pool> = Vec::with_capacity(file.pools.len());
+    for (name, section) in &file.pools {
+        if let Some(pool) = resolve_pool(name, section, file.dialect, context, report) {
+            check_listen_address(&pool, section, &mut listens, report);
+            pools.push(pool);
+        }
+    }
+    if report.has_errors() {
+        return None;
+    }
+    pools.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
+    Some(Snapshot { epoch: 1, global: resolve_global(file.global, context), pools })
+}
+
+/// twemproxy's order of pools and servers.
+fn by_length_then_bytes(a: &str, b: &str) -> Ordering {
+    a.len().cmp(&b.len()).then_with(|| a.as_bytes().cmp(b.as_bytes()))
+}
+
+fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
+    let auto = u32::try_from(context.processors).unwrap_or(WORKERS_MAX).clamp(1, WORKERS_MAX);
+    Global {
+        worker_processes: match section.worker_processes.value {
+            Workers::Auto => auto,
+            Workers::Fixed(workers) => workers,
+        },
+        max_open_files: section.max_openfiles.map(|files| files.value.0),
+        user: section.user.map(|user| user.value.0),
+        group: section.group.map(|group| group.value.0),
+        worker_shutdown_timeout_ms: section.worker_shutdown_timeout.value.0 * 1000,
+    }
+}
+
+fn check_pool_names(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
+    if let Some((name, _)) = pools.get(POOLS_MAX) {
+        let complaint = Complaint::new(format!("{} pools are too many", pools.len()));
+        report.error(name.pos, complaint.hint(format!("at most {POOLS_MAX}")));
+    }
+    let mut first_lines = HashMap::new();
+    for (name, _) in pools {
+        if let Err(complaint) = check_name("pool", &name.value) {
+            report.error(name.pos, complaint);
+        }
+        if RESERVED_POOL_NAMES.contains(&name.value.as_str()) {
+            let complaint = Complaint::new(format!("a pool cannot be named \"{}\"", name.value))
+                .hint("the statistics have a field of that name beside the pools");
+            report.error(name.pos, complaint);
+        }
+        match first_lines.entry(name.value.as_str()) {
+            Entry::Vacant(entry) => {
+                entry.insert(name.pos.line);
+            }
+            Entry::Occupied(first) => {
+                let complaint = Complaint::new(format!("pool \"{}\" is given twice", name.value))
+                    .hint(format!("first given on line {}", first.get()));
+                report.error(name.pos, complaint);
+            }
+        }
+    }
+}
+
+/// Pools that listen in the same place by the text of the file.
+fn check_listens(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
+    let mut owners: HashMap<String, &str> = HashMap::new();
+    for (name, section) in pools {
+        let Some(listen) = &section.listen else { continue };
+        let place = match &listen.value {
+            ListenText::Tcp { host, port } => format!("{host}:{port}"),
+            ListenText::Unix { path, .. } => path.display().to_string(),
+        };
+        match owners.entry(place) {
+            Entry::Vacant(entry) => {
+                entry.insert(&name.value);
+            }
+            Entry::Occupied(owner) => report.error(listen.pos, taken(owner.get())),
+        }
+    }
+}
+
+/// Pools that listen in the same place only once names are resolved.
+fn check_listen_address(
+    pool: &Pool,
+    section: &PoolSection,
+    owners: &mut HashMap<SocketAddr, (ListenText, String)>,
+    report: &mut Report<'_>,
+) {
+    let (Listen::Tcp(address), Some(listen)) = (&pool.listen, &section.listen) else { return };
+    match owners.entry(*address) {
+        Entry::Vacant(entry) => {
+            entry.insert((listen.value.clone(), pool.name.clone()));
+        }
+        Entry::Occupied(owner) => {
+            let (text, name) = owner.get();
+            if *text != listen.value {
+                report.error(listen.pos, taken(name).hint(format!("both are {address}")));
+            }
+        }
+    }
+}
+
+fn taken(owner: &str) -> Complaint {
+    Complaint::new(format!("pool \"{owner}\" already listens there"))
+}
+
+/// `None` if something needed is missing or was complained of.
+fn resolve_pool(
+    name: &At<String>,
+    section: &PoolSection,
+    dialect: Dialect,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<Pool> {
+    let protocol = if section.redis.value.0 { Protocol::Redis } else { Protocol::Memcached };
+    check_redis_options(section, protocol, report);
+    check_limits(section, report);
+    warn_of_crc32(section, report);
+    let listen = section.listen.as_ref().and_then(|l| resolve_listen(l, context, report));
+    let lines = section.servers.as_ref().map(|servers| servers.value.0.as_slice())?;
+    check_servers(name, lines, section.distribution.value, report);
+    let mut servers: Vec<Server> = lines.iter().map(|line| server(&line.value)).collect();
+    servers.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
+    let topology = topology(protocol, dialect, &servers);
+    if protocol == Protocol::Redis && dialect == Dialect::Flat {
+        warn_of_flat_master(lines, report);
+    }
+    Some(Pool {
+        name: name.value.clone(),
+        listen: listen?,
+        protocol,
+        hash: section.hash.value,
+        hash_tag: section.hash_tag.as_ref().map(|tag| tag.value),
+        distribution: section.distribution.value,
+        topology,
+        servers,
+        timeout_ms: section.timeout.value.0,
+        backlog: section.backlog.value.0 as u32,
+        client_connections: section.client_connections.value.0 as u32,
+        tcp_keepalive: section.tcpkeepalive.value.0,
+        reuseport: section.reuseport.value.0,
+        redis_auth: section.redis_auth.as_ref().map(|auth| auth.value.0.clone()),
+        redis_db: section.redis_db.value.0 as u32,
+        preconnect: section.preconnect.value.0,
+        auto_eject_hosts: section.auto_eject_hosts.value.0,
+        server_connections: section.server_connections.value.0 as u32,
+        server_retry_timeout_ms: section.server_retry_timeout.value.0,
+        server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
+        limits: limits(section),
+    })
+}
+
+fn limits(section: &PoolSection) -> Limits {
+    Limits {
+        request_size_max: section.request_size_max.value.0,
+        client_requests_max: section.client_requests_max.value.0 as u32,
+        client_output_pause: section.client_output_pause.value.0,
+        client_output_max: section.client_output_max.value.0,
+        server_queue_max: section.server_queue_max.value.0 as u32,
+        server_queue_size_max: section.server_queue_size_max.value.0,
+        server_connect_timeout_ms: section.server_connect_timeout.value.0,
+    }
+}
+
+fn server(line: &ServerLine) -> Server {
+    Server { name: line.name.clone(), endpoint: line.endpoint.clone(), weight: line.weight }
+}
+
+/// Only the forks that have `pools:` know masters: a server of that name in a flat file has always
+/// held its share of the keys, and must go on doing so.
+fn topology(protocol: Protocol, dialect: Dialect, servers: &[Server]) -> Topology {
+    let may_replicate =
+        protocol == Protocol::Redis && dialect == Dialect::Sectioned && servers.len() > 1;
+    let master = servers.iter().position(|server| may_replicate && server.name == MASTER);
+    master.map_or(Topology::Sharded, |index| Topology::MasterReplica { master: index as u32 })
+}
+
+fn warn_of_flat_master(lines: &[At<ServerLine>], report: &mut Report<'_>) {
+    if let Some(line) = lines.iter().find(|line| line.value.name == MASTER && lines.len() > 1) {
+        let complaint = Complaint::new("this server holds a share of the keys like any other")
+            .hint("put the pools under \"pools:\" to make it the master of the other servers");
+        report.warning(line.pos, complaint);
+    }
+}
+
+fn warn_of_crc32(section: &PoolSection, report: &mut Report<'_>) {
+    let servers = section.servers.as_ref().map_or(0, |servers| servers.value.0.len());
+    if section.hash.value == Hash::Crc32
+        && section.distribution.value == Distribution::Ketama
+        && servers > 1
+    {
+        let complaint = Complaint::new("crc32 with ketama puts nearly all keys on one server")
+            .hint("it has only 32768 values, a sliver of the ring; crc32a has them all");
+        report.warning(section.hash.pos, complaint);
+    }
+}
+
+fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut Report<'_>) {
+    if protocol == Protocol::Redis {
+        return;
+    }
+    let mut refuse = |key: &str, pos: Pos| {
+        let complaint = Complaint::new(format!("option \"{key}\" is only valid for a redis pool"));
+        report.error(pos, complaint.hint("a redis pool has \"redis: true\""));
+    };
+    if let Some(auth) = &section.redis_auth {
+        refuse("redis_auth", auth.pos);
+    }
+    if section.redis_db.value.0 > 0 {
+        refuse("redis_db", section.redis_db.pos);
+    }
+}
+
+fn check_limits(section: &PoolSection, report: &mut Report<'_>) {
+    let (pause, max) = (&section.client_output_pause, &section.client_output_max);
+    if pause.value.0 > max.value.0 {
+        let pos = if pause.pos == Pos::NONE { max.pos } else { pause.pos };
+        let message = "\"client_output_pause\" is larger than \"client_output_max\"";
+        let hint = "a client must stop being read before it is closed";
+        report.error(pos, Complaint::new(message).hint(hint));
+    }
+}
+
+fn check_servers(
+    pool: &At<String>,
+    lines: &[At<ServerLine>],
+    distribution: Distribution,
+    report: &mut Report<'_>,
+) {
+    let mut first_lines = HashMap::new();
+    for line in lines {
+        match first_lines.entry(line.value.name.as_str()) {
+            Entry::Vacant(entry) => {
+                entry.insert(line.pos.line);
+            }
+            Entry::Occupied(first) => {
+                let message =
+                    format!("pool \"{}\" has two servers named \"{}\"", pool.value, first.key());
+                let hint = format!("the first is on line {}", first.get());
+                report.error(line.pos, Complaint::new(message).hint(hint));
+            }
+        }
+    }
+    let weight: u64 = lines.iter().map(|line| u64::from(line.value.weight)).sum();
+    let (weight_max, why) = match distribution {
+        Distribution::Modula => (MODULA_WEIGHT_MAX, "modula has a slot for each"),
+        Distribution::Ketama | Distribution::Random => {
+            (u32::MAX.into(), "twemproxy adds them in 32 bits")
+        }
+    };
+    if weight > weight_max {
+        let message = format!("the weights of pool \"{}\" sum up to {weight}", pool.value);
+        let hint = format!("at most {weight_max}: {why}; smaller ones in the same proportion do");
+        report.error(pool.pos, Complaint::new(message).hint(hint));
+    }
+}
+
+fn resolve_listen(
+    listen: &At<ListenText>,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<Listen> {
+    match &listen.value {
+        ListenText::Unix { path, mode } => Some(Listen::Unix { path: path.clone(), mode: *mode }),
+        ListenText::Tcp { host, port } if host.is_empty() => {
+            Some(Listen::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), *port)))
+        }
+        ListenText::Tcp { host, port } => match (context.resolve)(host, *port) {
+            Ok(address) => Some(Listen::Tcp(address)),
+            Err(error) => {
+                let message = format!("option \"listen\": \"{host}\" cannot be resolved: {error}");
+                report.error(listen.pos, Complaint::new(message));
+                None
+            }
+        },
+    }
+}

@@ -1,0 +1,86 @@
+//! The JSON Schema of the file and the option tables of its documentation, both made of the
+//! declarations in [`crate::file`].
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+use crate::file::{GlobalSection, PoolSection};
+use crate::section::{self, Section, prose};
+
+/// The JSON Schema of a configuration file in either dialect.
+pub fn json_schema() -> String {
+    let schema = SchemaGenerator::default().into_root_schema_for::<AnyFile>();
+    let text = serde_json::to_string_pretty(&schema).expect("a schema is plain JSON");
+    format!("{text}\n")
+}
+
+/// The options of `global:`, as a Markdown table.
+pub fn global_table() -> String {
+    table::<GlobalSection>()
+}
+
+/// The options of a pool, as a Markdown table.
+pub fn pool_table() -> String {
+    table::<PoolSection>()
+}
+
+fn table<S: Section>() -> String {
+    let mut table = String::from("| Option | Value | Default | Meaning |\n|---|---|---|---|\n");
+    for option in S::options() {
+        let default = match option.default {
+            Some(default) => format!("`{default}`"),
+            None if option.required => "required".to_owned(),
+            None => "none".to_owned(),
+        };
+        let (value, meaning) = ((option.describe)(), prose(option.doc));
+        table += &format!("| `{}` | {value} | {default} | {meaning} |\n", option.key);
+    }
+    table
+}
+
+/// Both dialects.
+struct AnyFile;
+
+impl JsonSchema for AnyFile {
+    fn schema_name() -> Cow<'static, str> {
+        "Cashew configuration".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let global = generator.subschema_for::<Of<GlobalSection>>();
+        let pool = generator.subschema_for::<Of<PoolSection>>();
+        json_schema!({ "oneOf": [
+            {
+                "title": "Sections \"global\" and \"pools\"",
+                "type": "object",
+                "properties": {
+                    "global": global,
+                    "pools": { "type": "object", "minProperties": 1, "additionalProperties": pool },
+                },
+                "required": ["pools"],
+                "additionalProperties": false,
+            },
+            {
+                "title": "Pools at the top level",
+                "type": "object",
+                "minProperties": 1,
+                "properties": { "global": false, "pools": false },
+                "additionalProperties": pool,
+            },
+        ] })
+    }
+}
+
+/// A section as a definition of the schema.
+struct Of<S>(std::marker::PhantomData<S>);
+
+impl<S: Section> JsonSchema for Of<S> {
+    fn schema_name() -> Cow<'static, str> {
+        S::NAME.into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        section::schema::<S>(generator)
+    }
+}

@@ -1,0 +1,75 @@
+//! Files that must be refused, and in which words: tests/bad.txt holds both.
+//!
+//! `CASHEW_BLESS=1 cargo test -p cashew-config bad` writes the words anew; read the difference.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use cashew_config::{Context, Errors, parse};
+
+const CASE: &str = "######## ";
+const VERDICT: &str = "-------- refused:\n";
+
+fn refuse(text: &str) -> Option<Errors> {
+    let resolve = |host: &str, port| match host {
+        "localhost" => Ok(SocketAddr::from(([127, 0, 0, 1], port))),
+        _ => host
+            .parse()
+            .map(|ip| SocketAddr::new(ip, port))
+            .map_err(|_| std::io::Error::other("no such name")),
+    };
+    parse("f", text, &Context { processors: 1, resolve: &resolve }).err()
+}
+
+#[test]
+fn bad_files_are_refused_with_every_reason() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/bad.txt");
+    let written = std::fs::read_to_string(&path).unwrap();
+    let mut judged = String::new();
+    for case in written.split(CASE).skip(1) {
+        let (title, rest) = case.split_once('\n').unwrap();
+        let text = rest.split(VERDICT).next().unwrap();
+        let errors = refuse(text).unwrap_or_else(|| panic!("{title}: accepted"));
+        judged += &format!("{CASE}{title}\n{text}{VERDICT}{errors}\n");
+    }
+    if std::env::var_os("CASHEW_BLESS").is_some() {
+        std::fs::write(&path, &judged).unwrap();
+        return;
+    }
+    for (judged, written) in judged.split(CASE).zip(written.split(CASE)) {
+        assert_eq!(judged, written, "judged, written\n{judged}\n{written}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_refused() {
+    let errors = cashew_config::load("/nonexistent/cashew.yml".as_ref()).unwrap_err();
+    let words = "/nonexistent/cashew.yml: cannot be read: No such file or directory (os error 2)";
+    assert_eq!(errors.to_string(), words);
+    let errors = cashew_config::load("/dev/zero".as_ref()).unwrap_err();
+    let words = "/dev/zero: cannot be read: it is larger than 16777216 bytes";
+    assert_eq!(errors.to_string(), words);
+}
+
+#[test]
+fn no_more_errors_are_shown_than_anyone_reads() {
+    let servers = "    - nothing\n".repeat(300);
+    let errors = refuse(&format!("p:\n  listen: /p\n  servers:\n{servers}")).unwrap().0;
+    assert_eq!(errors.len(), 101);
+    assert_eq!(errors[100].to_string(), "f: 200 more errors are not shown");
+}
+
+#[test]
+fn servers_and_pools_have_a_largest_number() {
+    let pool = |name: &str, servers: usize| {
+        let lines: String = (0..servers).map(|i| format!("    - h{i}:1:1\n")).collect();
+        format!("{name}:\n  listen: /{name}\n  servers:\n{lines}")
+    };
+    assert_eq!(refuse(&pool("p", 65_536)), None);
+    let errors = refuse(&pool("p", 65_537)).unwrap();
+    assert_eq!(errors.0[0].message, "65537 servers are too many for one pool");
+
+    let pools = |count: usize| (0..count).map(|i| pool(&format!("p{i}"), 1)).collect::<String>();
+    assert_eq!(refuse(&pools(4096)), None);
+    assert_eq!(refuse(&pools(4097)).unwrap().0[0].message, "4097 pools are too many");
+}

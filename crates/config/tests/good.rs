@@ -1,0 +1,230 @@
+//! Files that must load, and what becomes of them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use cashew_config::snapshot::{
+    Endpoint, Global, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology,
+};
+use cashew_config::{Context, Loaded, from_json, parse, to_json};
+use cashew_placement::{Distribution, Hash, HashTag};
+
+const FLAT: &str = include_str!("good/flat.yml");
+const SECTIONED: &str = include_str!("good/sectioned.yml");
+
+fn load(text: &str) -> Loaded {
+    let resolve = |host: &str, port| match host {
+        "localhost" => Ok(SocketAddr::from(([127, 0, 0, 1], port))),
+        _ => Ok(SocketAddr::new(host.parse().map_err(std::io::Error::other)?, port)),
+    };
+    let context = Context { processors: 6, resolve: &resolve };
+    parse("test.yml", text, &context).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) -> Pool {
+    Pool {
+        name: name.to_owned(),
+        listen,
+        protocol,
+        hash: Hash::Fnv1a64,
+        hash_tag: None,
+        distribution: Distribution::Ketama,
+        topology: Topology::Sharded,
+        servers,
+        timeout_ms: None,
+        backlog: 512,
+        client_connections: 0,
+        tcp_keepalive: false,
+        reuseport: false,
+        redis_auth: None,
+        redis_db: 0,
+        preconnect: false,
+        auto_eject_hosts: false,
+        server_connections: 1,
+        server_retry_timeout_ms: 30_000,
+        server_failure_limit: 2,
+        limits: Limits::default(),
+    }
+}
+
+fn tcp(address: &str) -> Listen {
+    Listen::Tcp(address.parse().unwrap())
+}
+
+fn server(name: &str, host: &str, port: u16, weight: u32) -> Server {
+    let endpoint = Endpoint::Tcp { host: host.to_owned(), port };
+    Server { name: name.to_owned(), endpoint, weight }
+}
+
+#[test]
+fn the_flat_dialect_loads() {
+    let local = "127.0.0.1";
+    let first = Pool {
+        auto_eject_hosts: true,
+        server_retry_timeout_ms: 2000,
+        server_failure_limit: 1,
+        ..pool(
+            "first",
+            tcp("127.0.0.1:22121"),
+            Protocol::Redis,
+            vec![server("127.0.0.1:6379", local, 6379, 1)],
+        )
+    };
+    let second = Pool {
+        hash: Hash::Murmur,
+        hash_tag: Some(HashTag { open: b'{', close: b'}' }),
+        distribution: Distribution::Modula,
+        timeout_ms: Some(400),
+        redis_auth: Some("0123".to_owned()),
+        redis_db: 3,
+        tcp_keepalive: true,
+        client_connections: 500,
+        server_connections: 4,
+        ..pool(
+            "second",
+            tcp("127.0.0.1:22122"),
+            Protocol::Redis,
+            vec![
+                server("master", local, 6383, 1),
+                server("server1", local, 6382, 1),
+                server("server9", local, 6381, 1),
+                server("server10", local, 6380, 1),
+            ],
+        )
+    };
+    let path = PathBuf::from("/tmp/memcached");
+    let last = Pool {
+        hash: Hash::Hsieh,
+        distribution: Distribution::Random,
+        backlog: 1024,
+        preconnect: true,
+        server_failure_limit: 1,
+        ..pool(
+            "last",
+            Listen::Unix { path: PathBuf::from("/tmp/cashew-test"), mode: Some(0o660) },
+            Protocol::Memcached,
+            vec![
+                server("127.0.0.1", local, 11211, 100_000),
+                server("::1:11215", "::1", 11215, 1),
+                Server {
+                    name: "/tmp/memcached:".to_owned(),
+                    endpoint: Endpoint::Unix(path),
+                    weight: 2,
+                },
+                server("127.0.0.1:11214", local, 11214, 1),
+            ],
+        )
+    };
+    let loaded = load(FLAT);
+    let expected = Snapshot {
+        epoch: 1,
+        global: Global {
+            worker_processes: 6,
+            max_open_files: None,
+            user: None,
+            group: None,
+            worker_shutdown_timeout_ms: 30_000,
+        },
+        pools: vec![last, first, second],
+    };
+    assert_eq!(loaded.snapshot, expected);
+    let warnings: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        ["test.yml:30:6: this server holds a share of the keys like any other
+       - 127.0.0.1:6383:1 master
+         ^
+    hint: put the pools under \"pools:\" to make it the master of the other servers"]
+    );
+}
+
+#[test]
+fn the_sectioned_dialect_loads() {
+    let loaded = load(SECTIONED);
+    assert_eq!(loaded.warnings, []);
+    assert_eq!(
+        loaded.snapshot.global,
+        Global {
+            worker_processes: 3,
+            max_open_files: Some(102_400),
+            user: Some("nobody".to_owned()),
+            group: Some("nobody".to_owned()),
+            worker_shutdown_timeout_ms: 0,
+        }
+    );
+    let local = "127.0.0.1";
+    let alone =
+        pool("alone", tcp("[::1]:22124"), Protocol::Redis, vec![server("master", local, 6379, 1)]);
+    let cached = Pool {
+        reuseport: true,
+        limits: Limits {
+            request_size_max: 2 << 20,
+            client_requests_max: 16,
+            client_output_pause: 65_536,
+            client_output_max: 1 << 30,
+            server_queue_max: 100,
+            server_queue_size_max: 64 << 10,
+            server_connect_timeout_ms: 250,
+        },
+        ..pool(
+            "cached",
+            tcp("127.0.0.1:22125"),
+            Protocol::Memcached,
+            vec![server("master", local, 11211, 1), server("127.0.0.1:11212", local, 11212, 1)],
+        )
+    };
+    let likewise =
+        Pool { name: "likewise".to_owned(), listen: tcp("127.0.0.1:22126"), ..cached.clone() };
+    let replicated = Pool {
+        topology: Topology::MasterReplica { master: 0 },
+        ..pool(
+            "replicated",
+            tcp("0.0.0.0:22123"),
+            Protocol::Redis,
+            vec![
+                server("master", local, 6379, 1),
+                server("slave1", local, 6380, 1),
+                server("slave2", local, 6381, 1),
+            ],
+        )
+    };
+    assert_eq!(loaded.snapshot.pools, [alone, cached, likewise, replicated]);
+}
+
+#[test]
+fn the_examples_load_without_warnings() {
+    for (name, pools) in
+        [("cashew.yml", ["pages", "sessions"]), ("nutcracker.yml", ["pages", "users"])]
+    {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../conf").join(name);
+        let loaded = cashew_config::load(&path).unwrap_or_else(|errors| panic!("{errors}"));
+        assert_eq!(loaded.warnings, [], "{name}");
+        let names: Vec<_> = loaded.snapshot.pools.iter().map(|pool| pool.name.as_str()).collect();
+        assert_eq!(names, pools, "{name}");
+    }
+}
+
+#[test]
+fn snapshots_survive_json() {
+    for text in [FLAT, SECTIONED] {
+        let mut snapshot = load(text).snapshot;
+        snapshot.epoch = u64::MAX;
+        assert_eq!(from_json(&to_json(&snapshot)).unwrap(), snapshot);
+    }
+}
+
+#[test]
+fn workers_are_limited_whatever_the_machine_has() {
+    let workers = |text: &str, processors| {
+        let text = format!("{text}pools:\n  p:\n    listen: /p\n    servers: [\"a:1:1\"]\n");
+        let context = Context { processors, ..Context::of_system() };
+        parse("f", &text, &context).unwrap().snapshot.global.worker_processes
+    };
+    assert_eq!(workers("", 4), 4);
+    assert_eq!(workers("", 0), 1);
+    assert_eq!(workers("", 1000), 256);
+    assert_eq!(workers("global:\n", 2), 2);
+    assert_eq!(workers("global:\n  worker_processes: auto\n", 2), 2);
+    assert_eq!(workers("global: {worker_processes: 0}\n", 2), 0);
+    assert_eq!(workers("global: {worker_processes: 256}\n", 2), 256);
+}

@@ -1,0 +1,313 @@
+//! One end of a control channel. It owns the socket and knows the framing: a version byte, then
+//! one JSON message, with its descriptors attached. It never blocks; who waits, polls its
+//! descriptor.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// First byte of every message. Both ends are the same binary until a binary upgrade makes them
+/// differ, and then this tells.
+pub const VERSION: u8 = 1;
+
+/// Largest message with its version byte. The largest legitimate one, the ring of a pool of 65,536
+/// servers, takes a quarter of it; it must stay below the kernel's default socket buffer.
+pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+
+/// Most descriptors that one message carries.
+pub const DESCRIPTORS_MAX: usize = 4;
+
+/// One end of a channel, which sends `S` and receives `R`.
+#[derive(Debug)]
+pub struct Channel<S, R> {
+    socket: OwnedFd,
+    buf: Box<[u8]>,
+    messages: PhantomData<fn(S) -> R>,
+}
+
+/// Why a message was not sent. Nothing of it was.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// The other side has not read what was sent before.
+    #[error("the channel is full")]
+    WouldBlock,
+    #[error("the channel is closed")]
+    Closed,
+    #[error("a message of {0} bytes is too large for the channel")]
+    TooLarge(usize),
+    #[error("{0} descriptors are too many for one message")]
+    TooManyDescriptors(usize),
+    #[error("the message cannot be written as JSON: {0}")]
+    Unwritable(serde_json::Error),
+    #[error("cannot send on the channel: {0}")]
+    Io(io::Error),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// The other side closed its end, most likely by dying.
+    #[error("the channel is closed")]
+    Closed,
+    #[error("a message came truncated")]
+    Truncated,
+    #[error("a message of version {0} came, version {VERSION} is spoken here")]
+    Version(u8),
+    #[error("a message makes no sense: {0}")]
+    Malformed(serde_json::Error),
+    #[error("cannot receive from the channel: {0}")]
+    Io(io::Error),
+}
+
+/// The two ends of a new channel.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+impl<S: Serialize, R: DeserializeOwned> Channel<S, R> {
+    /// `socket` is one end of a [`pair`].
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket, buf: vec![0; MESSAGE_BYTES_MAX].into_boxed_slice(), messages: PhantomData }
+    }
+
+    pub fn send(&self, message: &S, descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return Err(SendError::TooManyDescriptors(descriptors.len()));
+        }
+        let mut bytes = vec![VERSION];
+        serde_json::to_writer(&mut bytes, message).map_err(SendError::Unwritable)?;
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(SendError::TooLarge(bytes.len()));
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            let pushed = control.push(SendAncillaryMessage::ScmRights(descriptors));
+            assert!(pushed, "the space is for DESCRIPTORS_MAX");
+        }
+        // NOSIGNAL: a dead reader is an error to handle, not a SIGPIPE.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let iov = [IoSlice::new(&bytes)];
+        match retry(|| rustix::net::sendmsg(&self.socket, &iov, &mut control, flags)) {
+            Ok(sent) => {
+                assert_eq!(sent, bytes.len(), "SOCK_SEQPACKET sends a whole message or none");
+                Ok(())
+            }
+            // ETOOMANYREFS: too many descriptors of this user are in flight, which passes as the
+            // other side reads.
+            Err(Errno::AGAIN | Errno::TOOMANYREFS) => Err(SendError::WouldBlock),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(SendError::Closed),
+            Err(errno) => Err(SendError::Io(errno.into())),
+        }
+    }
+
+    /// The next message with its descriptors, or `None` when there is none now.
+    pub fn receive(&mut self) -> Result<Option<(R, Vec<OwnedFd>)>, ReceiveError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut iov = [IoSliceMut::new(&mut self.buf)];
+        let received =
+            match retry(|| rustix::net::recvmsg(&self.socket, &mut iov, &mut control, flags)) {
+                Ok(received) => received,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::CONNRESET) => return Err(ReceiveError::Closed),
+                Err(errno) => return Err(ReceiveError::Io(errno.into())),
+            };
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(ReceiveError::Truncated);
+        }
+        // An empty datagram is never sent, so this is the end.
+        let Some((&version, json)) = self.buf[..received.bytes].split_first() else {
+            return Err(ReceiveError::Closed);
+        };
+        if version != VERSION {
+            return Err(ReceiveError::Version(version));
+        }
+        let message = serde_json::from_slice(json).map_err(ReceiveError::Malformed)?;
+        Ok(Some((message, descriptors)))
+    }
+}
+
+impl<S, R> AsFd for Channel<S, R> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Write};
+
+    use super::*;
+    use crate::{ChildChannel, MasterChannel, ToChild, ToMaster};
+
+    #[test]
+    fn messages_keep_their_order_and_borders() {
+        let (master, mut worker) = channels();
+        for pool in 0..5 {
+            master.send(&ToChild::Listen { pool }, &[]).unwrap();
+        }
+        for pool in 0..5 {
+            let (message, descriptors) = worker.receive().unwrap().unwrap();
+            assert_eq!(message, ToChild::Listen { pool });
+            assert!(descriptors.is_empty());
+        }
+        assert!(worker.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn descriptors_pass_and_do_not_survive_exec() {
+        let (master, mut worker) = channels();
+        let (mut first, sent_first) = io::pipe().unwrap();
+        let (sent_second, mut second) = io::pipe().unwrap();
+        master
+            .send(
+                &ToChild::Init { slot: 1, workers: 2 },
+                &[sent_first.as_fd(), sent_second.as_fd()],
+            )
+            .unwrap();
+        drop((sent_first, sent_second));
+
+        let (_, descriptors) = worker.receive().unwrap().unwrap();
+        let [writer, reader] = <[OwnedFd; 2]>::try_from(descriptors).unwrap();
+        for descriptor in [&writer, &reader] {
+            let flags = rustix::io::fcntl_getfd(descriptor).unwrap();
+            assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        File::from(writer).write_all(b"through").unwrap();
+        let mut text = String::new();
+        first.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "through");
+        second.write_all(b"back").unwrap();
+        drop(second);
+        text.clear();
+        File::from(reader).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "back");
+    }
+
+    #[test]
+    fn a_dead_peer_shows_as_closed() {
+        let (master, mut worker) = channels();
+        master.send(&ToChild::Start, &[]).unwrap();
+        drop(master);
+        assert!(worker.receive().unwrap().is_some(), "what was sent before is still delivered");
+        assert!(matches!(worker.receive(), Err(ReceiveError::Closed)));
+        assert!(matches!(worker.send(&ToMaster::Ready, &[]), Err(SendError::Closed)));
+    }
+
+    #[test]
+    fn a_peer_that_dies_with_mail_unread_shows_as_closed() {
+        let (mut master, worker) = channels();
+        master.send(&ToChild::Start, &[]).unwrap();
+        drop(worker);
+        assert!(matches!(master.receive(), Err(ReceiveError::Closed)));
+    }
+
+    #[test]
+    fn a_full_channel_does_not_block() {
+        let (master, mut worker) = channels();
+        let mut sent = 0;
+        loop {
+            match master.send(&ToChild::LogLevel { level: 5 }, &[]) {
+                Ok(()) => sent += 1,
+                Err(SendError::WouldBlock) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(worker.receive().unwrap().is_some());
+        for _ in 1..sent {
+            worker.receive().unwrap().unwrap();
+        }
+        assert!(worker.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn the_largest_ring_fits() {
+        let (master, mut worker) = channels();
+        let live: Vec<bool> = (0..65_536).map(|server| server % 5 != 0).collect();
+        let message = ToChild::Release { pool: u32::MAX, version: u64::MAX, live };
+        master.send(&message, &[]).unwrap();
+        assert_eq!(worker.receive().unwrap().unwrap().0, message);
+    }
+
+    #[test]
+    fn what_is_too_large_is_not_sent() {
+        let (mut master, worker) = channels();
+        let why = "x".repeat(MESSAGE_BYTES_MAX);
+        assert!(matches!(
+            worker.send(&ToMaster::Failed { why }, &[]),
+            Err(SendError::TooLarge(bytes)) if bytes > MESSAGE_BYTES_MAX
+        ));
+        let many = [worker.as_fd(); DESCRIPTORS_MAX + 1];
+        assert!(matches!(
+            worker.send(&ToMaster::Ready, &many),
+            Err(SendError::TooManyDescriptors(_))
+        ));
+        assert!(master.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_comes_too_large_is_refused() {
+        let (raw, end) = pair().unwrap();
+        let mut worker = ChildChannel::new(end);
+        let bytes = vec![VERSION; MESSAGE_BYTES_MAX + 1];
+        rustix::net::send(&raw, &bytes, SendFlags::empty()).unwrap();
+        assert!(matches!(worker.receive(), Err(ReceiveError::Truncated)));
+
+        let many = [raw.as_fd(); 2 * DESCRIPTORS_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        let iov = [IoSlice::new(b"\x01\"ready\"")];
+        rustix::net::sendmsg(&raw, &iov, &mut control, SendFlags::empty()).unwrap();
+        assert!(matches!(worker.receive(), Err(ReceiveError::Truncated)));
+        assert!(worker.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn garbage_is_refused_and_skipped() {
+        let (raw, end) = pair().unwrap();
+        let mut worker = ChildChannel::new(end);
+        for bytes in
+            [&b"\x01"[..], b"\x01{", b"\x01{\"type\":\"sing\"}", b"\x01{\"type\":\"hold\"}"]
+        {
+            rustix::net::send(&raw, bytes, SendFlags::empty()).unwrap();
+            assert!(matches!(worker.receive(), Err(ReceiveError::Malformed(_))), "{bytes:?}");
+        }
+        rustix::net::send(&raw, b"\x02{\"type\":\"start\"}", SendFlags::empty()).unwrap();
+        assert!(matches!(worker.receive(), Err(ReceiveError::Version(2))));
+        rustix::net::send(&raw, b"\x01{\"type\":\"start\"}", SendFlags::empty()).unwrap();
+        assert_eq!(worker.receive().unwrap().unwrap().0, ToChild::Start);
+    }
+
+    fn channels() -> (MasterChannel, ChildChannel) {
+        let (master, worker) = pair().unwrap();
+        (MasterChannel::new(master), ChildChannel::new(worker))
+    }
+}

@@ -1,0 +1,462 @@
+//! The epoll driver: every descriptor is registered once, edge-triggered, and read until a short
+//! read; no `epoll_ctl` per request.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, sockopt,
+};
+
+use crate::{Address, ClientOptions, CloseKind, Driver, Handler, Token};
+
+/// One read takes at most this much, so that one connection cannot hold up the others.
+const READ_SIZE: usize = 64 * 1024;
+/// Connections accepted from one socket in one tick.
+const ACCEPTS_PER_TICK: usize = 64;
+const EVENTS_PER_TICK: usize = 512;
+/// Buffers handed to one write.
+const SLICES_MAX: usize = 64;
+/// A connection that is closed is read this many times more, so that what lies unread does not
+/// make the kernel answer with a reset, which could overtake the last reply.
+const FINAL_READS_MAX: usize = 4;
+
+/// First probe of an idle server connection, distance of the next ones, and how many may fail.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Tokens of what is not a connection: all bits of the generation set, and two kinds.
+const SPECIAL: u64 = 0xffff_ffff << 32;
+const WATCH: u64 = 1 << 30;
+
+pub struct EpollDriver {
+    epoll: OwnedFd,
+    events: Vec<Event>,
+    tables: [Vec<Socket>; 2],
+    listeners: Vec<Listener>,
+    /// Connections that may have more to read than was taken.
+    unread: Vec<Token>,
+    /// The list being worked on; kept for its memory.
+    reading: Vec<Token>,
+    buffer: Vec<u8>,
+}
+
+struct Listener {
+    id: u32,
+    socket: OwnedFd,
+    options: ClientOptions,
+    /// Out of descriptors: not watched until one is free again.
+    parked: bool,
+}
+
+/// A slot of a table.
+#[derive(Default)]
+struct Socket {
+    descriptor: Option<OwnedFd>,
+    generation: u32,
+    state: State,
+}
+
+#[derive(Clone, Copy, Default)]
+struct State {
+    connecting: bool,
+    /// The kernel took less than there was; it will say when it takes more.
+    write_blocked: bool,
+    paused: bool,
+    /// There may be something to read.
+    readable: bool,
+    /// Listed in `unread`.
+    listed: bool,
+    /// The peer ended its side: read on until the kernel says so, for no new edge will come.
+    ending: bool,
+    /// That was reported.
+    ended: bool,
+}
+
+impl EpollDriver {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            events: Vec::with_capacity(EVENTS_PER_TICK),
+            tables: [Vec::new(), Vec::new()],
+            listeners: Vec::new(),
+            unread: Vec::new(),
+            reading: Vec::new(),
+            buffer: vec![0; READ_SIZE],
+        })
+    }
+
+    #[inline]
+    fn socket(&mut self, conn: Token) -> Option<&mut Socket> {
+        let socket = self.tables[conn.table()].get_mut(conn.index())?;
+        (socket.generation == conn.generation() && socket.descriptor.is_some()).then_some(socket)
+    }
+
+    fn insert(&mut self, conn: Token, descriptor: OwnedFd, connecting: bool) -> io::Result<()> {
+        epoll::add(
+            &self.epoll,
+            &descriptor,
+            EventData::new_u64(conn.0),
+            EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET,
+        )?;
+        let table = &mut self.tables[conn.table()];
+        if table.len() <= conn.index() {
+            table.resize_with(conn.index() + 1, Socket::default);
+        }
+        let state = State { connecting, ..State::default() };
+        table[conn.index()] =
+            Socket { descriptor: Some(descriptor), generation: conn.generation(), state };
+        Ok(())
+    }
+
+    /// Closes the descriptor and shrinks the table behind the last one in use.
+    fn remove(&mut self, conn: Token) -> Option<OwnedFd> {
+        let descriptor = self.socket(conn)?.descriptor.take();
+        let table = &mut self.tables[conn.table()];
+        if conn.index() + 1 == table.len() {
+            while table.last().is_some_and(|socket| socket.descriptor.is_none()) {
+                table.pop();
+            }
+            table.shrink_to(2 * table.len() + 64);
+        }
+        descriptor
+    }
+
+    fn fail(&mut self, conn: Token, errno: Errno, handler: &mut impl Handler) {
+        drop(self.remove(conn));
+        self.unpark();
+        handler.closed(conn, close_kind(errno));
+    }
+
+    fn handle_event(&mut self, event: Event, handler: &mut impl Handler) {
+        let token = event.data.u64();
+        if token & SPECIAL == SPECIAL {
+            let id = (token & (WATCH - 1)) as u32;
+            if token & WATCH == 0 {
+                self.accept(id, handler);
+            } else {
+                handler.readable(id);
+            }
+            return;
+        }
+        let conn = Token(token);
+        let flags = event.flags;
+        let Some(socket) = self.socket(conn) else { return };
+        if socket.state.connecting {
+            self.finish_connecting(conn, handler);
+            return;
+        }
+        let readable = EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+        if flags.intersects(readable) {
+            socket.state.readable = true;
+            socket.state.ending |= flags.intersects(readable - EventFlags::IN);
+            if socket.state.paused && flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                // Both directions are dead: nothing can be answered any more.
+                self.fail(conn, Errno::CONNRESET, handler);
+                return;
+            }
+            self.read(conn, handler);
+        }
+        if flags.intersects(EventFlags::OUT)
+            && let Some(socket) = self.socket(conn)
+            && std::mem::take(&mut socket.state.write_blocked)
+        {
+            self.send(conn, handler);
+        }
+    }
+
+    fn finish_connecting(&mut self, conn: Token, handler: &mut impl Handler) {
+        let Some(socket) = self.socket(conn) else { return };
+        let Some(descriptor) = &socket.descriptor else { return };
+        match sockopt::socket_error(descriptor) {
+            Ok(Ok(())) => {
+                socket.state.connecting = false;
+                // Data may have come with the connection: the edge was this event's.
+                socket.state.readable = true;
+                handler.connected(conn);
+                self.read(conn, handler);
+            }
+            Ok(Err(errno)) | Err(errno) => self.fail(conn, errno, handler),
+        }
+    }
+
+    /// One read; what is left over is for the next tick.
+    #[inline]
+    fn read(&mut self, conn: Token, handler: &mut impl Handler) {
+        let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
+        if socket.generation != conn.generation() || socket.state.paused || !socket.state.readable {
+            return;
+        }
+        let Some(descriptor) = &socket.descriptor else { return };
+        match net::recv(descriptor, &mut self.buffer[..], RecvFlags::empty()) {
+            Ok((0, _)) => {
+                socket.state.readable = false;
+                if !std::mem::replace(&mut socket.state.ended, true) {
+                    handler.read_closed(conn);
+                }
+            }
+            Ok((len, _)) => {
+                // A short read means empty: the next bytes make a new edge.
+                if len == self.buffer.len() || socket.state.ending {
+                    self.list(conn);
+                } else {
+                    socket.state.readable = false;
+                }
+                handler.received(conn, &self.buffer[..len]);
+            }
+            Err(Errno::AGAIN) => socket.state.readable = false,
+            Err(Errno::INTR) => self.list(conn),
+            Err(errno) => self.fail(conn, errno, handler),
+        }
+    }
+
+    fn list(&mut self, conn: Token) {
+        if let Some(socket) = self.socket(conn)
+            && !std::mem::replace(&mut socket.state.listed, true)
+        {
+            self.unread.push(conn);
+        }
+    }
+
+    fn accept(&mut self, id: u32, handler: &mut impl Handler) {
+        for _ in 0..ACCEPTS_PER_TICK {
+            let Some(listener) = self.listeners.iter().find(|listener| listener.id == id) else {
+                return;
+            };
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            match net::accept_with(&listener.socket, flags) {
+                Ok(descriptor) => {
+                    let options = listener.options;
+                    set_up_client(descriptor.as_fd(), options);
+                    if let Some(conn) = handler.accepted(id)
+                        && self.insert(conn, descriptor, false).is_err()
+                    {
+                        handler.closed(conn, CloseKind::Reset);
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                // The connection was reset while it waited, or a signal came.
+                Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
+                Err(_) => {
+                    self.park(id);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Stops watching a listener that cannot accept, or it would be reported again and again.
+    fn park(&mut self, id: u32) {
+        let Some(listener) = self.listeners.iter_mut().find(|listener| listener.id == id) else {
+            return;
+        };
+        if epoll::delete(&self.epoll, &listener.socket).is_ok() {
+            listener.parked = true;
+        }
+    }
+
+    /// A descriptor is free again.
+    fn unpark(&mut self) {
+        for listener in self.listeners.iter_mut().filter(|listener| listener.parked) {
+            if watch_listener(&self.epoll, listener).is_ok() {
+                listener.parked = false;
+            }
+        }
+    }
+}
+
+impl Driver for EpollDriver {
+    fn listen(&mut self, id: u32, socket: OwnedFd, options: ClientOptions) -> io::Result<()> {
+        let listener = Listener { id, socket, options, parked: false };
+        watch_listener(&self.epoll, &listener)?;
+        self.listeners.push(listener);
+        Ok(())
+    }
+
+    fn stop_listening(&mut self) {
+        for listener in self.listeners.drain(..) {
+            // The socket lives on in the master, so closing it here would not end the watching.
+            if !listener.parked {
+                let _ = epoll::delete(&self.epoll, &listener.socket);
+            }
+        }
+    }
+
+    fn watch(&mut self, watch: u32, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let token = SPECIAL | WATCH | u64::from(watch);
+        epoll::add(&self.epoll, descriptor, EventData::new_u64(token), EventFlags::IN)?;
+        Ok(())
+    }
+
+    fn unwatch(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::delete(&self.epoll, descriptor)?)
+    }
+
+    fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind> {
+        start_connecting(address)
+            .and_then(|descriptor| self.insert(conn, descriptor, true).map_err(|_| Errno::NOMEM))
+            .map_err(close_kind)
+    }
+
+    fn close(&mut self, conn: Token) {
+        let Some(descriptor) = self.remove(conn) else { return };
+        for _ in 0..FINAL_READS_MAX {
+            match net::recv(&descriptor, &mut self.buffer[..], RecvFlags::empty()) {
+                Ok((len, _)) if len == self.buffer.len() => {}
+                _ => break,
+            }
+        }
+        drop(descriptor);
+        self.unpark();
+    }
+
+    fn pause(&mut self, conn: Token) {
+        if let Some(socket) = self.socket(conn) {
+            socket.state.paused = true;
+        }
+    }
+
+    fn resume(&mut self, conn: Token) {
+        let Some(socket) = self.socket(conn) else { return };
+        socket.state.paused = false;
+        if socket.state.readable {
+            self.list(conn);
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, conn: Token, handler: &mut impl Handler) {
+        loop {
+            let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
+            if socket.generation != conn.generation()
+                || socket.state.write_blocked
+                || socket.state.connecting
+            {
+                return;
+            }
+            let Some(descriptor) = &socket.descriptor else { return };
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = handler.output(conn, &mut slices);
+            let slices = &slices[..count];
+            let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
+            let result = match slices {
+                [] => return,
+                [slice] => net::send(descriptor, slice, SendFlags::NOSIGNAL),
+                slices => net::sendmsg(
+                    descriptor,
+                    slices,
+                    &mut SendAncillaryBuffer::default(),
+                    SendFlags::NOSIGNAL,
+                ),
+            };
+            match result {
+                Ok(len) => {
+                    socket.state.write_blocked = len < wanted;
+                    handler.sent(conn, len as u64);
+                    if len < wanted || count < SLICES_MAX {
+                        return;
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    socket.state.write_blocked = true;
+                    return;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    self.fail(conn, errno, handler);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
+        let timeout = if self.unread.is_empty() { timeout } else { Some(Duration::ZERO) };
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        handler.woken();
+        std::mem::swap(&mut self.unread, &mut self.reading);
+        for event in events.drain(..) {
+            self.handle_event(event, handler);
+        }
+        self.events = events;
+        let mut reading = std::mem::take(&mut self.reading);
+        for conn in reading.drain(..) {
+            if let Some(socket) = self.socket(conn) {
+                socket.state.listed = false;
+                self.read(conn, handler);
+            }
+        }
+        self.reading = reading;
+        Ok(())
+    }
+}
+
+/// A socket that several processes watch wakes one of them per connection.
+fn watch_listener(epoll: &OwnedFd, listener: &Listener) -> io::Result<()> {
+    let token = SPECIAL | u64::from(listener.id);
+    let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
+    epoll::add(epoll, &listener.socket, EventData::new_u64(token), flags)?;
+    Ok(())
+}
+
+/// Options that a Unix socket does not know are none of its concern.
+fn set_up_client(descriptor: BorrowedFd<'_>, options: ClientOptions) {
+    let _ = sockopt::set_tcp_nodelay(descriptor, true);
+    if options.keepalive {
+        let _ = sockopt::set_socket_keepalive(descriptor, true);
+    }
+}
+
+fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {
+    let family = match address {
+        Address::Tcp(address) if address.is_ipv4() => AddressFamily::INET,
+        Address::Tcp(_) => AddressFamily::INET6,
+        Address::Unix(_) => AddressFamily::UNIX,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let descriptor = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    let result = match address {
+        Address::Tcp(address) => {
+            sockopt::set_tcp_nodelay(&descriptor, true)?;
+            // A server whose host vanished must be noticed while nothing is being sent.
+            sockopt::set_socket_keepalive(&descriptor, true)?;
+            sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_IDLE)?;
+            sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_INTERVAL)?;
+            sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES)?;
+            net::connect(&descriptor, address)
+        }
+        Address::Unix(path) => net::connect(&descriptor, &SocketAddrUnix::new(path)?),
+    };
+    match result {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(descriptor),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn close_kind(errno: Errno) -> CloseKind {
+    match errno {
+        // A Unix socket without a listener, or whose backlog is full.
+        Errno::CONNREFUSED | Errno::NOENT | Errno::AGAIN => CloseKind::Refused,
+        Errno::TIMEDOUT => CloseKind::TimedOut,
+        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN => {
+            CloseKind::Unreachable
+        }
+        _ => CloseKind::Reset,
+    }
+}

@@ -1,0 +1,53 @@
+//! What the engine wants done.
+
+use crate::failure::Failure;
+use crate::id::ConnId;
+
+/// Work for the driver, or news for the master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Connect to a server; answer with `handle_connected` or `handle_closed`.
+    Connect {
+        conn: ConnId,
+        pool: u32,
+        server: u32,
+    },
+    /// Close the connection; its id means nothing from here on.
+    Close {
+        conn: ConnId,
+    },
+    /// Do not read the connection until [`Action::ResumeRead`].
+    PauseRead {
+        conn: ConnId,
+    },
+    ResumeRead {
+        conn: ConnId,
+    },
+    /// The pool dispatches nothing any more, as `handle_hold` asked.
+    Held {
+        pool: u32,
+        version: u64,
+    },
+    /// The server reached its failure limit: every worker should leave it out of the ring.
+    Eject {
+        pool: u32,
+        server: u32,
+        why: Failure,
+    },
+    /// The ejected server answered: every worker may take it back.
+    Readmit {
+        pool: u32,
+        server: u32,
+    },
+    /// News for the log: a server that answered so far failed.
+    ServerFailing {
+        pool: u32,
+        server: u32,
+        why: Failure,
+    },
+    /// News for the log: a failing server is connected again.
+    ServerRecovered {
+        pool: u32,
+        server: u32,
+    },
+}

@@ -1,0 +1,92 @@
+//! A client's connection.
+
+use cashew_config::snapshot::Protocol;
+use cashew_protocol::{memcached, resp};
+
+use crate::buffer::Output;
+use crate::slab::NONE;
+
+/// Everything about one client connection that the engine keeps.
+///
+/// Its requests form one chain through `next_in_client`: from `flushing` those whose replies are
+/// in `output`, from `head` to `tail` those still owed.
+pub(crate) struct Client {
+    pub(crate) pool: u32,
+    /// Which of a server's lanes this client uses, modulo their number: always the same one, so
+    /// that its requests to a server run in order.
+    pub(crate) lane_choice: u32,
+    pub(crate) flushing: u32,
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+    /// Length of the chain from `head`.
+    pub(crate) requests: u32,
+    /// Received and not consumed: the start of a request, or whatever came while paused.
+    pub(crate) input: Vec<u8>,
+    /// Where parsing the start of `input` got to, when it holds part of a request.
+    pub(crate) parser: Option<Parser>,
+    pub(crate) output: Output,
+    /// Bytes of replies that wait in requests behind the head.
+    pub(crate) held: u64,
+    /// Bytes to come that belong to a request refused already.
+    pub(crate) swallow: u64,
+    pub(crate) state: State,
+    /// Listed among the connections with something to send.
+    pub(crate) dirty: bool,
+    /// Not read and not parsed until a limit is respected again.
+    pub(crate) paused: bool,
+    /// Listed among the clients that may go on.
+    pub(crate) resumable: bool,
+    /// The client has shut down its sending side: close when all is answered.
+    pub(crate) read_closed: bool,
+    /// The request being dispatched wants no reply (memcached).
+    pub(crate) noreply: bool,
+    pub(crate) session: Session,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Open,
+    /// Reads nothing more; closes when the replies owed are written.
+    Closing,
+}
+
+/// What a connection has agreed with its client: plain data, all that has to move with the
+/// descriptor when a connection at rest goes to another process.
+pub(crate) struct Session {
+    pub(crate) id: u64,
+    pub(crate) protocol: Protocol,
+    pub(crate) authenticated: bool,
+    /// Set by CLIENT SETNAME.
+    pub(crate) name: Option<Box<[u8]>>,
+}
+
+/// A parser in the middle of a request.
+pub(crate) enum Parser {
+    Redis(Box<resp::RequestParser>),
+    Memcached(Box<memcached::RequestParser>),
+}
+
+impl Client {
+    pub(crate) fn new(pool: u32, lane_choice: u32, session: Session) -> Self {
+        Self {
+            pool,
+            lane_choice,
+            flushing: NONE,
+            head: NONE,
+            tail: NONE,
+            requests: 0,
+            input: Vec::new(),
+            parser: None,
+            output: Output::default(),
+            held: 0,
+            swallow: 0,
+            state: State::Open,
+            dirty: false,
+            paused: false,
+            resumable: false,
+            read_closed: false,
+            noreply: false,
+            session,
+        }
+    }
+}

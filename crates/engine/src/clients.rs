@@ -1,0 +1,466 @@
+//! The client's side: from bytes to requests, and replies in their order.
+
+use cashew_config::snapshot::Protocol;
+use cashew_metrics::{PoolCounter, PoolGauge};
+use cashew_protocol::{memcached, resp};
+
+use crate::action::Action;
+use crate::client::{Parser, State};
+use crate::dispatch::Payload;
+use crate::engine::{Closed, Engine};
+use crate::request::{Request, Role};
+use crate::slab::NONE;
+
+/// What became of one parsed request.
+pub(crate) enum Plan {
+    /// All is done.
+    Done,
+    /// Its bytes go to this lane as this request.
+    Forward { lane: u32, request: u32 },
+}
+
+/// How far consuming a buffer got.
+enum Step {
+    /// So many bytes were consumed; the rest is part of a request, or the client may not go on.
+    /// `need` is the length that the request at the front will have at least.
+    Rest { used: usize, need: usize },
+    /// A large request of this length stands at the front of an owned buffer: forward the buffer.
+    Large { len: usize, lane: u32, request: u32 },
+}
+
+impl Engine {
+    #[inline]
+    pub(crate) fn client_received(&mut self, index: u32, bytes: &[u8]) {
+        let client = &mut self.clients[index];
+        if client.state == State::Closing {
+            return;
+        }
+        if client.input.capacity() > 0 || client.paused {
+            if client.input.capacity() == 0 {
+                client.input = self.bufs.take();
+            }
+            client.input.extend_from_slice(bytes);
+            if !client.paused {
+                self.consume_input(index);
+                self.close_if_finished(index);
+            }
+            return;
+        }
+        if let Step::Rest { used, need } = self.consume(index, bytes, false) {
+            self.keep_rest(index, &bytes[used..], need);
+        }
+        if self.clients[index].state == State::Closing {
+            self.close_if_finished(index);
+        }
+    }
+
+    /// Keeps what could not be consumed yet.
+    fn keep_rest(&mut self, index: u32, rest: &[u8], need: usize) {
+        let client = &mut self.clients[index];
+        if rest.is_empty() || client.state == State::Closing {
+            return;
+        }
+        client.input = self.bufs.take();
+        client.input.reserve(need.max(rest.len()));
+        client.input.extend_from_slice(rest);
+    }
+
+    /// Consumes what has been kept.
+    fn consume_input(&mut self, index: u32) {
+        let mut input = std::mem::take(&mut self.clients[index].input);
+        loop {
+            match self.consume(index, &input, true) {
+                Step::Large { len, lane, request } => {
+                    let rest = input.split_off(len);
+                    self.send(lane, request, Payload::Owned(input));
+                    input = rest;
+                }
+                Step::Rest { used, need } => {
+                    let client = &mut self.clients[index];
+                    if used == input.len() || client.state == State::Closing {
+                        self.bufs.give(input);
+                    } else {
+                        input.drain(..used);
+                        input.reserve(need.saturating_sub(input.len()));
+                        client.input = input;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Parses and dispatches whole requests from the start of `buf`. With `owned`, a large request
+    /// at the very front is left to the caller, who can pass the buffer on without a copy.
+    fn consume(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+        match self.protocol_of(index) {
+            Protocol::Redis => self.consume_redis(index, buf, owned),
+            Protocol::Memcached => self.consume_memcached(index, buf, owned),
+        }
+    }
+
+    fn consume_redis(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+        let mut parser = match self.clients[index].parser.take() {
+            Some(Parser::Redis(parser)) => parser,
+            _ => self.scratch.redis.pop().unwrap_or_default(),
+        };
+        let limit = self.pools[self.clients[index].pool as usize].limits.request_size_max;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let mut used = 0;
+        let mut need = 0;
+        while used < buf.len() && self.may_consume(index) {
+            let bytes = &buf[used..];
+            match parser.parse(bytes, limit) {
+                resp::Parsed::Complete { len } => {
+                    let plan = self.redis_request(index, &parser, &bytes[..len]);
+                    if let Plan::Forward { lane, request } = plan {
+                        let inline = parser.inline_encoded();
+                        if owned && used == 0 && inline.is_none() && len >= crate::buffer::LARGE {
+                            parser.reset();
+                            self.scratch.redis.push(parser);
+                            return Step::Large { len, lane, request };
+                        }
+                        let payload = inline.unwrap_or(&bytes[..len]);
+                        self.send(lane, request, Payload::Bytes(payload));
+                    }
+                    parser.reset();
+                    used += len;
+                }
+                resp::Parsed::Partial { need: total } => {
+                    need = total;
+                    self.clients[index].parser = Some(Parser::Redis(parser));
+                    return Step::Rest { used, need };
+                }
+                resp::Parsed::Invalid(error) => {
+                    parser.reset();
+                    self.answer(index, |out| {
+                        out.extend_from_slice(b"-ERR ");
+                        error.write_message(out);
+                        out.extend_from_slice(b"\r\n");
+                    });
+                    self.give_up(index);
+                    used = buf.len();
+                }
+            }
+        }
+        self.scratch.redis.push(parser);
+        Step::Rest { used, need }
+    }
+
+    fn consume_memcached(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+        let mut parser = match self.clients[index].parser.take() {
+            Some(Parser::Memcached(parser)) => parser,
+            _ => {
+                let limits = &self.pools[self.clients[index].pool as usize].limits;
+                let mut parser = self.scratch.memcached.pop().unwrap_or_default();
+                parser.set_value_size_max(limits.request_size_max);
+                parser
+            }
+        };
+        let mut used = self.swallow(index, buf.len());
+        let mut need = 0;
+        while used < buf.len() && self.may_consume(index) {
+            let bytes = &buf[used..];
+            match parser.parse(bytes) {
+                memcached::Parsed::Complete { len } => {
+                    let plan = self.memcached_request(index, &parser, &bytes[..len]);
+                    if let Plan::Forward { lane, request } = plan {
+                        match parser.noreply() {
+                            None if owned && used == 0 && len >= crate::buffer::LARGE => {
+                                parser.reset();
+                                self.scratch.memcached.push(parser);
+                                return Step::Large { len, lane, request };
+                            }
+                            None => self.send(lane, request, Payload::Bytes(&bytes[..len])),
+                            Some(cut) => {
+                                let start = cut.start as usize;
+                                let (before, after) = (&bytes[..start], &bytes[cut.end()..len]);
+                                self.send(lane, request, Payload::Two(before, after));
+                            }
+                        }
+                    }
+                    parser.reset();
+                    used += len;
+                }
+                memcached::Parsed::Partial { need: total } => {
+                    need = total;
+                    self.clients[index].parser = Some(Parser::Memcached(parser));
+                    return Step::Rest { used, need };
+                }
+                memcached::Parsed::Reject { len, swallow, reply, noreply, close } => {
+                    parser.reset();
+                    if !noreply {
+                        self.answer(index, |out| out.extend_from_slice(reply));
+                    }
+                    if close {
+                        self.give_up(index);
+                        used = buf.len();
+                    } else {
+                        used += len;
+                        self.clients[index].swallow = swallow;
+                        used += self.swallow(index, buf.len() - used);
+                    }
+                }
+            }
+        }
+        self.scratch.memcached.push(parser);
+        Step::Rest { used, need }
+    }
+
+    /// How many of the next `available` bytes belong to a request refused already.
+    fn swallow(&mut self, index: u32, available: usize) -> usize {
+        let client = &mut self.clients[index];
+        let bytes = client.swallow.min(available as u64);
+        client.swallow -= bytes;
+        bytes as usize
+    }
+
+    /// Whether the client may have one more request dispatched; pauses it if not.
+    #[inline]
+    fn may_consume(&mut self, index: u32) -> bool {
+        let client = &self.clients[index];
+        if client.state == State::Closing {
+            return false;
+        }
+        if self.is_blocked(index) {
+            self.pause(index);
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    fn is_blocked(&self, index: u32) -> bool {
+        let client = &self.clients[index];
+        let pool = &self.pools[client.pool as usize];
+        pool.held
+            || client.requests >= pool.limits.client_requests_max
+            || client.output.len() + client.held >= pool.limits.client_output_pause
+    }
+
+    fn pause(&mut self, index: u32) {
+        let conn = self.client_conn(index);
+        let client = &mut self.clients[index];
+        if !client.paused {
+            client.paused = true;
+            self.actions.push_back(Action::PauseRead { conn });
+        }
+        let pool = &mut self.pools[client.pool as usize];
+        if pool.held {
+            pool.waiting.push(conn);
+        }
+    }
+
+    /// Notes that a paused client may perhaps go on.
+    #[inline]
+    pub(crate) fn unblock(&mut self, index: u32) {
+        let client = &self.clients[index];
+        if client.paused && !client.resumable && !self.is_blocked(index) {
+            self.clients[index].resumable = true;
+            let conn = self.client_conn(index);
+            self.resumable.push(conn);
+        }
+    }
+
+    pub(crate) fn resume(&mut self, index: u32) {
+        self.clients[index].resumable = false;
+        if !self.clients[index].paused || self.is_blocked(index) {
+            return;
+        }
+        self.clients[index].paused = false;
+        if !self.clients[index].input.is_empty() {
+            self.consume_input(index);
+        }
+        if !self.clients[index].paused {
+            let conn = self.client_conn(index);
+            self.actions.push_back(Action::ResumeRead { conn });
+        }
+        self.close_if_finished(index);
+    }
+
+    /// Answers a request here, in its turn.
+    pub(crate) fn answer(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
+        let request = self.new_request(index, Role::Single);
+        let mut reply = self.bufs.take();
+        write(&mut reply);
+        self.clients[index].held += reply.len() as u64;
+        let slot = &mut self.requests[request];
+        slot.reply = reply;
+        slot.done = true;
+        self.client_ready(index);
+    }
+
+    /// A new request at the end of the client's queue.
+    #[inline]
+    pub(crate) fn new_request(&mut self, index: u32, role: Role) -> u32 {
+        let client = &mut self.clients[index];
+        let mut slot = Request::new(client.pool, index, role, self.now);
+        slot.silent = client.noreply;
+        let (request, _) = self.requests.insert(slot);
+        if client.tail == NONE {
+            client.flushing = request;
+        } else {
+            self.requests[client.tail].next_in_client = request;
+        }
+        if client.head == NONE {
+            client.head = request;
+        }
+        client.tail = request;
+        client.requests += 1;
+        self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);
+        request
+    }
+
+    /// Moves replies that are complete and in turn into the client's output.
+    #[inline]
+    pub(crate) fn client_ready(&mut self, index: u32) {
+        let mut moved = false;
+        loop {
+            let client = &mut self.clients[index];
+            let head = client.head;
+            if head == NONE || !self.requests[head].done {
+                break;
+            }
+            let request = &mut self.requests[head];
+            let reply = std::mem::take(&mut request.reply);
+            client.held -= reply.len() as u64;
+            if request.silent {
+                self.bufs.give(reply);
+            } else {
+                client.output.push_buf(reply, &mut self.bufs);
+            }
+            self.pop_head(index);
+            moved = true;
+        }
+        if moved {
+            self.mark_client(index);
+            self.unblock(index);
+        }
+    }
+
+    /// The head's reply is in the output: the next request is the head.
+    #[inline]
+    pub(crate) fn pop_head(&mut self, index: u32) {
+        let client = &mut self.clients[index];
+        client.head = self.requests[client.head].next_in_client;
+        client.requests -= 1;
+    }
+
+    /// Bytes of the client's output are written.
+    #[inline]
+    pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
+        let client = &mut self.clients[index];
+        client.output.advance(bytes, &mut self.bufs);
+        if client.output.is_empty() {
+            self.release_flushed(index);
+            self.close_if_finished(index);
+        } else {
+            self.unblock(index);
+        }
+    }
+
+    /// All replies moved to the output are in the kernel's hands: their requests are over.
+    #[inline]
+    fn release_flushed(&mut self, index: u32) {
+        let client = &mut self.clients[index];
+        let metrics = self.pools[client.pool as usize].metrics;
+        let mut at = client.flushing;
+        let head = client.head;
+        let mut count = 0;
+        while at != head {
+            let request = &self.requests[at];
+            let next = request.next_in_client;
+            self.metrics.record_pool(metrics, self.now.micros_since(request.started));
+            self.requests.remove(at);
+            at = next;
+            count += 1;
+        }
+        let client = &mut self.clients[index];
+        client.flushing = head;
+        if head == NONE {
+            client.tail = NONE;
+        }
+        self.metrics.add_pool(metrics, PoolCounter::Responses, count);
+        self.unblock(index);
+    }
+
+    /// Takes no more requests; closes when all replies owed are written.
+    pub(crate) fn finish(&mut self, index: u32) {
+        let client = &mut self.clients[index];
+        client.state = State::Closing;
+        client.paused = false;
+        let input = std::mem::take(&mut client.input);
+        self.bufs.give(input);
+        self.close_if_finished(index);
+    }
+
+    /// The client broke the protocol.
+    fn give_up(&mut self, index: u32) {
+        let client = &mut self.clients[index];
+        client.state = State::Closing;
+        self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::ClientErr, 1);
+    }
+
+    pub(crate) fn close_if_finished(&mut self, index: u32) {
+        let client = &self.clients[index];
+        let no_more = client.state == State::Closing || (client.read_closed && !client.paused);
+        if no_more && client.requests == 0 && client.output.is_empty() {
+            if client.read_closed {
+                let metrics = self.pools[client.pool as usize].metrics;
+                self.metrics.add_pool(metrics, PoolCounter::ClientEof, 1);
+            }
+            self.drop_client(index, Closed::ByUs);
+        }
+    }
+
+    /// Forgets the client. Its requests run to their end on the servers; nobody reads the replies.
+    pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
+        let conn = self.client_conn(index);
+        let mut client = self.clients.remove(index);
+        let mut at = client.flushing;
+        while at != NONE {
+            let next = self.requests[at].next_in_client;
+            self.orphan(at);
+            at = next;
+        }
+        client.output.clear(&mut self.bufs);
+        self.bufs.give(client.input);
+        let pool = &mut self.pools[client.pool as usize];
+        pool.clients -= 1;
+        self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.clients);
+        if closed == Closed::ByUs {
+            self.actions.push_back(Action::Close { conn });
+        }
+    }
+
+    /// The request has no client any more.
+    fn orphan(&mut self, index: u32) {
+        let request = &mut self.requests[index];
+        request.client = NONE;
+        let waits = match request.role {
+            Role::Parent { pending, .. } => pending > 0,
+            Role::Single | Role::Fragment { .. } | Role::Probe { .. } => request.in_lane,
+        };
+        if !waits {
+            self.free_request(index);
+        } else if !request.reply.is_empty() {
+            let reply = std::mem::take(&mut request.reply);
+            self.bufs.give(reply);
+        }
+    }
+
+    pub(crate) fn free_request(&mut self, index: u32) {
+        let request = self.requests.remove(index);
+        self.bufs.give(request.reply);
+        if let Role::Parent { merge, .. } = request.role {
+            self.recycle_merge(merge);
+        }
+    }
+
+    /// Closes a client whose replies pile up beyond the limit, or whose reply broke off.
+    pub(crate) fn cut_client(&mut self, index: u32, counter: PoolCounter) {
+        let pool = self.clients[index].pool;
+        self.metrics.add_pool(self.pools[pool as usize].metrics, counter, 1);
+        self.drop_client(index, Closed::ByUs);
+    }
+}

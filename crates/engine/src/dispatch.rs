@@ -1,0 +1,331 @@
+//! From a request to the lanes that carry it.
+
+use cashew_metrics::{PoolCounter, ServerCounter};
+use cashew_protocol::Span;
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis::Access;
+
+use crate::clients::Plan;
+use crate::engine::Engine;
+use crate::failure::Failure;
+use crate::lane::Link;
+use crate::request::{Gather, Merge, Request, Role};
+use crate::slab::NONE;
+
+/// The bytes of a request on their way to a lane.
+pub(crate) enum Payload<'a> {
+    Bytes(&'a [u8]),
+    /// Two pieces that belong together.
+    Two(&'a [u8], &'a [u8]),
+    Owned(Vec<u8>),
+}
+
+/// The distribution of one request's keys over servers. Reused from request to request.
+#[derive(Default)]
+pub(crate) struct Split {
+    /// By server: the fragment that has it, if `stamp` is current.
+    seen: Vec<Seen>,
+    stamp: u64,
+    pub(crate) parts: Vec<Part>,
+    /// By key: its part.
+    pub(crate) owners: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    stamp: u64,
+    part: u32,
+}
+
+/// What one server gets of a split request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) server: u32,
+    pub(crate) lane: u32,
+    pub(crate) keys: u32,
+    /// Where it begins in the lane's output.
+    start: u64,
+}
+
+impl Split {
+    fn begin(&mut self, servers: usize) {
+        self.stamp += 1;
+        if self.seen.len() < servers {
+            self.seen.resize(servers, Seen::default());
+        }
+        self.parts.clear();
+        self.owners.clear();
+    }
+
+    fn add(&mut self, server: u32) {
+        let seen = &mut self.seen[server as usize];
+        if seen.stamp != self.stamp {
+            *seen = Seen { stamp: self.stamp, part: self.parts.len() as u32 };
+            self.parts.push(Part { server, lane: NONE, keys: 0, start: 0 });
+        }
+        self.parts[seen.part as usize].keys += 1;
+        self.owners.push(seen.part);
+    }
+}
+
+impl Engine {
+    #[inline]
+    pub(crate) fn route(&mut self, pool: u32, key: &[u8], access: Access) -> Option<u32> {
+        let pool = &self.pools[pool as usize];
+        let is_up = |server: u32| pool.servers[server as usize].is_up();
+        pool.router.select(key, access, &mut self.rng, is_up)
+    }
+
+    /// Sends a request with one key as it is.
+    #[inline]
+    pub(crate) fn forward_key(
+        &mut self,
+        client: u32,
+        key: &[u8],
+        access: Access,
+        expect: Expect,
+        size: usize,
+    ) -> Plan {
+        let server = self.route(self.clients[client].pool, key, access);
+        self.forward_to(client, server, expect, size)
+    }
+
+    /// Sends a request to a server as it is.
+    #[inline]
+    pub(crate) fn forward_to(
+        &mut self,
+        client: u32,
+        server: Option<u32>,
+        expect: Expect,
+        size: usize,
+    ) -> Plan {
+        let lane = match server {
+            Some(server) => self.lane_for(client, server, size),
+            None => Err(Failure::NoServer),
+        };
+        match lane {
+            Ok(lane) => {
+                let request = self.new_request(client, Role::Single);
+                self.requests[request].expect = expect;
+                Plan::Forward { lane, request }
+            }
+            Err(failure) => self.fail(client, failure),
+        }
+    }
+
+    /// Answers a request with the error that kept it from being sent.
+    pub(crate) fn fail(&mut self, client: u32, failure: Failure) -> Plan {
+        let protocol = self.protocol_of(client);
+        self.count_forward_error(self.clients[client].pool);
+        self.answer(client, |out| failure.write_reply(protocol, out));
+        Plan::Done
+    }
+
+    /// The client's lane to a server, if it can take `size` more bytes.
+    #[inline]
+    fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
+        let client = &self.clients[client];
+        let pool = &self.pools[client.pool as usize];
+        let server = &pool.servers[server as usize];
+        let index = server.first_lane + client.lane_choice % server.lanes;
+        let lane = &self.lanes[index as usize];
+        let queued = lane.output.len();
+        let full = lane.in_flight + lane.unsent >= pool.limits.server_queue_max
+            || (queued > 0 && queued + size as u64 > pool.limits.server_queue_size_max);
+        if full {
+            return Err(Failure::QueueFull);
+        }
+        match lane.link {
+            Link::Ready { .. } | Link::Handshaking { .. } | Link::Connecting { .. } => {}
+            Link::Idle => self.connect(index),
+            Link::Backoff { .. } => return Err(lane.last_failure),
+        }
+        Ok(index)
+    }
+
+    /// Puts a request's bytes at the end of a lane.
+    #[inline]
+    pub(crate) fn send(&mut self, lane: u32, request: u32, payload: Payload<'_>) {
+        let output = &mut self.lanes[lane as usize].output;
+        let before = output.len();
+        match payload {
+            Payload::Bytes(bytes) => output.push(bytes, &mut self.bufs),
+            Payload::Two(first, second) => {
+                output.push(first, &mut self.bufs);
+                output.push(second, &mut self.bufs);
+            }
+            Payload::Owned(buf) => output.push_buf(buf, &mut self.bufs),
+        }
+        let wire_len = output.len() - before;
+        self.enqueue(lane, request, wire_len);
+    }
+
+    /// Puts a request, whose bytes are the last `wire_len` of the lane's output, into its queue.
+    #[inline]
+    fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
+        let lane = &mut self.lanes[index as usize];
+        let slot = &mut self.requests[request];
+        slot.wire_len = wire_len;
+        slot.in_lane = true;
+        let started = slot.started;
+        if lane.tail == NONE {
+            lane.head = request;
+        } else {
+            self.requests[lane.tail].next_in_lane = request;
+        }
+        lane.tail = request;
+        if lane.first_unsent == NONE {
+            lane.first_unsent = request;
+        }
+        lane.unsent += 1;
+        let pool = &self.pools[lane.pool as usize];
+        let server = pool.servers[lane.server as usize].metrics;
+        let expiry = pool.expiry(started);
+        self.metrics.add_server(server, ServerCounter::Requests, 1);
+        self.metrics.add_server(server, ServerCounter::RequestBytes, wire_len);
+        if expiry < lane.armed {
+            self.arm_lane(index, expiry);
+        }
+        self.mark_lane(index);
+    }
+
+    /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.
+    pub(crate) fn place_keys<'k>(
+        &mut self,
+        pool: u32,
+        keys: impl Iterator<Item = &'k [u8]>,
+        access: Access,
+        split: &mut Split,
+    ) -> Result<Option<u32>, Failure> {
+        split.begin(self.pools[pool as usize].servers.len());
+        for key in keys {
+            let server = self.route(pool, key, access).ok_or(Failure::NoServer)?;
+            split.add(server);
+        }
+        Ok(match split.parts[..] {
+            [part] => Some(part.server),
+            _ => None,
+        })
+    }
+
+    /// Sends one fragment to each part's server: `head` writes what comes before the keys,
+    /// `write_key` one key (by position) with what belongs to it, `foot` what comes after.
+    /// Nothing is sent when one of the servers cannot be.
+    pub(crate) fn send_fragments(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        merge: Merge,
+        request: FragmentText<'_>,
+    ) -> Plan {
+        for at in 0..split.parts.len() {
+            match self.lane_for(client, split.parts[at].server, request.size) {
+                Ok(lane) => split.parts[at].lane = lane,
+                Err(failure) => {
+                    self.recycle_merge(merge);
+                    return self.fail(client, failure);
+                }
+            }
+        }
+        for part in &mut split.parts {
+            let output = &mut self.lanes[part.lane as usize].output;
+            part.start = output.len();
+            output.write_with(&mut self.bufs, |out| (request.head)(out, part.keys));
+        }
+        for (position, &owner) in split.owners.iter().enumerate() {
+            let output = &mut self.lanes[split.parts[owner as usize].lane as usize].output;
+            output.write_with(&mut self.bufs, |out| (request.key)(out, position));
+        }
+        let parent = self.new_request(client, Role::Single);
+        let pool = self.clients[client].pool;
+        let mut next = NONE;
+        for part in split.parts.iter().rev() {
+            let output = &mut self.lanes[part.lane as usize].output;
+            output.write_with(&mut self.bufs, |out| out.extend_from_slice(request.foot));
+            let wire_len = output.len() - part.start;
+            let mut fragment = Request::new(pool, NONE, Role::Fragment { parent, next }, self.now);
+            fragment.expect = request.expect;
+            let (fragment, _) = self.requests.insert(fragment);
+            self.enqueue(part.lane, fragment, wire_len);
+            next = fragment;
+        }
+        let pending = split.parts.len() as u32;
+        self.requests[parent].role = Role::Parent { fragments: next, pending, merge };
+        let metrics = self.pools[pool as usize].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
+        Plan::Done
+    }
+
+    /// Sends the same bytes to every live server of the pool.
+    pub(crate) fn broadcast(&mut self, client: u32, text: &[u8]) -> Plan {
+        let mut split = std::mem::take(&mut self.scratch.split);
+        let pool = &self.pools[self.clients[client].pool as usize];
+        split.begin(pool.servers.len());
+        for (server, &live) in pool.router.live().iter().enumerate() {
+            if live {
+                split.add(server as u32);
+            }
+        }
+        let plan = if split.parts.is_empty() {
+            self.fail(client, Failure::NoServer)
+        } else {
+            let request = FragmentText {
+                head: &|_, _| {},
+                key: &|out, _| out.extend_from_slice(text),
+                foot: b"",
+                expect: Expect::Line,
+                size: text.len(),
+            };
+            self.send_fragments(client, &mut split, Merge::Same, request)
+        };
+        self.scratch.split = split;
+        plan
+    }
+
+    /// What dealing replies back to keys needs to know.
+    pub(crate) fn gather(&mut self, split: &Split) -> Box<Gather> {
+        let mut gather = self.scratch.gathers.pop().unwrap_or_default();
+        gather.owners.extend_from_slice(&split.owners);
+        gather
+    }
+
+    /// As [`Engine::gather`], with the keys themselves.
+    pub(crate) fn gather_with_keys(
+        &mut self,
+        split: &Split,
+        keys: &[Span],
+        text: &[u8],
+    ) -> Box<Gather> {
+        let mut gather = self.gather(split);
+        for key in keys {
+            let key = key.of(text);
+            gather.keys.push(Span::new(gather.text.len(), key.len()));
+            gather.text.extend_from_slice(key);
+        }
+        gather
+    }
+
+    pub(crate) fn recycle_merge(&mut self, merge: Merge) {
+        const KEPT: usize = 64;
+        const TEXT_MAX: usize = 64 * 1024;
+        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge {
+            let is_small = gather.text.capacity() <= TEXT_MAX && gather.owners.len() <= TEXT_MAX;
+            if is_small && self.scratch.gathers.len() < KEPT {
+                gather.clear();
+                self.scratch.gathers.push(gather);
+            }
+        }
+    }
+}
+
+/// How a fragment is written.
+pub(crate) struct FragmentText<'a> {
+    /// Writes the start, given the number of keys.
+    pub(crate) head: &'a dyn Fn(&mut Vec<u8>, u32),
+    /// Writes the key at a position, with what belongs to it.
+    pub(crate) key: &'a dyn Fn(&mut Vec<u8>, usize),
+    pub(crate) foot: &'a [u8],
+    pub(crate) expect: Expect,
+    /// Upper bound of a fragment's length.
+    pub(crate) size: usize,
+}

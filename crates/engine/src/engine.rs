@@ -1,0 +1,490 @@
+//! The engine's public face: events in, work out.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::Protocol;
+use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
+use cashew_protocol::{Span, memcached, resp};
+
+use crate::action::Action;
+use crate::buffer::BufPool;
+use crate::client::{Client, Session, State};
+use crate::failure::CloseReason;
+use crate::id::ConnId;
+use crate::lane::{Lane, Link};
+use crate::pool::{Pool, Queues, Server};
+use crate::request::{Gather, Request};
+use crate::rng::Rng;
+use crate::slab::Slab;
+use crate::time::Time;
+use crate::timers::{Timer, Timers};
+
+/// How often memory that a peak left behind is given back.
+const HOUSEKEEPING_MS: u64 = 1000;
+
+/// What an engine is made of.
+pub struct Setup<'a> {
+    pub snapshot: &'a Snapshot,
+    pub metrics: Writer,
+    /// Decides jitter and random placement; equal seeds and events give equal runs.
+    pub seed: u64,
+    /// This worker's number, and how many there are.
+    pub slot: u32,
+    pub workers: u32,
+    pub identity: Identity,
+    pub now: Time,
+}
+
+/// What INFO and HELLO say about this process.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub version: &'static str,
+    pub process_id: u32,
+}
+
+/// Whether a new client is welcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    Welcome,
+    /// `client_connections` is reached: tell the client and close.
+    Full,
+}
+
+/// The proxy of one worker: a state machine without sockets, clocks or threads.
+///
+/// The caller reports what happened (`handle_*`), calls [`Engine::settle`] when it has reported
+/// all of a tick, carries out [`Engine::poll_action`], and writes what [`Engine::poll_dirty`]
+/// names: for each of these connections [`Engine::output`], then [`Engine::handle_sent`]. It
+/// returns by [`Engine::poll_timeout`] at the latest.
+pub struct Engine {
+    pub(crate) now: Time,
+    pub(crate) started: Time,
+    pub(crate) identity: Identity,
+    pub(crate) slot: u32,
+    pub(crate) workers: u32,
+    pub(crate) epoch: u64,
+    pub(crate) metrics: Writer,
+    pub(crate) pools: Vec<Pool>,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) clients: Slab<Client>,
+    pub(crate) requests: Slab<Request>,
+    pub(crate) bufs: BufPool,
+    pub(crate) rng: Rng,
+    pub(crate) timers: Timers,
+    pub(crate) actions: VecDeque<Action>,
+    pub(crate) dirty: Vec<ConnId>,
+    pub(crate) resumable: Vec<ConnId>,
+    pub(crate) scratch: Scratch,
+    pub(crate) clients_seen: u64,
+    pub(crate) draining: bool,
+}
+
+/// Memory that requests use for the moment of their parsing, kept to be used again.
+#[derive(Default)]
+#[expect(clippy::vec_box, reason = "the boxes move to clients and requests and come back")]
+pub(crate) struct Scratch {
+    pub(crate) redis: Vec<Box<resp::RequestParser>>,
+    pub(crate) memcached: Vec<Box<memcached::RequestParser>>,
+    pub(crate) keys: Vec<Span>,
+    pub(crate) split: crate::dispatch::Split,
+    pub(crate) gathers: Vec<Box<Gather>>,
+}
+
+impl Engine {
+    pub fn new(setup: Setup<'_>) -> Self {
+        let Setup { snapshot, metrics, seed, slot, workers, identity, now } = setup;
+        let mut lanes = Vec::new();
+        let mut pools = Vec::new();
+        for (pool_index, config) in snapshot.pools.iter().enumerate() {
+            let count = lanes_here(config.server_connections, slot, workers);
+            let servers = (0..config.servers.len()).map(|server_index| {
+                let first_lane = lanes.len() as u32;
+                for _ in 0..count {
+                    lanes.push(Lane::new(pool_index as u32, server_index as u32, config.protocol));
+                }
+                Server {
+                    metrics: metrics.server(pool_index, server_index),
+                    first_lane,
+                    lanes: count,
+                    connections: 0,
+                    failures: 0,
+                    failed_at: Time::NEVER,
+                    failing: false,
+                    ejected: false,
+                    change_asked: false,
+                    queues: Queues::default(),
+                }
+            });
+            let servers = servers.collect();
+            pools.push(Pool::new(config, metrics.pool(pool_index), servers));
+        }
+        let mut engine = Self {
+            now,
+            started: now,
+            identity,
+            slot,
+            workers: workers.max(1),
+            epoch: snapshot.epoch,
+            metrics,
+            pools,
+            lanes,
+            clients: Slab::new(),
+            requests: Slab::new(),
+            bufs: BufPool::default(),
+            rng: Rng::new(seed),
+            timers: Timers::default(),
+            actions: VecDeque::new(),
+            dirty: Vec::new(),
+            resumable: Vec::new(),
+            scratch: Scratch::default(),
+            clients_seen: 0,
+            draining: false,
+        };
+        engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
+        engine.preconnect();
+        engine
+    }
+
+    fn preconnect(&mut self) {
+        for index in 0..self.lanes.len() as u32 {
+            if self.pools[self.lanes[index as usize].pool as usize].preconnect {
+                self.connect(index);
+            }
+        }
+    }
+
+    // Events.
+
+    /// A client connected to the pool's address. Returns the id of the connection.
+    pub fn handle_accepted(&mut self, pool: u32, admission: Admission, now: Time) -> ConnId {
+        self.now = now;
+        self.clients_seen += 1;
+        let config = &mut self.pools[pool as usize];
+        let session = Session {
+            id: (self.clients_seen - 1) * u64::from(self.workers) + u64::from(self.slot) + 1,
+            protocol: config.protocol,
+            authenticated: config.auth.is_none(),
+            name: None,
+        };
+        config.clients += 1;
+        self.metrics.add_pool(config.metrics, PoolCounter::ClientsAccepted, 1);
+        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.clients);
+        let lane_choice = self.clients_seen as u32;
+        let (index, generation) = self.clients.insert(Client::new(pool, lane_choice, session));
+        let conn = ConnId::client(index, generation);
+        match admission {
+            Admission::Welcome if !self.draining => {}
+            Admission::Welcome => self.finish(index),
+            Admission::Full => {
+                self.metrics.add_pool(
+                    self.pools[pool as usize].metrics,
+                    PoolCounter::ClientsRefused,
+                    1,
+                );
+                self.refuse(index);
+            }
+        }
+        conn
+    }
+
+    /// The connection asked for by [`Action::Connect`] is there.
+    pub fn handle_connected(&mut self, conn: ConnId, now: Time) {
+        self.now = now;
+        if let Some(lane) = self.current_lane(conn) {
+            self.lane_connected(lane);
+        }
+    }
+
+    /// Bytes arrived.
+    #[inline]
+    pub fn handle_received(&mut self, conn: ConnId, bytes: &[u8], now: Time) {
+        self.now = now;
+        if conn.is_lane() {
+            if let Some(lane) = self.current_lane(conn) {
+                self.lane_received(lane, bytes);
+            }
+        } else if self.clients.is_current(conn.index(), conn.generation()) {
+            self.client_received(conn.index(), bytes);
+        }
+    }
+
+    /// The peer will send nothing more, but may still read.
+    pub fn handle_read_closed(&mut self, conn: ConnId, now: Time) {
+        self.now = now;
+        if conn.is_lane() {
+            self.handle_closed(conn, CloseReason::Eof, now);
+        } else if self.clients.is_current(conn.index(), conn.generation()) {
+            self.clients[conn.index()].read_closed = true;
+            self.close_if_finished(conn.index());
+        }
+    }
+
+    /// The first `bytes` bytes of the connection's output are in the kernel's hands.
+    #[inline]
+    pub fn handle_sent(&mut self, conn: ConnId, bytes: u64, now: Time) {
+        self.now = now;
+        if conn.is_lane() {
+            if let Some(lane) = self.current_lane(conn) {
+                self.lane_sent(lane, bytes);
+            }
+        } else if self.clients.is_current(conn.index(), conn.generation()) {
+            self.client_sent(conn.index(), bytes);
+        }
+    }
+
+    /// The connection is gone; the driver has forgotten it already.
+    pub fn handle_closed(&mut self, conn: ConnId, reason: CloseReason, now: Time) {
+        self.now = now;
+        if conn.is_lane() {
+            if let Some(lane) = self.current_lane(conn) {
+                self.lane_down(lane, reason.into(), Closed::ByPeer);
+            }
+        } else if self.clients.is_current(conn.index(), conn.generation()) {
+            let client = &self.clients[conn.index()];
+            let counter = match reason {
+                CloseReason::Eof => PoolCounter::ClientEof,
+                _ => PoolCounter::ClientErr,
+            };
+            self.metrics.add_pool(self.pools[client.pool as usize].metrics, counter, 1);
+            self.drop_client(conn.index(), Closed::ByPeer);
+        }
+    }
+
+    /// Time has passed: whatever is due happens.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.now = now;
+        while let Some(timer) = self.timers.pop_due(now) {
+            match timer {
+                Timer::Lane(lane) => self.lane_timeout(lane),
+                Timer::Probe { pool, server } => self.probe(pool, server),
+                Timer::Housekeeping => {
+                    self.bufs.trim();
+                    self.requests.shrink();
+                    self.clients.shrink();
+                    self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
+                }
+            }
+        }
+    }
+
+    /// First phase of a change of a pool's ring: from here on the pool dispatches nothing, which
+    /// [`Action::Held`] confirms. What is in flight goes on.
+    pub fn handle_hold(&mut self, pool: u32, version: u64, now: Time) {
+        self.now = now;
+        self.pools[pool as usize].held = true;
+        self.actions.push_back(Action::Held { pool, version });
+    }
+
+    /// Second phase: the pool goes on, with the ring over the servers for which `live` is true.
+    /// `wall_us` is the time of day for the statistics, in microseconds since 1970.
+    pub fn handle_release(
+        &mut self,
+        pool: u32,
+        version: u64,
+        live: &[bool],
+        now: Time,
+        wall_us: u64,
+    ) {
+        self.now = now;
+        let state = &mut self.pools[pool as usize];
+        state.held = false;
+        state.ring_version = version;
+        self.metrics.set_pool(state.metrics, PoolGauge::RingVersion, version);
+        if state.router.live() != live {
+            state.router.set_live(live.to_vec());
+        }
+        for (index, &live) in live.iter().enumerate() {
+            let server = &mut state.servers[index];
+            server.change_asked = false;
+            if server.ejected != live {
+                continue;
+            }
+            server.ejected = !live;
+            server.failures = 0;
+            self.metrics.set_server(server.metrics, ServerGauge::Ejected, u64::from(!live));
+            if !live {
+                self.metrics.set_server(server.metrics, ServerGauge::EjectedAt, wall_us);
+                // All workers eject, one counts.
+                if self.slot == 0 {
+                    self.metrics.add_pool(state.metrics, PoolCounter::ServerEjects, 1);
+                }
+                let at = now.plus_millis(self.rng.jitter(state.retry_ms).max(1));
+                self.timers.arm(at, Timer::Probe { pool, server: index as u32 });
+            }
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        self.resumable.extend(waiting);
+    }
+
+    /// Stop gracefully: no request is taken any more, connections close as soon as what they wait
+    /// for is written.
+    pub fn handle_drain(&mut self, now: Time) {
+        self.now = now;
+        self.draining = true;
+        let clients: Vec<u32> = self.clients.indices().collect();
+        for index in clients {
+            self.finish(index);
+        }
+    }
+
+    /// Whether a drain is complete.
+    pub fn is_drained(&self) -> bool {
+        self.draining && self.clients.len() == 0
+    }
+
+    // Work.
+
+    /// Ends a tick: clients that may go on do. Call it after the last event and before
+    /// [`Engine::poll_action`].
+    pub fn settle(&mut self, now: Time) {
+        self.now = now;
+        // What becomes resumable now is for the next tick, so that one tick stays bounded.
+        let mut batch = std::mem::take(&mut self.resumable);
+        for conn in batch.drain(..) {
+            if self.clients.is_current(conn.index(), conn.generation()) {
+                self.resume(conn.index());
+            }
+        }
+        batch.append(&mut self.resumable);
+        self.resumable = batch;
+    }
+
+    /// When [`Engine::handle_timeout`] wants to be called; at once when clients may go on.
+    pub fn poll_timeout(&self) -> Time {
+        if self.resumable.is_empty() { self.timers.next() } else { Time::ZERO }
+    }
+
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// A connection that got something to send since it was named last.
+    #[inline]
+    pub fn poll_dirty(&mut self) -> Option<ConnId> {
+        let conn = self.dirty.pop()?;
+        if conn.is_lane() {
+            let lane = &mut self.lanes[conn.index() as usize];
+            if lane.generation == conn.generation() {
+                lane.dirty = false;
+            }
+        } else if self.clients.is_current(conn.index(), conn.generation()) {
+            self.clients[conn.index()].dirty = false;
+        }
+        Some(conn)
+    }
+
+    /// Fills `slices` with the start of what is to be written; returns how many were filled, 0
+    /// when there is nothing.
+    #[inline]
+    pub fn output<'a>(&'a self, conn: ConnId, slices: &mut [IoSlice<'a>]) -> usize {
+        if conn.is_lane() {
+            let lane = &self.lanes[conn.index() as usize];
+            if lane.generation != conn.generation() {
+                return 0;
+            }
+            lane.writable().map_or(0, |output| output.slices(slices))
+        } else if self.clients.is_current(conn.index(), conn.generation()) {
+            self.clients[conn.index()].output.slices(slices)
+        } else {
+            0
+        }
+    }
+
+    /// Clients connected to the pool here.
+    pub fn clients_of(&self, pool: u32) -> u64 {
+        self.pools[pool as usize].clients
+    }
+
+    /// Requests that are not answered yet, of all pools.
+    pub fn requests_pending(&self) -> usize {
+        self.requests.len()
+    }
+
+    // Shared by the parts.
+
+    fn current_lane(&self, conn: ConnId) -> Option<u32> {
+        let lane = self.lanes.get(conn.index() as usize)?;
+        (lane.generation == conn.generation() && lane.has_connection()).then_some(conn.index())
+    }
+
+    pub(crate) fn client_conn(&self, client: u32) -> ConnId {
+        ConnId::client(client, self.clients.generation(client))
+    }
+
+    pub(crate) fn lane_conn(&self, lane: u32) -> ConnId {
+        ConnId::lane(lane, self.lanes[lane as usize].generation)
+    }
+
+    #[inline]
+    pub(crate) fn mark_client(&mut self, index: u32) {
+        if !self.clients[index].dirty {
+            self.clients[index].dirty = true;
+            let conn = self.client_conn(index);
+            self.dirty.push(conn);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn mark_lane(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        if !lane.dirty && matches!(lane.link, Link::Handshaking { .. } | Link::Ready { .. }) {
+            lane.dirty = true;
+            self.dirty.push(ConnId::lane(index, lane.generation));
+        }
+    }
+
+    pub(crate) fn protocol_of(&self, client: u32) -> Protocol {
+        self.clients[client].session.protocol
+    }
+
+    fn refuse(&mut self, client: u32) {
+        let text: &[u8] = match self.protocol_of(client) {
+            Protocol::Redis => b"-ERR max number of clients reached\r\n",
+            Protocol::Memcached => b"ERROR Too many open connections\r\n",
+        };
+        self.answer(client, |out| out.extend_from_slice(text));
+        self.clients[client].state = State::Closing;
+    }
+}
+
+/// Who ended a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// The driver reported it and has closed the descriptor.
+    ByPeer,
+    /// The engine decided: the driver is told.
+    ByUs,
+}
+
+/// This worker's share of a server's connections: they are dealt out evenly, and each worker has
+/// at least one.
+fn lanes_here(connections: u32, slot: u32, workers: u32) -> u32 {
+    let workers = workers.max(1);
+    let share = connections / workers + u32::from(slot < connections % workers);
+    share.max(1)
+}
+
+impl Engine {
+    pub(crate) fn count_forward_error(&self, pool: u32) {
+        self.metrics.add_pool(self.pools[pool as usize].metrics, PoolCounter::ForwardError, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_dealt_to_workers_and_none_goes_without() {
+        let deal = |connections, workers| -> Vec<u32> {
+            (0..workers).map(|slot| lanes_here(connections, slot, workers)).collect()
+        };
+        assert_eq!(deal(1, 4), [1, 1, 1, 1]);
+        assert_eq!(deal(6, 4), [2, 2, 1, 1]);
+        assert_eq!(deal(8, 4), [2, 2, 2, 2]);
+        assert_eq!(deal(3, 0).len(), 0);
+        assert_eq!(lanes_here(3, 0, 0), 3);
+    }
+}

@@ -1,0 +1,76 @@
+//! Why a request got no reply from its server, and why a connection ended.
+
+use cashew_config::snapshot::Protocol;
+
+/// Why a connection ended, as the driver saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// The peer closed its side in good order.
+    Eof,
+    Refused,
+    Reset,
+    TimedOut,
+    /// No route, network down and the like.
+    Unreachable,
+    /// The server's name has no address.
+    Unresolved,
+}
+
+/// Why the gateway itself has to answer a request, with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    Refused,
+    TimedOut,
+    Reset,
+    Unreachable,
+    Unresolved,
+    /// The server closed the connection while a reply was owed.
+    Closed,
+    /// The server sent what is no reply, or a reply that nobody asked for.
+    BadReply,
+    /// The server refused AUTH or SELECT.
+    HandshakeRefused,
+    QueueFull,
+    /// Every server that could answer is ejected.
+    NoServer,
+}
+
+impl Failure {
+    /// What clients and logs are told; twemproxy's words where it has any.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Refused | Self::NoServer => "Connection refused",
+            Self::TimedOut => "Connection timed out",
+            Self::Reset => "Connection reset by peer",
+            Self::Unreachable => "No route to host",
+            Self::Unresolved => "Host is down",
+            Self::Closed => "Server closed the connection",
+            Self::BadReply => "Server sent an invalid reply",
+            Self::HandshakeRefused => "Server refused AUTH or SELECT",
+            Self::QueueFull => "Server queue is full",
+        }
+    }
+
+    pub(crate) fn write_reply(self, protocol: Protocol, out: &mut Vec<u8>) {
+        let prefix = match protocol {
+            Protocol::Redis => "-ERR ",
+            Protocol::Memcached => "SERVER_ERROR ",
+        };
+        out.extend_from_slice(prefix.as_bytes());
+        out.extend_from_slice(self.text().as_bytes());
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+impl From<CloseReason> for Failure {
+    fn from(reason: CloseReason) -> Self {
+        match reason {
+            CloseReason::Eof => Self::Closed,
+            CloseReason::Refused => Self::Refused,
+            CloseReason::Reset => Self::Reset,
+            CloseReason::TimedOut => Self::TimedOut,
+            CloseReason::Unreachable => Self::Unreachable,
+            CloseReason::Unresolved => Self::Unresolved,
+        }
+    }
+}

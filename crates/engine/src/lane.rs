@@ -1,0 +1,171 @@
+//! A shared connection to a server, with its queue.
+
+use std::collections::VecDeque;
+
+use cashew_config::snapshot::Protocol;
+use cashew_protocol::memcached::{self, Expect};
+use cashew_protocol::resp;
+
+use crate::buffer::Output;
+use crate::failure::Failure;
+use crate::slab::NONE;
+use crate::time::Time;
+
+/// One multiplexed connection to a server; it stays a lane while connections come and go.
+///
+/// Its requests form one chain through `next_in_lane`: from `head` those sent, whose replies are
+/// owed in this order, from `first_unsent` those not wholly written. `output` holds exactly the
+/// bytes of the latter, less `partial`.
+pub(crate) struct Lane {
+    pub(crate) pool: u32,
+    pub(crate) server: u32,
+    pub(crate) link: Link,
+    /// Names the current connection, or the next one.
+    pub(crate) generation: u32,
+    /// Failures in a row, for the backoff.
+    pub(crate) attempts: u32,
+    /// Why the last connection ended or did not come about.
+    pub(crate) last_failure: Failure,
+    pub(crate) handshake: Handshake,
+    pub(crate) output: Output,
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+    pub(crate) first_unsent: u32,
+    /// Bytes already written of `first_unsent`.
+    pub(crate) partial: u64,
+    pub(crate) in_flight: u32,
+    pub(crate) unsent: u32,
+    /// Bytes of the requests in flight.
+    pub(crate) in_flight_size: u64,
+    /// When which requests in flight were written.
+    pub(crate) batches: VecDeque<Batch>,
+    /// Requests written, and requests answered, on this connection.
+    pub(crate) written: u64,
+    pub(crate) answered: u64,
+    /// When bytes were last written.
+    pub(crate) progress_at: Time,
+    pub(crate) scanner: Scanner,
+    /// The earliest armed timer.
+    pub(crate) armed: Time,
+    /// Listed among the connections with something to send.
+    pub(crate) dirty: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// No connection, and none wanted before there is a request.
+    Idle,
+    Connecting {
+        deadline: Time,
+    },
+    /// Connected; AUTH or SELECT is not answered yet.
+    Handshaking {
+        deadline: Time,
+    },
+    Ready {
+        since: Time,
+    },
+    /// The server could not be reached: until then requests fail at once.
+    Backoff {
+        until: Time,
+    },
+}
+
+/// What is said on a new connection before any request.
+#[derive(Default)]
+pub(crate) struct Handshake {
+    pub(crate) output: Output,
+    pub(crate) replies_owed: u32,
+    /// The reply that is arriving.
+    pub(crate) reply: Vec<u8>,
+}
+
+/// Requests written by one send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch {
+    /// The count `written` after it.
+    pub(crate) end: u64,
+    pub(crate) at: Time,
+}
+
+/// Finds the ends of replies.
+pub(crate) enum Scanner {
+    Redis(resp::ReplyScanner),
+    Memcached(memcached::ReplyScanner),
+}
+
+pub(crate) enum Scan {
+    /// The reply ends after so many bytes.
+    Complete(usize),
+    /// All bytes belong to it, and more.
+    Partial,
+    Invalid,
+}
+
+impl Scanner {
+    pub(crate) fn new(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Redis => Self::Redis(resp::ReplyScanner::default()),
+            Protocol::Memcached => Self::Memcached(memcached::ReplyScanner::default()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn scan(&mut self, expect: Expect, bytes: &[u8]) -> Scan {
+        match self {
+            Self::Redis(scanner) => match scanner.scan(bytes) {
+                resp::Scan::Complete(len) => Scan::Complete(len),
+                resp::Scan::Partial => Scan::Partial,
+                resp::Scan::Invalid => Scan::Invalid,
+            },
+            Self::Memcached(scanner) => match scanner.scan(expect, bytes) {
+                memcached::Scan::Complete(len) => Scan::Complete(len),
+                memcached::Scan::Partial => Scan::Partial,
+                memcached::Scan::Invalid => Scan::Invalid,
+            },
+        }
+    }
+}
+
+impl Lane {
+    pub(crate) fn new(pool: u32, server: u32, protocol: Protocol) -> Self {
+        Self {
+            pool,
+            server,
+            link: Link::Idle,
+            generation: 0,
+            attempts: 0,
+            last_failure: Failure::Closed,
+            handshake: Handshake::default(),
+            output: Output::default(),
+            head: NONE,
+            tail: NONE,
+            first_unsent: NONE,
+            partial: 0,
+            in_flight: 0,
+            unsent: 0,
+            in_flight_size: 0,
+            batches: VecDeque::new(),
+            written: 0,
+            answered: 0,
+            progress_at: Time::ZERO,
+            scanner: Scanner::new(protocol),
+            armed: Time::NEVER,
+            dirty: false,
+        }
+    }
+
+    pub(crate) fn has_connection(&self) -> bool {
+        matches!(self.link, Link::Connecting { .. } | Link::Handshaking { .. } | Link::Ready { .. })
+    }
+
+    /// What the driver may write now.
+    #[inline]
+    pub(crate) fn writable(&self) -> Option<&Output> {
+        match self.link {
+            Link::Ready { .. } => Some(&self.output),
+            Link::Handshaking { .. } => Some(&self.handshake.output),
+            Link::Idle | Link::Connecting { .. } | Link::Backoff { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,564 @@
+//! The server's side: connecting, writing, reading, failing, coming back.
+
+use cashew_config::snapshot::Protocol;
+use cashew_metrics::{ServerCounter, ServerGauge};
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::resp::encode;
+
+use crate::action::Action;
+use crate::dispatch::Payload;
+use crate::engine::{Closed, Engine};
+use crate::failure::Failure;
+use crate::lane::{Batch, Lane, Link, Scan, Scanner};
+use crate::pool::{Queues, Server};
+use crate::request::{Request, Role};
+use crate::slab::NONE;
+use crate::time::Time;
+use crate::timers::Timer;
+
+/// Backoff after the first failed attempt to connect; it doubles with every further one.
+const BACKOFF_MIN_MS: u64 = 10;
+const BACKOFF_MAX_MS: u64 = 1000;
+/// A connection that lived shorter than this counts as a failed attempt.
+const SETTLED_AFTER_US: u64 = 1_000_000;
+/// Longest reply to AUTH or SELECT.
+const HANDSHAKE_REPLY_MAX: usize = 4096;
+
+impl Engine {
+    fn server_of(&mut self, lane: u32) -> &mut Server {
+        let Lane { pool, server, .. } = self.lanes[lane as usize];
+        &mut self.pools[pool as usize].servers[server as usize]
+    }
+
+    pub(crate) fn connect(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let deadline = pool.connect_deadline(self.now);
+        lane.generation = lane.generation.wrapping_add(1);
+        lane.link = Link::Connecting { deadline };
+        lane.dirty = false;
+        let (pool, server) = (lane.pool, lane.server);
+        let conn = self.lane_conn(index);
+        self.actions.push_back(Action::Connect { conn, pool, server });
+        self.arm_lane(index, deadline);
+    }
+
+    /// The connection stands: say who we are, then send what waits.
+    pub(crate) fn lane_connected(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let Link::Connecting { deadline } = lane.link else { return };
+        let pool = &self.pools[lane.pool as usize];
+        let server = pool.servers[lane.server as usize].metrics;
+        self.metrics.add_server(server, ServerCounter::Connects, 1);
+        lane.scanner = Scanner::new(pool.protocol);
+        lane.progress_at = self.now;
+        let handshake = &mut lane.handshake;
+        debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
+        handshake.replies_owed = 0;
+        if let Some(password) = &pool.auth {
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, |out| {
+                encode::write_command(out, &[b"AUTH", password.as_bytes()]);
+            });
+        }
+        if pool.database > 0 {
+            handshake.replies_owed += 1;
+            let database = pool.database.to_string();
+            handshake.output.write_with(&mut self.bufs, |out| {
+                encode::write_command(out, &[b"SELECT", database.as_bytes()]);
+            });
+        }
+        let is_greeting = handshake.replies_owed > 0;
+        lane.link = Link::Handshaking { deadline };
+        let server = self.server_of(index);
+        server.connections += 1;
+        self.publish_connections(index);
+        if is_greeting {
+            self.mark_lane(index);
+        } else {
+            self.lane_ready(index);
+        }
+    }
+
+    fn lane_ready(&mut self, index: u32) {
+        self.lanes[index as usize].link = Link::Ready { since: self.now };
+        let server = self.server_of(index);
+        if std::mem::take(&mut server.failing) {
+            let Lane { pool, server, .. } = self.lanes[index as usize];
+            self.actions.push_back(Action::ServerRecovered { pool, server });
+        }
+        if self.lanes[index as usize].unsent > 0 {
+            self.mark_lane(index);
+        }
+        self.rearm(index);
+    }
+
+    /// Bytes of the lane's output are written.
+    #[inline]
+    pub(crate) fn lane_sent(&mut self, index: u32, bytes: u64) {
+        let lane = &mut self.lanes[index as usize];
+        lane.progress_at = self.now;
+        if matches!(lane.link, Link::Handshaking { .. }) {
+            lane.handshake.output.advance(bytes, &mut self.bufs);
+            return;
+        }
+        lane.output.advance(bytes, &mut self.bufs);
+        lane.in_flight_size += bytes;
+        let mut sent = 0;
+        if lane.output.is_empty() {
+            sent = lane.unsent;
+            lane.first_unsent = NONE;
+            lane.partial = 0;
+        } else {
+            lane.partial += bytes;
+            while lane.first_unsent != NONE {
+                let request = &self.requests[lane.first_unsent];
+                if lane.partial < request.wire_len {
+                    break;
+                }
+                lane.partial -= request.wire_len;
+                lane.first_unsent = request.next_in_lane;
+                sent += 1;
+            }
+        }
+        if sent > 0 {
+            lane.unsent -= sent;
+            lane.in_flight += sent;
+            lane.written += u64::from(sent);
+            lane.batches.push_back(Batch { end: lane.written, at: self.now });
+        }
+        self.publish_queues(index);
+    }
+
+    /// Bytes arrived from the server.
+    pub(crate) fn lane_received(&mut self, index: u32, mut bytes: &[u8]) {
+        let generation = self.lanes[index as usize].generation;
+        let server = self.server_of(index).metrics;
+        self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
+        let mut answered = 0;
+        while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
+            let lane = &mut self.lanes[index as usize];
+            if matches!(lane.link, Link::Handshaking { .. }) {
+                bytes = self.handshake_received(index, bytes);
+                continue;
+            }
+            // No reply is owed for what is not wholly written.
+            if lane.in_flight == 0 {
+                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                break;
+            }
+            let request = lane.head;
+            match lane.scanner.scan(self.requests[request].expect, bytes) {
+                Scan::Complete(len) => {
+                    self.pop_answered(index);
+                    answered += 1;
+                    self.deliver(request, &bytes[..len]);
+                    bytes = &bytes[len..];
+                }
+                Scan::Partial => {
+                    self.deliver_part(request, bytes);
+                    break;
+                }
+                Scan::Invalid => {
+                    self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                    break;
+                }
+            }
+        }
+        if answered > 0 {
+            self.metrics.add_server(server, ServerCounter::Responses, answered);
+            self.server_of(index).failures = 0;
+            self.publish_queues(index);
+        }
+    }
+
+    /// The head's reply is here: it leaves the lane.
+    #[inline]
+    fn pop_answered(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let request = &mut self.requests[lane.head];
+        request.in_lane = false;
+        lane.head = request.next_in_lane;
+        if lane.head == NONE {
+            lane.tail = NONE;
+        }
+        lane.in_flight -= 1;
+        lane.in_flight_size -= request.wire_len;
+        lane.answered += 1;
+        let batch = lane.batches.front().expect("what is in flight was written in a batch");
+        let latency = self.now.micros_since(batch.at);
+        if lane.answered == batch.end {
+            lane.batches.pop_front();
+        }
+        let server = self.pools[lane.pool as usize].servers[lane.server as usize].metrics;
+        self.metrics.record_server(server, latency);
+    }
+
+    /// Consumes replies to the handshake; returns what is left of `bytes`.
+    fn handshake_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index as usize];
+        let handshake = &mut lane.handshake;
+        let (len, complete) = match lane.scanner.scan(Expect::Line, bytes) {
+            Scan::Complete(len) => (len, true),
+            Scan::Partial => (bytes.len(), false),
+            Scan::Invalid => {
+                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                return &[];
+            }
+        };
+        handshake.reply.extend_from_slice(&bytes[..len]);
+        if handshake.reply.len() > HANDSHAKE_REPLY_MAX {
+            self.lane_down(index, Failure::BadReply, Closed::ByUs);
+            return &[];
+        }
+        if complete {
+            let is_ok = handshake.reply.starts_with(b"+");
+            handshake.reply.clear();
+            handshake.replies_owed -= 1;
+            if !is_ok {
+                self.lane_down(index, Failure::HandshakeRefused, Closed::ByUs);
+                return &[];
+            }
+            if handshake.replies_owed == 0 {
+                self.lane_ready(index);
+            }
+        }
+        &bytes[len..]
+    }
+
+    /// The connection ended, or could not be made.
+    ///
+    /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
+    /// for the next connection, unless the server cannot be reached.
+    pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        if closed == Closed::ByUs {
+            let conn = self.lane_conn(index);
+            self.actions.push_back(Action::Close { conn });
+        }
+        let lane = &mut self.lanes[index as usize];
+        let link = lane.link;
+        let had_requests = lane.in_flight > 0 || lane.partial > 0;
+        lane.generation = lane.generation.wrapping_add(1);
+        lane.link = Link::Idle;
+        lane.dirty = false;
+        lane.last_failure = failure;
+        lane.handshake.output.clear(&mut self.bufs);
+        lane.handshake.reply.clear();
+        lane.batches.clear();
+        lane.written = 0;
+        lane.answered = 0;
+        if !matches!(link, Link::Connecting { .. }) {
+            self.server_of(index).connections -= 1;
+            self.publish_connections(index);
+        }
+        self.count_down(index, link, failure);
+        self.fail_sent(index, failure);
+
+        let is_clean = failure == Failure::Closed && !had_requests;
+        let settled = matches!(link, Link::Ready { since }
+            if self.now.micros_since(since) >= SETTLED_AFTER_US);
+        if !is_clean {
+            self.note_failure(index, failure);
+        }
+        let lane = &mut self.lanes[index as usize];
+        let wanted = lane.unsent > 0 || self.pools[lane.pool as usize].preconnect;
+        if settled || (is_clean && lane.attempts == 0) {
+            lane.attempts = u32::from(!settled);
+            if wanted {
+                self.connect(index);
+            }
+            return;
+        }
+        lane.attempts = lane.attempts.saturating_add(1);
+        if failure == Failure::TimedOut {
+            // Those that have not waited long enough try again.
+            self.expire_unsent(index);
+            if self.lanes[index as usize].unsent > 0 {
+                self.connect(index);
+                return;
+            }
+        } else {
+            self.fail_unsent(index, failure);
+        }
+        self.back_off(index);
+    }
+
+    fn back_off(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let steps = lane.attempts.saturating_sub(1).min(16);
+        let span = (BACKOFF_MIN_MS << steps).min(BACKOFF_MAX_MS);
+        let until = self.now.plus_millis(self.rng.jitter(span).max(1));
+        lane.link = Link::Backoff { until };
+        self.arm_lane(index, until);
+    }
+
+    fn count_down(&mut self, index: u32, link: Link, failure: Failure) {
+        let server = self.server_of(index).metrics;
+        let counter = match (link, failure) {
+            (_, Failure::TimedOut) => ServerCounter::ServerTimedout,
+            (Link::Connecting { .. }, _) => ServerCounter::ConnectErrors,
+            (_, Failure::Closed) => ServerCounter::ServerEof,
+            _ => ServerCounter::ServerErr,
+        };
+        self.metrics.add_server(server, counter, 1);
+    }
+
+    /// Counts a failure of the server and asks for its ejection at the limit.
+    fn note_failure(&mut self, index: u32, failure: Failure) {
+        let now = self.now;
+        let Lane { pool: pool_index, server: server_index, .. } = self.lanes[index as usize];
+        let pool = &mut self.pools[pool_index as usize];
+        let limit = pool.failure_limit;
+        let may_eject = pool.auto_eject && pool.router.may_eject(server_index);
+        let server = &mut pool.servers[server_index as usize];
+        if !std::mem::replace(&mut server.failing, true) {
+            self.actions.push_back(Action::ServerFailing {
+                pool: pool_index,
+                server: server_index,
+                why: failure,
+            });
+        }
+        if server.failed_at != now {
+            server.failed_at = now;
+            server.failures = server.failures.saturating_add(1);
+        }
+        if may_eject && server.failures >= limit && !server.ejected && !server.change_asked {
+            server.change_asked = true;
+            self.actions.push_back(Action::Eject {
+                pool: pool_index,
+                server: server_index,
+                why: failure,
+            });
+        }
+    }
+
+    /// Fails what was sent, wholly or in part, on the connection that is gone.
+    fn fail_sent(&mut self, index: u32, failure: Failure) {
+        let lane = &mut self.lanes[index as usize];
+        let mut at = lane.head;
+        let mut end = lane.first_unsent;
+        if lane.partial > 0 {
+            let broken = &self.requests[lane.first_unsent];
+            lane.output.advance(broken.wire_len - lane.partial, &mut self.bufs);
+            lane.partial = 0;
+            lane.unsent -= 1;
+            lane.first_unsent = broken.next_in_lane;
+            end = lane.first_unsent;
+        }
+        lane.in_flight = 0;
+        lane.in_flight_size = 0;
+        lane.head = end;
+        if end == NONE {
+            lane.tail = NONE;
+        }
+        while at != end {
+            let next = self.requests[at].next_in_lane;
+            self.fail_request(at, failure);
+            at = next;
+        }
+        self.publish_queues(index);
+    }
+
+    /// Fails what waits to be sent.
+    fn fail_unsent(&mut self, index: u32, failure: Failure) {
+        while self.lanes[index as usize].unsent > 0 {
+            self.fail_first_unsent(index, failure);
+        }
+        self.publish_queues(index);
+    }
+
+    /// Fails what has waited to be sent longer than the timeout.
+    fn expire_unsent(&mut self, index: u32) {
+        while let Some(expiry) = self.first_unsent_expiry(index)
+            && expiry <= self.now
+        {
+            self.fail_first_unsent(index, Failure::TimedOut);
+        }
+        self.publish_queues(index);
+    }
+
+    fn first_unsent_expiry(&self, index: u32) -> Option<Time> {
+        let lane = &self.lanes[index as usize];
+        if lane.unsent == 0 {
+            return None;
+        }
+        let started = self.requests[lane.first_unsent].started;
+        Some(self.pools[lane.pool as usize].expiry(started))
+    }
+
+    /// Only while nothing is in flight: then the first unsent request is the lane's head.
+    fn fail_first_unsent(&mut self, index: u32, failure: Failure) {
+        let lane = &mut self.lanes[index as usize];
+        assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
+        let request = lane.first_unsent;
+        lane.output.advance(self.requests[request].wire_len, &mut self.bufs);
+        lane.unsent -= 1;
+        lane.head = self.requests[request].next_in_lane;
+        lane.first_unsent = lane.head;
+        if lane.head == NONE {
+            lane.tail = NONE;
+        }
+        self.fail_request(request, failure);
+    }
+
+    /// Answers a request in its server's place.
+    fn fail_request(&mut self, index: u32, failure: Failure) {
+        let request = &mut self.requests[index];
+        request.in_lane = false;
+        request.failed = true;
+        if let Role::Probe { .. } = request.role {
+            self.free_request(index);
+            return;
+        }
+        if request.streaming && request.client != NONE {
+            // Half of a reply is with the client: nothing sensible can follow it.
+            let client = request.client;
+            self.cut_client(client, cashew_metrics::PoolCounter::ClientErr);
+            return;
+        }
+        let pool = request.pool;
+        self.drop_reply(index);
+        let mut reply = self.bufs.take();
+        failure.write_reply(self.pools[pool as usize].protocol, &mut reply);
+        self.count_forward_error(pool);
+        self.charge(index, reply.len());
+        self.deliver_buf(index, reply);
+    }
+
+    pub(crate) fn lane_timeout(&mut self, index: u32) {
+        self.lanes[index as usize].armed = Time::NEVER;
+        let now = self.now;
+        match self.lanes[index as usize].link {
+            Link::Idle => {}
+            Link::Connecting { deadline } | Link::Handshaking { deadline } => {
+                if deadline <= now {
+                    self.lane_down(index, Failure::TimedOut, Closed::ByUs);
+                } else {
+                    self.expire_unsent(index);
+                }
+            }
+            Link::Backoff { until } => {
+                if until <= now {
+                    self.retry(index);
+                }
+            }
+            Link::Ready { .. } => {
+                if self.reply_deadline(index) <= now {
+                    self.lane_down(index, Failure::TimedOut, Closed::ByUs);
+                }
+            }
+        }
+        self.rearm(index);
+    }
+
+    /// The backoff is over: tries to connect, unless the server is ejected, which is for
+    /// [`Engine::probe`] to end.
+    fn retry(&mut self, index: u32) {
+        if self.server_of(index).ejected {
+            self.lanes[index as usize].link = Link::Idle;
+        } else {
+            self.connect(index);
+        }
+    }
+
+    /// When a connected lane has waited too long: for the oldest reply, or to write anything.
+    fn reply_deadline(&self, index: u32) -> Time {
+        let lane = &self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        if let Some(batch) = lane.batches.front() {
+            return pool.expiry(batch.at);
+        }
+        if lane.unsent > 0 {
+            let started = self.requests[lane.first_unsent].started;
+            return pool.expiry(started.max(lane.progress_at));
+        }
+        Time::NEVER
+    }
+
+    fn rearm(&mut self, index: u32) {
+        let deadline = match self.lanes[index as usize].link {
+            Link::Idle => Time::NEVER,
+            Link::Connecting { deadline } | Link::Handshaking { deadline } => {
+                self.first_unsent_expiry(index).map_or(deadline, |expiry| expiry.min(deadline))
+            }
+            Link::Backoff { until } => until,
+            Link::Ready { .. } => self.reply_deadline(index),
+        };
+        self.arm_lane(index, deadline);
+    }
+
+    #[inline]
+    pub(crate) fn arm_lane(&mut self, index: u32, at: Time) {
+        let lane = &mut self.lanes[index as usize];
+        if at < lane.armed {
+            lane.armed = at;
+            self.timers.arm(at, Timer::Lane(index));
+        }
+    }
+
+    /// Asks an ejected server whether it is well; asks again later if it is not.
+    pub(crate) fn probe(&mut self, pool_index: u32, server_index: u32) {
+        let pool = &self.pools[pool_index as usize];
+        let server = &pool.servers[server_index as usize];
+        if !server.ejected {
+            return;
+        }
+        let lane = server.first_lane;
+        let text: &[u8] = match pool.protocol {
+            Protocol::Redis => b"*1\r\n$4\r\nPING\r\n",
+            Protocol::Memcached => b"version\r\n",
+        };
+        let again = self.now.plus_millis(self.rng.jitter(pool.retry_ms).max(1));
+        self.timers.arm(again, Timer::Probe { pool: pool_index, server: server_index });
+        let link = self.lanes[lane as usize].link;
+        let is_waiting = matches!(link, Link::Connecting { .. } | Link::Handshaking { .. });
+        let is_asked = self.lanes[lane as usize].unsent + self.lanes[lane as usize].in_flight > 0;
+        if is_waiting || is_asked {
+            return;
+        }
+        if matches!(link, Link::Idle | Link::Backoff { .. }) {
+            self.connect(lane);
+        }
+        let role = Role::Probe { server: server_index };
+        let (request, _) = self.requests.insert(Request::new(pool_index, NONE, role, self.now));
+        self.send(lane, request, Payload::Bytes(text));
+    }
+
+    /// The reply to a probe.
+    pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
+        let server = &mut self.pools[lane_pool as usize].servers[lane_server as usize];
+        let is_well = reply.starts_with(b"+") || reply.starts_with(b"VERSION");
+        if is_well && server.ejected && !server.change_asked {
+            server.change_asked = true;
+            self.actions.push_back(Action::Readmit { pool: lane_pool, server: lane_server });
+        }
+    }
+
+    fn publish_connections(&mut self, index: u32) {
+        let server = self.server_of(index);
+        let (id, connections) = (server.metrics, u64::from(server.connections));
+        self.metrics.set_server(id, ServerGauge::ServerConnections, connections);
+    }
+
+    /// Brings the server's queue gauges up to date with its lanes.
+    fn publish_queues(&mut self, index: u32) {
+        let Lane { pool, server, .. } = self.lanes[index as usize];
+        let server = &mut self.pools[pool as usize].servers[server as usize];
+        let mut queues = Queues::default();
+        let first = server.first_lane as usize;
+        for lane in &self.lanes[first..first + server.lanes as usize] {
+            queues.unsent += u64::from(lane.unsent);
+            queues.unsent_size += lane.output.len();
+            queues.in_flight += u64::from(lane.in_flight);
+            queues.in_flight_size += lane.in_flight_size;
+        }
+        if queues == server.queues {
+            return;
+        }
+        server.queues = queues;
+        self.metrics.set_server(server.metrics, ServerGauge::InQueue, queues.unsent);
+        self.metrics.set_server(server.metrics, ServerGauge::InQueueBytes, queues.unsent_size);
+        self.metrics.set_server(server.metrics, ServerGauge::OutQueue, queues.in_flight);
+        self.metrics.set_server(server.metrics, ServerGauge::OutQueueBytes, queues.in_flight_size);
+    }
+}

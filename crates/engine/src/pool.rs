@@ -1,0 +1,97 @@
+//! A pool and its servers, as one worker sees them.
+
+use cashew_config::snapshot::{self, Limits, Protocol};
+use cashew_metrics::{PoolId, ServerId};
+
+use crate::router::Router;
+use crate::time::Time;
+
+pub(crate) struct Pool {
+    pub(crate) protocol: Protocol,
+    pub(crate) metrics: PoolId,
+    pub(crate) router: Router,
+    pub(crate) servers: Vec<Server>,
+    pub(crate) timeout_ms: Option<u64>,
+    pub(crate) limits: Limits,
+    pub(crate) auth: Option<String>,
+    pub(crate) database: u32,
+    pub(crate) preconnect: bool,
+    pub(crate) auto_eject: bool,
+    pub(crate) retry_ms: u64,
+    pub(crate) failure_limit: u32,
+    pub(crate) clients: u64,
+    /// Number of the ring in use; grows with every change.
+    pub(crate) ring_version: u64,
+    /// Set while a change of the ring is under way: nothing is dispatched.
+    pub(crate) held: bool,
+    /// Clients that wait for the end of the hold.
+    pub(crate) waiting: Vec<crate::ConnId>,
+}
+
+/// A server as this worker knows it.
+pub(crate) struct Server {
+    pub(crate) metrics: ServerId,
+    pub(crate) first_lane: u32,
+    pub(crate) lanes: u32,
+    pub(crate) connections: u32,
+    /// Failures in a row, over all lanes.
+    pub(crate) failures: u32,
+    /// When the last failure was counted: what fails together counts once.
+    pub(crate) failed_at: Time,
+    /// The last attempt to reach it failed.
+    pub(crate) failing: bool,
+    /// Left out of the ring, by agreement of all workers.
+    pub(crate) ejected: bool,
+    /// The change of its ejection is asked for and not yet answered.
+    pub(crate) change_asked: bool,
+    pub(crate) queues: Queues,
+}
+
+/// What waits for a server over all its lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Queues {
+    pub(crate) unsent: u64,
+    pub(crate) unsent_size: u64,
+    pub(crate) in_flight: u64,
+    pub(crate) in_flight_size: u64,
+}
+
+impl Pool {
+    pub(crate) fn new(pool: &snapshot::Pool, metrics: PoolId, servers: Vec<Server>) -> Self {
+        Self {
+            protocol: pool.protocol,
+            metrics,
+            router: Router::new(pool),
+            servers,
+            timeout_ms: pool.timeout_ms,
+            limits: pool.limits,
+            auth: pool.redis_auth.clone(),
+            database: pool.redis_db,
+            preconnect: pool.preconnect,
+            auto_eject: pool.auto_eject_hosts,
+            retry_ms: pool.server_retry_timeout_ms,
+            failure_limit: pool.server_failure_limit.max(1),
+            clients: 0,
+            ring_version: 0,
+            held: false,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// When a request that starts to wait at `from` has waited long enough.
+    #[inline]
+    pub(crate) fn expiry(&self, from: Time) -> Time {
+        self.timeout_ms.map_or(Time::NEVER, |timeout| from.plus_millis(timeout))
+    }
+
+    pub(crate) fn connect_deadline(&self, now: Time) -> Time {
+        let limit = self.limits.server_connect_timeout_ms;
+        now.plus_millis(self.timeout_ms.map_or(limit, |timeout| timeout.min(limit)))
+    }
+}
+
+impl Server {
+    pub(crate) fn is_up(&self) -> bool {
+        !self.failing && !self.ejected
+    }
+}

@@ -1,0 +1,109 @@
+//! One request on its way.
+
+use cashew_protocol::Span;
+use cashew_protocol::memcached::Expect;
+
+use crate::slab::NONE;
+use crate::time::Time;
+
+/// A request of a client, one per-server part of it, or a question of the gateway's own.
+///
+/// It stands in up to two queues at once, linked through its own fields: that of its client, in
+/// the order of arrival, and that of a lane, in the order of sending. Its slot is free again when
+/// it stands in neither.
+pub(crate) struct Request {
+    pub(crate) pool: u32,
+    /// The client that waits for the reply, or [`NONE`]: it has gone, or there never was one.
+    pub(crate) client: u32,
+    pub(crate) next_in_client: u32,
+    pub(crate) next_in_lane: u32,
+    pub(crate) role: Role,
+    pub(crate) in_lane: bool,
+    /// The reply is complete: in `reply`, or already with the client.
+    pub(crate) done: bool,
+    /// Part of the reply is already in the client's output, and all that follows goes there too.
+    pub(crate) streaming: bool,
+    /// memcached's noreply: the reply is for nobody.
+    pub(crate) silent: bool,
+    /// The gateway answered in the server's place.
+    pub(crate) failed: bool,
+    pub(crate) expect: Expect,
+    /// When the request was complete.
+    pub(crate) started: Time,
+    /// Its bytes in the lane's output.
+    pub(crate) wire_len: u64,
+    /// What has arrived of the reply and is not with the client yet.
+    pub(crate) reply: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// Goes to one server as it is, or was answered here.
+    Single,
+    /// Was split; its fragments are linked by [`Role::Fragment`]'s `next`.
+    Parent {
+        fragments: u32,
+        pending: u32,
+        merge: Merge,
+    },
+    Fragment {
+        parent: u32,
+        next: u32,
+    },
+    /// Asks an ejected server whether it is well.
+    Probe {
+        server: u32,
+    },
+}
+
+/// How the replies of fragments become one. An error of any fragment is the answer of all.
+#[derive(Debug)]
+pub(crate) enum Merge {
+    /// Add the integers.
+    Sum,
+    /// Every reply says the same: pass one on.
+    Same,
+    /// Arrays whose elements are dealt back to the positions of the keys.
+    Elements(Box<Gather>),
+    /// memcached's VALUE blocks, in the order of the keys, and one END.
+    Values(Box<Gather>),
+}
+
+/// Which fragment answers which key.
+#[derive(Debug, Default)]
+pub(crate) struct Gather {
+    /// By position in the request: the ordinal of the fragment that carries the key.
+    pub(crate) owners: Vec<u32>,
+    /// Keys, back to back, for replies that omit missing ones.
+    pub(crate) text: Vec<u8>,
+    pub(crate) keys: Vec<Span>,
+}
+
+impl Gather {
+    pub(crate) fn clear(&mut self) {
+        self.owners.clear();
+        self.text.clear();
+        self.keys.clear();
+    }
+}
+
+impl Request {
+    pub(crate) fn new(pool: u32, client: u32, role: Role, started: Time) -> Self {
+        Self {
+            pool,
+            client,
+            next_in_client: NONE,
+            next_in_lane: NONE,
+            role,
+            in_lane: false,
+            done: false,
+            streaming: false,
+            silent: false,
+            failed: false,
+            expect: Expect::Line,
+            started,
+            wire_len: 0,
+            reply: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Slots with stable indices, reused last in, first out so that the hot ones stay in cache.
+
+use std::ops::{Index, IndexMut};
+
+/// The index that names no slot.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// A growing array of slots. Every value put in gets a generation of its own, never given out
+/// again before 2^32 others, so that an (index, generation) pair can go stale safely.
+pub(crate) struct Slab<T> {
+    entries: Vec<Entry<T>>,
+    free: u32,
+    len: u32,
+    generation: u32,
+}
+
+enum Entry<T> {
+    Used { generation: u32, value: T },
+    Free { next: u32 },
+}
+
+impl<T> Slab<T> {
+    pub(crate) const fn new() -> Self {
+        Self { entries: Vec::new(), free: NONE, len: 0, generation: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Returns the index and the generation of the new slot.
+    #[inline]
+    pub(crate) fn insert(&mut self, value: T) -> (u32, u32) {
+        self.generation = self.generation.wrapping_add(1);
+        let entry = Entry::Used { generation: self.generation, value };
+        self.len += 1;
+        if self.free == NONE {
+            let index = self.entries.len() as u32;
+            assert!(index < NONE >> 1, "slab is full");
+            self.entries.push(entry);
+            return (index, self.generation);
+        }
+        let index = self.free;
+        match std::mem::replace(&mut self.entries[index as usize], entry) {
+            Entry::Free { next } => self.free = next,
+            Entry::Used { .. } => unreachable!("the free list holds free slots only"),
+        }
+        (index, self.generation)
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, index: u32) -> T {
+        let entry =
+            std::mem::replace(&mut self.entries[index as usize], Entry::Free { next: self.free });
+        match entry {
+            Entry::Used { value, .. } => {
+                self.free = index;
+                self.len -= 1;
+                value
+            }
+            Entry::Free { .. } => panic!("slot {index} is removed twice"),
+        }
+    }
+
+    /// Whether the slot still holds the value that was given this generation.
+    #[inline]
+    pub(crate) fn is_current(&self, index: u32, generation: u32) -> bool {
+        matches!(self.entries.get(index as usize),
+            Some(Entry::Used { generation: g, .. }) if *g == generation)
+    }
+
+    pub(crate) fn generation(&self, index: u32) -> u32 {
+        match &self.entries[index as usize] {
+            Entry::Used { generation, .. } => *generation,
+            Entry::Free { .. } => panic!("slot {index} is free"),
+        }
+    }
+
+    pub(crate) fn indices(&self) -> impl Iterator<Item = u32> + '_ {
+        let used = |(i, e): (usize, &Entry<T>)| matches!(e, Entry::Used { .. }).then_some(i as u32);
+        self.entries.iter().enumerate().filter_map(used)
+    }
+
+    /// Gives trailing free slots back when most of the array is unused: O(slots), so only for now
+    /// and then.
+    pub(crate) fn shrink(&mut self) {
+        const KEPT: usize = 256;
+        if self.entries.len() < KEPT.max(4 * self.len as usize) {
+            return;
+        }
+        while self.entries.len() > KEPT && matches!(self.entries.last(), Some(Entry::Free { .. })) {
+            self.entries.pop();
+        }
+        self.free = NONE;
+        for (index, entry) in self.entries.iter_mut().enumerate().rev() {
+            if let Entry::Free { next } = entry {
+                *next = self.free;
+                self.free = index as u32;
+            }
+        }
+        self.entries.shrink_to(self.entries.len() * 2);
+    }
+}
+
+impl<T> Index<u32> for Slab<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, index: u32) -> &T {
+        match &self.entries[index as usize] {
+            Entry::Used { value, .. } => value,
+            Entry::Free { .. } => panic!("slot {index} is free"),
+        }
+    }
+}
+
+impl<T> IndexMut<u32> for Slab<T> {
+    #[inline]
+    fn index_mut(&mut self, index: u32) -> &mut T {
+        match &mut self.entries[index as usize] {
+            Entry::Used { value, .. } => value,
+            Entry::Free { .. } => panic!("slot {index} is free"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_slot_is_reused_under_another_generation() {
+        let mut slab = Slab::new();
+        let (a, first) = slab.insert('a');
+        assert_eq!(slab.remove(a), 'a');
+        let (b, second) = slab.insert('b');
+        assert_eq!(a, b);
+        assert!(!slab.is_current(a, first));
+        assert!(slab.is_current(b, second));
+    }
+
+    #[test]
+    fn shrinking_keeps_values_and_frees_the_rest() {
+        let mut slab = Slab::new();
+        let indices: Vec<u32> = (0..10_000).map(|i| slab.insert(i).0).collect();
+        for &index in &indices[1..] {
+            slab.remove(index);
+        }
+        slab.shrink();
+        assert!(slab.entries.len() <= 256 && slab.entries.capacity() < 1024);
+        assert_eq!(slab[0], 0);
+        let again: Vec<u32> = (0..500).map(|i| slab.insert(i).0).collect();
+        assert_eq!(slab.len(), 501);
+        assert!(again.iter().all(|&index| index != 0));
+    }
+}

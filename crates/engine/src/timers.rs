@@ -1,0 +1,40 @@
+//! Deadlines: few, since requests on one lane expire in order and only the first counts.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::time::Time;
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    Lane(u32),
+    /// Time to see whether an ejected server is back.
+    Probe {
+        pool: u32,
+        server: u32,
+    },
+    Housekeeping,
+}
+
+/// Deadlines in order. Whoever arms a timer remembers what is armed, so that few entries are
+/// stale; what fires too early just finds nothing due.
+#[derive(Default)]
+pub(crate) struct Timers(BinaryHeap<Reverse<(Time, Timer)>>);
+
+impl Timers {
+    pub(crate) fn arm(&mut self, at: Time, timer: Timer) {
+        self.0.push(Reverse((at, timer)));
+    }
+
+    pub(crate) fn next(&self) -> Time {
+        self.0.peek().map_or(Time::NEVER, |Reverse((at, _))| *at)
+    }
+
+    pub(crate) fn pop_due(&mut self, now: Time) -> Option<Timer> {
+        if self.next() > now {
+            return None;
+        }
+        self.0.pop().map(|Reverse((_, timer))| timer)
+    }
+}

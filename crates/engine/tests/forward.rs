@@ -1,0 +1,439 @@
+//! Requests on their way to one server and back.
+
+mod world;
+
+use cashew_engine::{Action, Admission, CloseReason};
+use world::{World, pool};
+
+const REDIS: &str = "redis: true\ntimeout: 400";
+
+/// Keys by server of `pool(REDIS, 2)`.
+const A: &str = "a";
+const B: &str = "b";
+
+fn get(key: &str) -> String {
+    format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len())
+}
+
+fn two_servers() -> (World, [cashew_engine::ConnId; 2]) {
+    let mut world = World::new(&pool(REDIS, 2));
+    let client = world.client();
+    world.send(client, get(A) + &get(B));
+    let lanes = [world.accept(0), world.accept(1)];
+    for lane in lanes {
+        world.received(lane);
+        world.send(lane, "$-1\r\n");
+    }
+    world.expect(client, "$-1\r\n$-1\r\n");
+    world.read_closed(client);
+    world.assert_idle();
+    (world, lanes)
+}
+
+/// Lanes that get `A` and `B`.
+fn lanes_of_keys(
+    world: &mut World,
+    lanes: [cashew_engine::ConnId; 2],
+) -> [cashew_engine::ConnId; 2] {
+    let client = world.client();
+    world.send(client, get(A));
+    let first = usize::from(world.received(lanes[0]).is_empty());
+    world.received(lanes[1]);
+    world.send(lanes[first], "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.read_closed(client);
+    [lanes[first], lanes[1 - first]]
+}
+
+#[test]
+fn requests_of_one_tick_leave_together_and_replies_find_their_clients() {
+    let (mut world, lanes) = two_servers();
+    let [a, _] = lanes_of_keys(&mut world, lanes);
+    let (one, two) = (world.client(), world.client());
+    world.engine.handle_received(one, get(A).as_bytes(), world.now);
+    world.engine.handle_received(two, get(A).as_bytes(), world.now);
+    world.tick();
+    world.expect(a, get(A) + &get(A));
+    world.send(a, "$1\r\n1\r\n$1\r\n2\r\n");
+    world.expect(one, "$1\r\n1\r\n");
+    world.expect(two, "$1\r\n2\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn replies_keep_the_order_of_requests_whoever_answers_first() {
+    let (mut world, lanes) = two_servers();
+    let [a, b] = lanes_of_keys(&mut world, lanes);
+    let client = world.client();
+    world.send(client, get(A) + &get(B) + &get(A));
+    world.send(b, "$1\r\nb\r\n");
+    world.expect(client, "");
+    world.send(a, "$2\r\na1\r\n");
+    world.expect(client, "$2\r\na1\r\n$1\r\nb\r\n");
+    world.send(a, "$2\r\na2\r\n");
+    world.expect(client, "$2\r\na2\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_reply_outlives_its_client_and_is_swallowed() {
+    let (mut world, lanes) = two_servers();
+    let [a, _] = lanes_of_keys(&mut world, lanes);
+    let (one, two) = (world.client(), world.client());
+    world.send(one, get(A));
+    world.send(two, get(A));
+    world.close(one, CloseReason::Reset);
+    world.send(a, "$3\r\none\r\n$3\r\ntwo\r\n");
+    world.expect(two, "$3\r\ntwo\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_half_closed_client_gets_what_it_is_owed() {
+    let (mut world, lanes) = two_servers();
+    let [a, _] = lanes_of_keys(&mut world, lanes);
+    let client = world.client();
+    world.send(client, get(A));
+    world.read_closed(client);
+    assert!(!world.closed.contains(&client));
+    world.send(a, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
+
+#[test]
+fn requests_arrive_in_any_pieces() {
+    let (mut world, lanes) = two_servers();
+    let [a, _] = lanes_of_keys(&mut world, lanes);
+    let client = world.client();
+    for byte in get(A).bytes() {
+        world.send(client, [byte]);
+    }
+    world.expect(a, get(A));
+    for byte in b"$5\r\nhello\r\n" {
+        world.send(a, [*byte]);
+    }
+    world.expect(client, "$5\r\nhello\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_large_value_passes_in_both_directions() {
+    let (mut world, lanes) = two_servers();
+    let [a, _] = lanes_of_keys(&mut world, lanes);
+    let client = world.client();
+    let value = vec![b'v'; 300_000];
+    let mut set = format!("*3\r\n$3\r\nSET\r\n$1\r\n{A}\r\n$300000\r\n").into_bytes();
+    set.extend_from_slice(&value);
+    set.extend_from_slice(b"\r\n");
+    let mut all = set.clone();
+    all.extend_from_slice(get(A).as_bytes());
+    for chunk in all.chunks(65_536) {
+        world.send(client, chunk);
+    }
+    set.extend_from_slice(get(A).as_bytes());
+    assert!(world.received(a) == set);
+    let mut reply = b"+OK\r\n$300000\r\n".to_vec();
+    reply.extend_from_slice(&value);
+    reply.extend_from_slice(b"\r\n");
+    for chunk in reply.chunks(65_536) {
+        world.send(a, chunk);
+    }
+    assert!(world.received(client) == reply);
+    world.assert_idle();
+}
+
+#[test]
+fn a_reply_that_breaks_off_closes_its_client_and_no_other() {
+    let (mut world, lanes) = two_servers();
+    let [a, _] = lanes_of_keys(&mut world, lanes);
+    let (one, two) = (world.client(), world.client());
+    world.send(one, get(A));
+    world.send(two, get(A));
+    world.send(a, "$100000\r\n");
+    world.send(a, vec![b'x'; 50_000]);
+    assert_eq!(world.received(one).len(), 9 + 50_000);
+    world.close(a, CloseReason::Reset);
+    assert!(world.closed.contains(&one));
+    world.expect(two, "-ERR Connection reset by peer\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_stray_reply_ends_the_connection_and_reaches_nobody() {
+    let (mut world, lanes) = two_servers();
+    let [a, _] = lanes_of_keys(&mut world, lanes);
+    let client = world.client();
+    world.send(a, "+STRAY\r\n");
+    assert!(world.closed.contains(&a));
+    world.send(client, "PING\r\n");
+    world.expect(client, "+PONG\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_refused_server_fails_requests_at_once_and_is_tried_again() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    world.send(client, get(A));
+    world.refuse(0);
+    world.expect(client, "-ERR Connection refused\r\n");
+    world.send(client, get(A));
+    world.expect(client, "-ERR Connection refused\r\n");
+    world.wait_ms(10);
+    let lane = world.accept(0);
+    world.send(client, get(A));
+    world.expect(lane, get(A));
+    world.send(lane, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_server_that_does_not_connect_fails_requests_after_the_timeout() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    world.send(client, get(A));
+    world.wait_ms(399);
+    world.expect(client, "");
+    world.wait_ms(1);
+    world.expect(client, "-ERR Connection timed out\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_timeout_fails_what_is_behind_it_on_its_connection_only() {
+    let (mut world, lanes) = two_servers();
+    let [a, b] = lanes_of_keys(&mut world, lanes);
+    let client = world.client();
+    world.send(client, get(A) + &get(B));
+    world.wait_ms(300);
+    let late = world.client();
+    world.send(late, get(A));
+    world.wait_ms(50);
+    world.send(b, "$1\r\nb\r\n");
+    world.wait_ms(49);
+    world.expect(client, "");
+    world.wait_ms(1);
+    world.expect(client, "-ERR Connection timed out\r\n$1\r\nb\r\n");
+    world.expect(late, "-ERR Connection timed out\r\n");
+    assert!(world.closed.contains(&a) && !world.closed.contains(&b));
+    world.assert_idle();
+}
+
+#[test]
+fn what_was_not_sent_waits_for_the_next_connection() {
+    let (mut world, lanes) = two_servers();
+    let [a, _] = lanes_of_keys(&mut world, lanes);
+    world.wait_ms(2000);
+    let client = world.client();
+    world.stuck.push(a);
+    world.send(client, get(A) + &get(A) + &get(A));
+    world.write_some(a, get(A).len() + 3);
+    world.close(a, CloseReason::Reset);
+    world.expect(client, "-ERR Connection reset by peer\r\n-ERR Connection reset by peer\r\n");
+    let server = if a == lanes[0] { 0 } else { 1 };
+    let again = world.accept(server);
+    world.expect(again, get(A));
+    world.send(again, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn auth_and_select_come_before_any_request() {
+    let mut world = World::new(&pool("redis: true\nredis_auth: secret\nredis_db: 3", 1));
+    let client = world.client();
+    world.send(client, get(A) + "AUTH wrong\r\nAUTH secret\r\n" + &get(A));
+    world.expect(
+        client,
+        "-NOAUTH Authentication required.\r\n\
+         -WRONGPASS invalid username-password pair or user is disabled.\r\n+OK\r\n",
+    );
+    let lane = world.accept(0);
+    world.expect(lane, "*2\r\n$4\r\nAUTH\r\n$6\r\nsecret\r\n*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n");
+    world.send(lane, "+OK\r\n");
+    world.expect(lane, "");
+    world.send(lane, "+OK\r\n");
+    world.expect(lane, get(A));
+    world.send(lane, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_server_that_refuses_the_password_gets_no_request() {
+    let mut world = World::new(&pool("redis: true\nredis_auth: secret", 1));
+    let client = world.client();
+    world.send(client, "AUTH secret\r\n");
+    world.expect(client, "+OK\r\n");
+    world.send(client, get(A));
+    let lane = world.accept(0);
+    world.received(lane);
+    world.send(lane, "-WRONGPASS no\r\n");
+    world.expect(client, "-ERR Server refused AUTH or SELECT\r\n");
+    world.expect(lane, "");
+    world.assert_idle();
+}
+
+#[test]
+fn a_greedy_client_is_paused_and_goes_on() {
+    let mut world = World::new(&pool("redis: true\nclient_requests_max: 4", 1));
+    let client = world.client();
+    world.send(client, get(A).repeat(10));
+    let lane = world.accept(0);
+    assert_eq!(world.paused, [client]);
+    for round in [4, 4, 2] {
+        world.expect(lane, get(A).repeat(round));
+        world.send(lane, "$-1\r\n".repeat(round));
+        world.expect(client, "$-1\r\n".repeat(round));
+    }
+    assert!(world.paused.is_empty());
+    world.assert_idle();
+}
+
+#[test]
+fn a_client_that_does_not_read_is_paused_then_cut() {
+    let options = "redis: true\nclient_output_pause: 1kb\nclient_output_max: 64kb";
+    let mut world = World::new(&pool(options, 1));
+    let client = world.client();
+    world.send(client, get(A));
+    let lane = world.accept(0);
+    world.stuck.push(client);
+    world.send(lane, format!("$2000\r\n{}\r\n", "x".repeat(2000)));
+    world.send(client, get(A));
+    assert_eq!(world.paused, [client]);
+    world.stuck.clear();
+    world.write(client);
+    world.tick();
+    assert!(world.paused.is_empty());
+    world.stuck.push(client);
+    world.received(lane);
+    world.send(lane, format!("$100000\r\n{}\r\n", "x".repeat(100_000)));
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
+
+#[test]
+fn a_full_server_queue_answers_an_error() {
+    let mut world = World::new(&pool("redis: true\nserver_queue_max: 2", 1));
+    let client = world.client();
+    world.send(client, get(A).repeat(3));
+    let lane = world.accept(0);
+    world.send(lane, "$-1\r\n$-1\r\n");
+    world.expect(client, "$-1\r\n$-1\r\n-ERR Server queue is full\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn errors_leave_the_neighbours_in_the_pipeline_alone() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    world.send(client, get(A) + "NOSUCH x y\r\nGET\r\n" + &get(A));
+    let lane = world.accept(0);
+    world.expect(lane, get(A).repeat(2));
+    world.send(lane, "$1\r\n1\r\n$1\r\n2\r\n");
+    world.expect(
+        client,
+        "$1\r\n1\r\n\
+         -ERR unknown command 'NOSUCH', with args beginning with: 'x' 'y' \r\n\
+         -ERR wrong number of arguments for 'get' command\r\n\
+         $1\r\n2\r\n",
+    );
+    world.assert_idle();
+}
+
+#[test]
+fn a_protocol_error_is_told_after_the_replies_owed_then_the_client_is_closed() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    world.send(client, get(A) + "*1\r\n!\r\n" + &get(A));
+    let lane = world.accept(0);
+    world.expect(lane, get(A));
+    world.expect(client, "");
+    world.send(lane, "$-1\r\n");
+    world.expect(client, "$-1\r\n-ERR Protocol error: expected '$', got '!'\r\n");
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
+
+#[test]
+fn quit_is_answered_and_what_follows_is_not() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    world.send(client, "QUIT\r\nPING\r\n");
+    world.expect(client, "+OK\r\n");
+    assert!(world.closed.contains(&client));
+}
+
+#[test]
+fn a_client_too_many_is_told_so() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.engine.handle_accepted(0, Admission::Full, world.now);
+    world.tick();
+    world.expect(client, "-ERR max number of clients reached\r\n");
+    assert!(world.closed.contains(&client));
+}
+
+#[test]
+fn a_drain_finishes_what_is_in_flight() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let (busy, idle) = (world.client(), world.client());
+    world.send(busy, get(A));
+    let lane = world.accept(0);
+    world.engine.handle_drain(world.now);
+    world.tick();
+    assert!(world.closed.contains(&idle) && !world.engine.is_drained());
+    world.send(lane, "$-1\r\n");
+    world.expect(busy, "$-1\r\n");
+    assert!(world.closed.contains(&busy) && world.engine.is_drained());
+}
+
+#[test]
+fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
+    let options = "redis: true\nauto_eject_hosts: true\nserver_failure_limit: 2\n\
+                   server_retry_timeout: 1000";
+    let mut world = World::new(&pool(options, 2));
+    let client = world.client();
+    world.send(client, get(A));
+    let server = if world.connects_to(0) { 0 } else { 1 };
+    let other = 1 - server;
+    world.refuse(server);
+    world.wait_ms(10);
+    world.refuse(server);
+    world.expect(client, "-ERR Connection refused\r\n");
+    let asked = world.actions.iter().any(
+        |action| matches!(action, Action::Eject { server: ejected, .. } if *ejected == server),
+    );
+    assert!(asked);
+
+    world.engine.handle_hold(0, 1, world.now);
+    world.tick();
+    assert!(world.actions.contains(&Action::Held { pool: 0, version: 1 }));
+    world.send(client, get(A));
+    let mut live = [true; 2];
+    live[server as usize] = false;
+    world.engine.handle_release(0, 1, &live, world.now, 0);
+    world.tick();
+    let lane = world.accept(other);
+    world.expect(lane, get(A));
+    world.send(lane, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+
+    world.wait_ms(1000);
+    let probe = world.accept(server);
+    world.expect(probe, "*1\r\n$4\r\nPING\r\n");
+    world.send(probe, "-LOADING\r\n");
+    assert!(!world.actions.iter().any(|action| matches!(action, Action::Readmit { .. })));
+    world.wait_ms(1000);
+    world.expect(probe, "*1\r\n$4\r\nPING\r\n");
+    world.send(probe, "+PONG\r\n");
+    assert!(world.actions.contains(&Action::Readmit { pool: 0, server }));
+    world.engine.handle_release(0, 2, &[true; 2], world.now, 0);
+    world.tick();
+    world.send(client, get(A));
+    world.expect(probe, get(A));
+    world.send(probe, "$-1\r\n");
+    world.assert_idle();
+}

@@ -1,0 +1,225 @@
+//! An engine with hand-played clients and servers: tests read like transcripts.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::collections::HashMap;
+use std::io::IoSlice;
+
+use cashew_config::{Context, Snapshot};
+use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Setup, Time};
+use cashew_metrics::Writer;
+
+/// The configuration in `yaml`, a flat file.
+pub(crate) fn snapshot(yaml: &str) -> Snapshot {
+    match cashew_config::parse("test.yml", yaml, &Context::of_system()) {
+        Ok(loaded) => loaded.snapshot,
+        Err(errors) => panic!("{errors}"),
+    }
+}
+
+/// A pool `p` with the options given, one per line, over servers named `s0`, `s1`, … that
+/// modula deals keys to by their hash.
+pub(crate) fn pool(options: &str, servers: usize) -> Snapshot {
+    let options: String = options
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| format!("  {}\n", line.trim()))
+        .collect();
+    let servers: String =
+        (0..servers).map(|n| format!("   - 127.0.0.1:{}:1 s{n}\n", 7000 + n)).collect();
+    snapshot(&format!(
+        "p:\n  listen: 127.0.0.1:6000\n  distribution: modula\n{options}  servers:\n{servers}"
+    ))
+}
+
+pub(crate) struct World {
+    pub(crate) engine: Engine,
+    pub(crate) metrics: Writer,
+    pub(crate) now: Time,
+    /// What the engine did, for tests to look at; connects and closes are also kept below.
+    pub(crate) actions: Vec<Action>,
+    /// Connections that the engine wants and that are not answered yet, by server.
+    pub(crate) connecting: HashMap<u32, Vec<ConnId>>,
+    /// Established connections to servers, in the order of their making.
+    pub(crate) lanes: HashMap<u32, Vec<ConnId>>,
+    pub(crate) closed: Vec<ConnId>,
+    pub(crate) paused: Vec<ConnId>,
+    received: HashMap<ConnId, Vec<u8>>,
+    /// Connections whose peers do not read.
+    pub(crate) stuck: Vec<ConnId>,
+}
+
+impl World {
+    pub(crate) fn new(snapshot: &Snapshot) -> Self {
+        let now = Time::from_micros(1);
+        let metrics = Writer::in_memory(snapshot);
+        let engine = Engine::new(Setup {
+            snapshot,
+            metrics: metrics.clone(),
+            seed: 7,
+            slot: 0,
+            workers: 1,
+            identity: Identity { version: "0.0.0", process_id: 1 },
+            now,
+        });
+        let mut world = Self {
+            engine,
+            metrics,
+            now,
+            actions: Vec::new(),
+            connecting: HashMap::new(),
+            lanes: HashMap::new(),
+            closed: Vec::new(),
+            paused: Vec::new(),
+            received: HashMap::new(),
+            stuck: Vec::new(),
+        };
+        world.tick();
+        world
+    }
+
+    /// Lets the engine work until nothing is left to do.
+    pub(crate) fn tick(&mut self) {
+        loop {
+            self.engine.settle(self.now);
+            let mut idle = !self.act();
+            while let Some(conn) = self.engine.poll_dirty() {
+                idle = false;
+                self.write(conn);
+            }
+            if idle && self.engine.poll_timeout() > self.now {
+                return;
+            }
+            self.engine.handle_timeout(self.now);
+        }
+    }
+
+    fn act(&mut self) -> bool {
+        let mut acted = false;
+        while let Some(action) = self.engine.poll_action() {
+            acted = true;
+            match action {
+                Action::Connect { conn, server, .. } => {
+                    self.connecting.entry(server).or_default().push(conn);
+                }
+                Action::Close { conn } => {
+                    self.closed.push(conn);
+                    self.forget(conn);
+                }
+                Action::PauseRead { conn } => self.paused.push(conn),
+                Action::ResumeRead { conn } => self.paused.retain(|&other| other != conn),
+                _ => {}
+            }
+            self.actions.push(action);
+        }
+        acted
+    }
+
+    fn forget(&mut self, conn: ConnId) {
+        for list in self.lanes.values_mut().chain(self.connecting.values_mut()) {
+            list.retain(|&other| other != conn);
+        }
+    }
+
+    pub(crate) fn write(&mut self, conn: ConnId) {
+        if self.stuck.contains(&conn) {
+            return;
+        }
+        loop {
+            let mut slices = [IoSlice::new(&[]); 8];
+            let count = self.engine.output(conn, &mut slices);
+            let bytes =
+                slices[..count].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>();
+            if bytes.is_empty() {
+                return;
+            }
+            self.received.entry(conn).or_default().extend_from_slice(&bytes);
+            self.engine.handle_sent(conn, bytes.len() as u64, self.now);
+        }
+    }
+
+    /// Writes only the first `bytes` bytes of what waits.
+    pub(crate) fn write_some(&mut self, conn: ConnId, bytes: usize) {
+        let mut slices = [IoSlice::new(&[]); 8];
+        let count = self.engine.output(conn, &mut slices);
+        let all = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>();
+        self.received.entry(conn).or_default().extend_from_slice(&all[..bytes]);
+        self.engine.handle_sent(conn, bytes as u64, self.now);
+    }
+
+    /// Time passes, with all timers on the way.
+    pub(crate) fn wait_ms(&mut self, millis: u64) {
+        let end = self.now.plus_millis(millis);
+        while self.engine.poll_timeout() <= end {
+            self.now = self.engine.poll_timeout().max(self.now);
+            self.engine.handle_timeout(self.now);
+            self.tick();
+        }
+        self.now = end;
+        self.tick();
+    }
+
+    pub(crate) fn client(&mut self) -> ConnId {
+        self.client_of(0)
+    }
+
+    pub(crate) fn client_of(&mut self, pool: u32) -> ConnId {
+        let conn = self.engine.handle_accepted(pool, Admission::Welcome, self.now);
+        self.tick();
+        conn
+    }
+
+    pub(crate) fn send(&mut self, conn: ConnId, bytes: impl AsRef<[u8]>) {
+        self.engine.handle_received(conn, bytes.as_ref(), self.now);
+        self.tick();
+    }
+
+    /// All that the connection's peer received since the last call.
+    pub(crate) fn received(&mut self, conn: ConnId) -> Vec<u8> {
+        self.received.remove(&conn).unwrap_or_default()
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(&mut self, conn: ConnId, bytes: impl AsRef<[u8]>) {
+        let received = self.received(conn);
+        assert_eq!(String::from_utf8_lossy(&received), String::from_utf8_lossy(bytes.as_ref()));
+    }
+
+    /// The server accepts what the engine wants to connect; returns the connection.
+    #[track_caller]
+    pub(crate) fn accept(&mut self, server: u32) -> ConnId {
+        let waiting = self.connecting.get_mut(&server).expect("nobody connects");
+        assert!(!waiting.is_empty(), "nobody connects to server {server}");
+        let conn = waiting.remove(0);
+        self.lanes.entry(server).or_default().push(conn);
+        self.engine.handle_connected(conn, self.now);
+        self.tick();
+        conn
+    }
+
+    /// The server refuses the connection.
+    #[track_caller]
+    pub(crate) fn refuse(&mut self, server: u32) {
+        let conn = self.connecting.get_mut(&server).expect("nobody connects").remove(0);
+        self.close(conn, CloseReason::Refused);
+    }
+
+    pub(crate) fn close(&mut self, conn: ConnId, reason: CloseReason) {
+        self.forget(conn);
+        self.engine.handle_closed(conn, reason, self.now);
+        self.tick();
+    }
+
+    pub(crate) fn read_closed(&mut self, conn: ConnId) {
+        self.engine.handle_read_closed(conn, self.now);
+        self.tick();
+    }
+
+    pub(crate) fn connects_to(&self, server: u32) -> bool {
+        self.connecting.get(&server).is_some_and(|list| !list.is_empty())
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_idle(&self) {
+        assert_eq!(self.engine.requests_pending(), 0);
+    }
+}

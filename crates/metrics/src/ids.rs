@@ -1,0 +1,144 @@
+//! What is counted. The order of the variants is the order in shared memory.
+
+/// How a counter or gauge is called and explained outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// The name in the statistics JSON; twemproxy's own where twemproxy has it.
+    pub name: &'static str,
+    pub prometheus: &'static str,
+    pub help: &'static str,
+}
+
+/// The explanation serves as documentation here, as help for Prometheus and in the listing of the
+/// command line.
+macro_rules! stats {
+    ($(#[$attr:meta])* pub enum $enum:ident {
+        $($variant:ident => $name:literal, $prometheus:literal, $help:literal;)*
+    }) => {
+        $(#[$attr])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum $enum {
+            $(#[doc = $help] $variant,)*
+        }
+
+        impl $enum {
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            const STATS: &'static [Stat] =
+                &[$(Stat { name: $name, prometheus: $prometheus, help: $help },)*];
+
+            pub const fn stat(self) -> &'static Stat {
+                &Self::STATS[self as usize]
+            }
+        }
+    };
+}
+
+stats! {
+    /// What a pool counts. Counters only grow.
+    pub enum PoolCounter {
+        ClientEof => "client_eof", "cashew_client_eof_total",
+            "Client connections closed by the client";
+        ClientErr => "client_err", "cashew_client_errors_total",
+            "Client connections closed because of an error";
+        ClientTimedout => "client_timedout", "cashew_client_timeouts_total",
+            "Client connections closed because of a timeout";
+        ServerEjects => "server_ejects", "cashew_server_ejects_total",
+            "Times a server was ejected from the ring";
+        ForwardError => "forward_error", "cashew_forward_errors_total",
+            "Requests answered with an error made by the proxy";
+        Fragments => "fragments", "cashew_fragments_total",
+            "Fragments made of requests with keys on several servers";
+        ClientsAccepted => "clients_accepted", "cashew_clients_accepted_total",
+            "Client connections accepted";
+        ClientsRefused => "clients_refused", "cashew_clients_refused_total",
+            "Client connections refused because of client_connections";
+        ClientsOverflowed => "clients_overflowed", "cashew_clients_overflowed_total",
+            "Client connections closed because too many replies waited for them";
+        Requests => "client_requests", "cashew_requests_total",
+            "Requests received from clients";
+        Responses => "client_responses", "cashew_responses_total",
+            "Responses given to clients";
+    }
+}
+
+stats! {
+    /// What a pool measures. Gauges go up and down.
+    pub enum PoolGauge {
+        ClientConnections => "client_connections", "cashew_client_connections",
+            "Open client connections";
+        RingVersion => "ring_version", "cashew_ring_version",
+            "Version of the ring that requests are routed by";
+    }
+}
+
+stats! {
+    /// What a server counts. Counters only grow.
+    pub enum ServerCounter {
+        ServerEof => "server_eof", "cashew_server_eof_total",
+            "Server connections closed by the server";
+        ServerErr => "server_err", "cashew_server_errors_total",
+            "Server connections closed because of an error";
+        ServerTimedout => "server_timedout", "cashew_server_timeouts_total",
+            "Server connections closed because of a timeout";
+        Requests => "requests", "cashew_server_requests_total",
+            "Requests sent to the server, fragments counted singly";
+        RequestBytes => "request_bytes", "cashew_server_request_bytes_total",
+            "Bytes of requests sent to the server";
+        Responses => "responses", "cashew_server_responses_total",
+            "Responses received from the server";
+        ResponseBytes => "response_bytes", "cashew_server_response_bytes_total",
+            "Bytes of responses received from the server";
+        Connects => "connects", "cashew_server_connects_total",
+            "Connections made to the server";
+        ConnectErrors => "connect_errors", "cashew_server_connect_errors_total",
+            "Connections to the server that failed to be made";
+    }
+}
+
+stats! {
+    /// What a server measures. Gauges go up and down.
+    pub enum ServerGauge {
+        ServerConnections => "server_connections", "cashew_server_connections",
+            "Open server connections";
+        EjectedAt => "server_ejected_at", "cashew_server_ejected_timestamp_seconds",
+            "When the server was last ejected, since 1970 (JSON: microseconds); 0 = never";
+        Ejected => "ejected", "cashew_server_ejected",
+            "Whether the server is ejected from the ring";
+        InQueue => "in_queue", "cashew_server_in_queue",
+            "Requests waiting to be written to the server";
+        InQueueBytes => "in_queue_bytes", "cashew_server_in_queue_bytes",
+            "Bytes of requests waiting to be written to the server";
+        OutQueue => "out_queue", "cashew_server_out_queue",
+            "Requests written to the server and waiting for responses";
+        OutQueueBytes => "out_queue_bytes", "cashew_server_out_queue_bytes",
+            "Bytes of requests written to the server and waiting for responses";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let pool = PoolCounter::STATS.iter().chain(PoolGauge::STATS);
+        let server = ServerCounter::STATS.iter().chain(ServerGauge::STATS);
+        let names: HashSet<_> = pool.clone().map(|stat| stat.name).collect();
+        assert_eq!(names.len(), pool.clone().count());
+        let names: HashSet<_> = server.clone().map(|stat| stat.name).collect();
+        assert_eq!(names.len(), server.clone().count());
+        let names: HashSet<_> = pool.clone().chain(server.clone()).map(|s| s.prometheus).collect();
+        assert_eq!(names.len(), pool.chain(server).count());
+    }
+
+    #[test]
+    fn a_variant_finds_its_own_stat() {
+        assert_eq!(PoolCounter::Fragments.stat().name, "fragments");
+        assert_eq!(ServerGauge::OutQueueBytes.stat().name, "out_queue_bytes");
+        assert!(ServerCounter::ALL.iter().enumerate().all(|(at, &c)| c as usize == at));
+    }
+}

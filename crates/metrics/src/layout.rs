@@ -1,0 +1,212 @@
+//! Where in a slot's segment each number lies.
+//!
+//! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
+//! followed by the same for each of its servers. It is padded to whole pages, so that workers
+//! share no cache line. With histograms of about 4 KiB a segment takes
+//! `64 + pools * 4080 + servers * 4104` bytes, of which only touched pages are ever allocated.
+
+use cashew_config::Snapshot;
+
+use crate::histogram;
+use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+
+/// Raised whenever the same snapshot would be laid out differently, or a number change its sense.
+const VERSION: u64 = 1;
+
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
+
+pub(crate) mod header {
+    pub(crate) const MAGIC: usize = 0;
+    pub(crate) const FINGERPRINT: usize = 1;
+    pub(crate) const PID: usize = 2;
+    pub(crate) const EPOCH: usize = 3;
+    pub(crate) const HEARTBEAT_MS: usize = 4;
+    pub(crate) const STARTED_AT: usize = 5;
+    pub(crate) const WORDS: usize = 8;
+}
+
+pub(crate) const POOL_GAUGES: usize = PoolCounter::ALL.len();
+pub(crate) const POOL_HISTOGRAM: usize = POOL_GAUGES + PoolGauge::ALL.len();
+const POOL_WORDS: usize = POOL_HISTOGRAM + histogram::WORDS;
+
+pub(crate) const SERVER_GAUGES: usize = ServerCounter::ALL.len();
+pub(crate) const SERVER_HISTOGRAM: usize = SERVER_GAUGES + ServerGauge::ALL.len();
+const SERVER_WORDS: usize = SERVER_HISTOGRAM + histogram::WORDS;
+
+/// Words in 4 KiB. On machines with larger pages neighbours share one, which is harmless.
+const PAGE_WORDS: usize = 512;
+
+/// A pool's place in every segment of one layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolId(u32);
+
+/// A server's place in every segment of one layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ServerId(u32);
+
+impl PoolId {
+    #[inline]
+    pub(crate) fn base(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl ServerId {
+    #[inline]
+    pub(crate) fn base(self) -> usize {
+        self.0 as usize
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pools: Vec<PoolLayout>,
+    slot_words: usize,
+    fingerprint: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PoolLayout {
+    base: u32,
+    servers: usize,
+}
+
+impl Layout {
+    /// # Panics
+    ///
+    /// When the servers of the snapshot, all pools together, number more than eight million.
+    pub fn new(snapshot: &Snapshot) -> Self {
+        let mut end = header::WORDS;
+        let mut pools = Vec::with_capacity(snapshot.pools.len());
+        for pool in &snapshot.pools {
+            let base = u32::try_from(end).expect("a segment has at most 2^32 words");
+            pools.push(PoolLayout { base, servers: pool.servers.len() });
+            end += POOL_WORDS + pool.servers.len() * SERVER_WORDS;
+        }
+        assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
+        let slot_words = end.next_multiple_of(PAGE_WORDS);
+        Self { pools, slot_words, fingerprint: fingerprint(snapshot) }
+    }
+
+    /// Size of one slot's segment in words of 8 bytes.
+    pub fn slot_words(&self) -> usize {
+        self.slot_words
+    }
+
+    /// Stands for the pools and servers, by name and order, and for what is counted of them.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// # Panics
+    ///
+    /// When the snapshot has no such pool.
+    pub fn pool(&self, pool: usize) -> PoolId {
+        PoolId(self.pools[pool].base)
+    }
+
+    /// # Panics
+    ///
+    /// When the snapshot has no such pool or the pool no such server.
+    pub fn server(&self, pool: usize, server: usize) -> ServerId {
+        let PoolLayout { base, servers } = self.pools[pool];
+        assert!(server < servers, "pool {pool} has {servers} servers, not one of index {server}");
+        ServerId(base + (POOL_WORDS + server * SERVER_WORDS) as u32)
+    }
+
+    pub(crate) fn pools(&self) -> impl Iterator<Item = PoolId> {
+        self.pools.iter().map(|pool| PoolId(pool.base))
+    }
+
+    pub(crate) fn servers(&self) -> impl Iterator<Item = ServerId> {
+        (0..self.pools.len()).flat_map(move |pool| {
+            (0..self.pools[pool].servers).map(move |server| self.server(pool, server))
+        })
+    }
+}
+
+/// FNV-1a, 64 bits. Lengths go in before names so that no two lists of names look alike.
+fn fingerprint(snapshot: &Snapshot) -> u64 {
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    for size in [POOL_GAUGES, POOL_HISTOGRAM, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS] {
+        hash.number(size);
+    }
+    hash.number(snapshot.pools.len());
+    for pool in &snapshot.pools {
+        hash.text(&pool.name);
+        hash.number(pool.servers.len());
+        for server in &pool.servers {
+            hash.text(&server.name);
+        }
+    }
+    hash.0
+}
+
+struct Fnv(u64);
+
+impl Fnv {
+    fn text(&mut self, text: &str) {
+        self.number(text.len());
+        self.bytes(text.as_bytes());
+    }
+
+    fn number(&mut self, number: usize) {
+        self.bytes(&(number as u64).to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::snapshot;
+
+    #[test]
+    fn places_do_not_overlap() {
+        let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
+        let mut areas: Vec<_> = layout.pools().map(|id| (id.base(), POOL_WORDS)).collect();
+        areas.extend(layout.servers().map(|id| (id.base(), SERVER_WORDS)));
+        areas.sort_unstable();
+        assert_eq!(areas.len(), 5);
+        assert_eq!(areas[0].0, header::WORDS);
+        assert!(areas.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0));
+        let (base, words) = areas[4];
+        assert!(base + words <= layout.slot_words());
+        assert_eq!(layout.slot_words() % PAGE_WORDS, 0);
+    }
+
+    #[test]
+    fn fingerprint_tells_names_and_order_apart() {
+        let all = [
+            snapshot(&[("a", &["x", "y"])]),
+            snapshot(&[("a", &["y", "x"])]),
+            snapshot(&[("a", &["xy"])]),
+            snapshot(&[("a", &["x"]), ("y", &[])]),
+            snapshot(&[("b", &["x", "y"])]),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            for other in &all[at + 1..] {
+                assert_ne!(Layout::new(one).fingerprint(), Layout::new(other).fingerprint());
+            }
+        }
+        let mut later = all[0].clone();
+        later.epoch += 1;
+        assert_eq!(Layout::new(&later), Layout::new(&all[0]));
+    }
+
+    #[test]
+    #[should_panic(expected = "not one of index 2")]
+    fn a_server_of_another_pool_is_refused() {
+        Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])])).server(0, 2);
+    }
+
+    #[test]
+    fn the_documented_sizes_hold() {
+        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4080, 4104, 64));
+    }
+}

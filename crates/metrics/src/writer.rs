@@ -1,0 +1,216 @@
+//! Writing one slot's segment.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use cashew_config::Snapshot;
+
+use crate::histogram::{self, SUM};
+use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::layout::{
+    Layout, POOL_GAUGES, POOL_HISTOGRAM, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, ServerId, header,
+};
+use crate::mapping::View;
+use crate::{Histogram, Segments};
+
+/// Writes the numbers of one slot.
+///
+/// Ids are those of the layout that the segments were made with; ids of another layout lead to
+/// other numbers or panic. Clones write the same slot and stay on the thread of the original.
+#[derive(Clone)]
+pub struct Writer {
+    view: View,
+    segments: Arc<Segments>,
+    /// Adding is not atomic, so a writer is not for sharing between threads.
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+impl Writer {
+    pub(crate) fn new(view: View, segments: Arc<Segments>) -> Self {
+        Self { view, segments, _not_sync: PhantomData }
+    }
+
+    /// A writer whose numbers nobody else sees, for tests and simulation.
+    pub fn in_memory(snapshot: &Snapshot) -> Self {
+        Arc::new(Segments::in_memory(&Layout::new(snapshot), 1)).writer(0)
+    }
+
+    /// # Panics
+    ///
+    /// When the snapshot has no such pool.
+    pub fn pool(&self, pool: usize) -> PoolId {
+        self.segments.layout().pool(pool)
+    }
+
+    /// # Panics
+    ///
+    /// When the snapshot has no such pool or the pool no such server.
+    pub fn server(&self, pool: usize, server: usize) -> ServerId {
+        self.segments.layout().server(pool, server)
+    }
+
+    #[inline]
+    pub fn add_pool(&self, pool: PoolId, counter: PoolCounter, n: u64) {
+        self.add(pool.base() + counter as usize, n);
+    }
+
+    #[inline]
+    pub fn set_pool(&self, pool: PoolId, gauge: PoolGauge, value: u64) {
+        self.set(pool.base() + POOL_GAUGES + gauge as usize, value);
+    }
+
+    #[inline]
+    pub fn add_server(&self, server: ServerId, counter: ServerCounter, n: u64) {
+        self.add(server.base() + counter as usize, n);
+    }
+
+    #[inline]
+    pub fn set_server(&self, server: ServerId, gauge: ServerGauge, value: u64) {
+        self.set(server.base() + SERVER_GAUGES + gauge as usize, value);
+    }
+
+    /// Counts a client's request that took so long from its arrival to its reply.
+    #[inline]
+    pub fn record_pool(&self, pool: PoolId, latency_us: u64) {
+        self.record(pool.base() + POOL_HISTOGRAM, latency_us);
+    }
+
+    /// Counts a server's reply that took so long from the last byte of its request.
+    #[inline]
+    pub fn record_server(&self, server: ServerId, latency_us: u64) {
+        self.record(server.base() + SERVER_HISTOGRAM, latency_us);
+    }
+
+    /// `now_ms` is told by [`monotonic_ms`](crate::monotonic_ms).
+    #[inline]
+    pub fn beat(&self, now_ms: u64) {
+        self.set(header::HEARTBEAT_MS, now_ms);
+    }
+
+    pub fn set_epoch(&self, epoch: u64) {
+        self.set(header::EPOCH, epoch);
+    }
+
+    pub fn set_pid(&self, pid: u32) {
+        self.set(header::PID, u64::from(pid));
+    }
+
+    /// In seconds since 1970.
+    pub fn set_started_at(&self, started_at: u64) {
+        self.set(header::STARTED_AT, started_at);
+    }
+
+    pub fn pool_counter(&self, pool: PoolId, counter: PoolCounter) -> u64 {
+        self.word(pool.base() + counter as usize).load(Relaxed)
+    }
+
+    pub fn pool_gauge(&self, pool: PoolId, gauge: PoolGauge) -> u64 {
+        self.word(pool.base() + POOL_GAUGES + gauge as usize).load(Relaxed)
+    }
+
+    pub fn pool_latency(&self, pool: PoolId) -> Histogram {
+        self.histogram(pool.base() + POOL_HISTOGRAM)
+    }
+
+    pub fn server_counter(&self, server: ServerId, counter: ServerCounter) -> u64 {
+        self.word(server.base() + counter as usize).load(Relaxed)
+    }
+
+    pub fn server_gauge(&self, server: ServerId, gauge: ServerGauge) -> u64 {
+        self.word(server.base() + SERVER_GAUGES + gauge as usize).load(Relaxed)
+    }
+
+    pub fn server_latency(&self, server: ServerId) -> Histogram {
+        self.histogram(server.base() + SERVER_HISTOGRAM)
+    }
+
+    #[inline]
+    fn record(&self, base: usize, latency_us: u64) {
+        self.add(base + histogram::bucket(latency_us), 1);
+        self.add(base + SUM, latency_us);
+    }
+
+    /// Nobody else writes here, so nothing is lost between the load and the store.
+    #[inline]
+    fn add(&self, at: usize, n: u64) {
+        let word = self.word(at);
+        word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    #[inline]
+    fn set(&self, at: usize, value: u64) {
+        self.word(at).store(value, Relaxed);
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        &self.view.words()[at]
+    }
+
+    fn histogram(&self, base: usize) -> Histogram {
+        let mut histogram = Histogram::default();
+        histogram.add_words(|at| self.word(base + at).load(Relaxed));
+        histogram
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::snapshot;
+
+    #[test]
+    fn every_number_has_a_place_of_its_own() {
+        let writer = Writer::in_memory(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
+        let pools = [writer.pool(0), writer.pool(1)];
+        let servers = [writer.server(0, 0), writer.server(0, 1), writer.server(1, 0)];
+        let mut next = 1..;
+        let mut expected = Vec::new();
+        for pool in pools {
+            for &counter in PoolCounter::ALL {
+                expected.push(next.next().unwrap());
+                writer.add_pool(pool, counter, expected[expected.len() - 1]);
+            }
+            for &gauge in PoolGauge::ALL {
+                expected.push(next.next().unwrap());
+                writer.set_pool(pool, gauge, expected[expected.len() - 1]);
+            }
+            writer.record_pool(pool, u64::MAX);
+        }
+        for server in servers {
+            for &counter in ServerCounter::ALL {
+                expected.push(next.next().unwrap());
+                writer.add_server(server, counter, expected[expected.len() - 1]);
+            }
+            for &gauge in ServerGauge::ALL {
+                expected.push(next.next().unwrap());
+                writer.set_server(server, gauge, expected[expected.len() - 1]);
+            }
+            writer.record_server(server, 0);
+        }
+        let mut told = Vec::new();
+        for pool in pools {
+            told.extend(PoolCounter::ALL.iter().map(|&c| writer.pool_counter(pool, c)));
+            told.extend(PoolGauge::ALL.iter().map(|&g| writer.pool_gauge(pool, g)));
+            assert_eq!(writer.pool_latency(pool).count(), 1);
+        }
+        for server in servers {
+            told.extend(ServerCounter::ALL.iter().map(|&c| writer.server_counter(server, c)));
+            told.extend(ServerGauge::ALL.iter().map(|&g| writer.server_gauge(server, g)));
+            assert_eq!(writer.server_latency(server).count_le(1), 1);
+        }
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn counters_go_on_where_the_last_worker_stopped() {
+        let layout = Layout::new(&snapshot(&[("a", &["x"])]));
+        let segments = Arc::new(Segments::in_memory(&layout, 1));
+        for _ in 0..2 {
+            segments.writer(0).add_pool(layout.pool(0), PoolCounter::ClientEof, 2);
+        }
+        assert_eq!(segments.pool_counter(0, layout.pool(0), PoolCounter::ClientEof), 4);
+    }
+}

@@ -1,0 +1,325 @@
+//! Replies: where each one ends.
+//!
+//! A scanner is fed whatever has arrived and forgets it at once, so that a reply of any size
+//! passes through without being collected. How the bytes are cut changes nothing.
+
+use memchr::memchr;
+
+use super::KEY_SIZE_MAX;
+use super::request::VALUE_SIZE_LIMIT;
+use super::values::value_line;
+
+/// Longest line of a reply, line end included. What memcached says fits several times.
+pub const REPLY_LINE_SIZE_MAX: usize = 8192;
+
+/// The shape of a reply, known from its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// One line.
+    Line,
+    /// VALUE blocks closed by END, or an error line in place of whatever is left.
+    Values,
+}
+
+/// What was found in the bytes that were fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scan {
+    /// The reply ends after this many of them.
+    Complete(usize),
+    /// All of them belong to the reply, and more is to come.
+    Partial,
+    /// This is no reply: the connection has lost its place.
+    Invalid,
+}
+
+/// Finds the end of one reply after another.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReplyScanner {
+    /// What is left of a data block, or what the current number comes to.
+    number: u64,
+    /// Bytes of the current line.
+    line_len: u32,
+    /// Bytes of the current word or field.
+    field_len: u16,
+    state: State,
+    /// The first bytes of a line while they can still become several things.
+    opening: [u8; OPENING_MAX],
+}
+
+const _: () = assert!(size_of::<ReplyScanner>() <= 48);
+
+impl ReplyScanner {
+    /// Takes in `buf`, as far as the end of the reply. Ready for the next reply after `Complete`.
+    #[inline]
+    pub fn scan(&mut self, expect: Expect, buf: &[u8]) -> Scan {
+        let scan = match expect {
+            Expect::Line => self.scan_line(buf, 0),
+            Expect::Values => self.scan_values(buf),
+        };
+        if scan != Scan::Partial {
+            *self = Self::default();
+        }
+        scan
+    }
+
+    #[inline]
+    fn scan_line(&mut self, buf: &[u8], at: usize) -> Scan {
+        let left = REPLY_LINE_SIZE_MAX - self.line_len as usize;
+        let window = &buf[at..buf.len().min(at + left)];
+        match memchr(b'\n', window) {
+            Some(end) => Scan::Complete(at + end + 1),
+            None if window.len() == left => Scan::Invalid,
+            None => {
+                self.line_len += window.len() as u32;
+                Scan::Partial
+            }
+        }
+    }
+
+    #[inline]
+    fn scan_values(&mut self, buf: &[u8]) -> Scan {
+        let mut at = 0;
+        while at < buf.len() {
+            match self.state {
+                State::Opening => {
+                    if self.field_len == 0 {
+                        if let Some(line) = value_line(&buf[at..]) {
+                            at += line.len;
+                            self.number = line.data_size;
+                            self.state = State::Data;
+                            continue;
+                        }
+                        if buf[at..].starts_with(b"END\r\n") {
+                            return Scan::Complete(at + 5);
+                        }
+                    }
+                    match self.open(buf[at]) {
+                        Some(Opened::End) => return Scan::Complete(at + 1),
+                        Some(Opened::Undecided | Opened::Value | Opened::Error) => {}
+                        None => return Scan::Invalid,
+                    }
+                    at += 1;
+                }
+                State::Error => return self.scan_line(buf, at),
+                State::Data => {
+                    let skip =
+                        (buf.len() - at).min(usize::try_from(self.number).unwrap_or(usize::MAX));
+                    at += skip;
+                    self.number -= skip as u64;
+                    if self.number == 0 {
+                        self.state = State::DataReturn;
+                    }
+                }
+                State::Key
+                | State::Flags
+                | State::Size
+                | State::Unique
+                | State::LineFeed
+                | State::DataReturn
+                | State::DataLineFeed => match self.step(buf[at]) {
+                    Some(()) => at += 1,
+                    None => return Scan::Invalid,
+                },
+            }
+        }
+        Scan::Partial
+    }
+
+    /// One byte more of what a line starts with.
+    fn open(&mut self, byte: u8) -> Option<Opened> {
+        let len = usize::from(self.field_len);
+        *self.opening.get_mut(len)? = byte;
+        self.field_len += 1;
+        self.line_len += 1;
+        let seen = &self.opening[..=len];
+        let (opening, opened) =
+            OPENINGS.into_iter().find(|(opening, _)| opening.starts_with(seen))?;
+        if seen.len() < opening.len() {
+            return Some(Opened::Undecided);
+        }
+        match opened {
+            Opened::Value => self.enter(State::Key),
+            Opened::Error => self.enter(State::Error),
+            Opened::End | Opened::Undecided => {}
+        }
+        Some(opened)
+    }
+
+    /// One byte more of a VALUE line, or of the line end after its data. `None` if it cannot
+    /// stand there.
+    fn step(&mut self, byte: u8) -> Option<()> {
+        let next = match (self.state, byte) {
+            (State::Key, b' ') if self.field_len > 0 => State::Flags,
+            (State::Key, b'\n' | b' ') => return None,
+            (State::Key, _) => {
+                self.field_len += 1;
+                return (usize::from(self.field_len) <= KEY_SIZE_MAX).then_some(());
+            }
+            (State::Flags, b' ') if self.field_len > 0 => State::Size,
+            (State::Size, b' ') if self.field_len > 0 => State::Unique,
+            (State::Size | State::Unique, b'\r') if self.field_len > 0 => State::LineFeed,
+            (State::Flags | State::Unique, b'0'..=b'9') => {
+                self.field_len += 1;
+                return (usize::from(self.field_len) <= DIGITS_MAX).then_some(());
+            }
+            (State::Size, b'0'..=b'9') => {
+                self.field_len += 1;
+                self.number = self.number * 10 + u64::from(byte - b'0');
+                return (self.number <= VALUE_SIZE_LIMIT
+                    && usize::from(self.field_len) <= DIGITS_MAX)
+                    .then_some(());
+            }
+            (State::LineFeed, b'\n') => State::Data,
+            (State::DataReturn, b'\r') => State::DataLineFeed,
+            (State::DataLineFeed, b'\n') => {
+                *self = Self::default();
+                return Some(());
+            }
+            _ => return None,
+        };
+        self.enter(next);
+        Some(())
+    }
+
+    fn enter(&mut self, state: State) {
+        self.state = state;
+        self.field_len = 0;
+    }
+}
+
+/// Whether a whole reply is an error.
+#[inline]
+pub fn is_error(reply: &[u8]) -> bool {
+    [&b"ERROR"[..], b"CLIENT_ERROR", b"SERVER_ERROR"].iter().any(|word| reply.starts_with(word))
+}
+
+/// Longest number of 64 bits.
+pub(super) const DIGITS_MAX: usize = 20;
+const OPENING_MAX: usize = 12;
+
+/// Where in a reply with values the next byte belongs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// The first word of a line.
+    #[default]
+    Opening,
+    Key,
+    Flags,
+    Size,
+    Unique,
+    /// Of a VALUE line whose carriage return was the last byte.
+    LineFeed,
+    Data,
+    DataReturn,
+    DataLineFeed,
+    /// The rest of an error line.
+    Error,
+}
+
+/// What a line starts with.
+#[derive(Clone, Copy)]
+enum Opened {
+    Undecided,
+    Value,
+    End,
+    Error,
+}
+
+/// None is the start of another.
+const OPENINGS: [(&[u8], Opened); 5] = [
+    (b"VALUE ", Opened::Value),
+    (b"END\r\n", Opened::End),
+    (b"ERROR", Opened::Error),
+    (b"CLIENT_ERROR", Opened::Error),
+    (b"SERVER_ERROR", Opened::Error),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_end_of_replies() {
+        for (expect, reply) in [
+            (Expect::Line, "STORED\r\n"),
+            (Expect::Line, "17\r\n"),
+            (Expect::Line, "CLIENT_ERROR bad data chunk\r\n"),
+            (Expect::Line, "VERSION 1.6.18\r\n"),
+            (Expect::Values, "END\r\n"),
+            (Expect::Values, "ERROR\r\n"),
+            (Expect::Values, "CLIENT_ERROR bad command line format\r\n"),
+            (Expect::Values, "SERVER_ERROR out of memory\r\n"),
+            (Expect::Values, "VALUE a 0 0\r\n\r\nEND\r\n"),
+            (Expect::Values, "VALUE a 4294967295 5\r\nEND\r\n\r\nEND\r\n"),
+            (Expect::Values, "VALUE a\rb 0 1 18446744073709551615\r\n\n\r\nEND\r\n"),
+            (Expect::Values, "VALUE a 0 1\r\nx\r\nVALUE b 1 2\r\nyy\r\nEND\r\n"),
+            (Expect::Values, "VALUE a 0 1\r\nx\r\nSERVER_ERROR out of memory\r\n"),
+        ] {
+            let mut scanner = ReplyScanner::default();
+            let pipelined = [reply, "END\r\n"].concat();
+            assert_eq!(scanner.scan(expect, pipelined.as_bytes()), Scan::Complete(reply.len()));
+            for cut in 0..reply.len() {
+                let (head, tail) = pipelined.split_at(cut);
+                assert_eq!(scanner.scan(expect, head.as_bytes()), Scan::Partial, "{reply:?} {cut}");
+                let end = Scan::Complete(reply.len() - cut);
+                assert_eq!(scanner.scan(expect, tail.as_bytes()), end, "{reply:?} {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn notices_what_is_no_reply() {
+        let long = format!("VALUE {} 0 1\r\n", "k".repeat(KEY_SIZE_MAX + 1));
+        for reply in [
+            "STORED\r\n",
+            "END\n",
+            "END \r\n",
+            "VALUE  0 1\r\n",
+            "VALUE a\n",
+            "VALUE a 0\r\n",
+            "VALUE a x 1\r\n",
+            "VALUE a 0 -1\r\n",
+            "VALUE a 0 1\n",
+            "VALUE a 0 1\r\r",
+            "VALUE a 0 1 \r\n",
+            "VALUE a 0 1 2 3\r\n",
+            "VALUE a 0 2147483646\r\n",
+            "VALUE a 0 000000000000000000001\r\n",
+            "VALUE a 0 1\r\nxy\r\n",
+            "VALUE a 0 1\r\nx\n",
+            "\r\n",
+            &long,
+        ] {
+            let mut whole = ReplyScanner::default();
+            assert_eq!(whole.scan(Expect::Values, reply.as_bytes()), Scan::Invalid, "{reply:?}");
+            let mut scanner = ReplyScanner::default();
+            let scans = reply.bytes().map(|byte| scanner.scan(Expect::Values, &[byte]));
+            let first = scans.into_iter().find(|&scan| scan != Scan::Partial);
+            assert_eq!(first, Some(Scan::Invalid), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn bounds_lines() {
+        for (expect, start) in [(Expect::Line, ""), (Expect::Values, "SERVER_ERROR ")] {
+            let fits = format!("{start}{}\n", "x".repeat(REPLY_LINE_SIZE_MAX - start.len() - 1));
+            let mut scanner = ReplyScanner::default();
+            let complete = Scan::Complete(fits.len());
+            assert_eq!(scanner.scan(expect, fits.as_bytes()), complete);
+            let long = format!("{start}{}\n", "x".repeat(REPLY_LINE_SIZE_MAX - start.len()));
+            assert_eq!(scanner.scan(expect, long.as_bytes()), Scan::Invalid);
+            assert_eq!(scanner.scan(expect, &long.as_bytes()[..100]), Scan::Partial);
+            assert_eq!(scanner.scan(expect, &long.as_bytes()[100..]), Scan::Invalid);
+        }
+    }
+
+    #[test]
+    fn tells_errors() {
+        for reply in ["ERROR\r\n", "CLIENT_ERROR x\r\n", "SERVER_ERROR\r\n"] {
+            assert!(is_error(reply.as_bytes()));
+        }
+        for reply in ["END\r\n", "VALUE ERROR 0 0\r\n\r\nEND\r\n", "NOT_FOUND\r\n", ""] {
+            assert!(!is_error(reply.as_bytes()));
+        }
+    }
+}

@@ -1,0 +1,764 @@
+//! Requests: from bytes to verb, keys and length.
+//!
+//! A parser looks at one request at a time, in a buffer that only grows, and remembers how far it
+//! has looked. It never copies. Refusals carry the words, and swallow the bytes, that memcached
+//! 1.6.18 would; where that server goes by how the bytes happened to arrive, the parser goes by
+//! the bytes alone.
+
+use memchr::{memchr, memchr2};
+
+use super::number::{signed, unsigned};
+use super::{Expect, KEY_SIZE_MAX};
+use crate::Span;
+
+/// Longest command line, line end included, of anything but `get` and `gets`. memcached closes
+/// the connection when it has more than this without a line end.
+pub const COMMAND_SIZE_MAX: usize = 2048;
+/// Longest line of `get` and `gets`, which memcached does not limit: over 16,000 of the longest
+/// keys.
+pub const MULTIGET_SIZE_MAX: usize = 4 << 20;
+/// Largest data block that can be announced, whatever the server's own limit is.
+pub const VALUE_SIZE_LIMIT: u64 = i32::MAX as u64 - 2;
+
+/// Leading spaces after which memcached no longer takes a long line for a multiget.
+const MULTIGET_INDENT_MAX: usize = 100;
+/// Room for keys that stays allocated between requests.
+const KEYS_KEPT: usize = 1024;
+/// One word more than the longest fixed command has.
+const WORDS_MAX: usize = 8;
+const LINE_END_SIZE: u64 = 2;
+/// A binary request starts with this; no text command does.
+const BINARY_REQUEST: u8 = 0x80;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    Get,
+    Gets,
+    Gat,
+    Gats,
+    Set,
+    Add,
+    Replace,
+    Append,
+    Prepend,
+    Cas,
+    Delete,
+    Incr,
+    Decr,
+    Touch,
+    FlushAll,
+    Verbosity,
+    Version,
+    Quit,
+}
+
+impl Verb {
+    #[inline]
+    fn from_word(word: &[u8]) -> Option<Self> {
+        Some(match word {
+            b"get" => Self::Get,
+            b"set" => Self::Set,
+            b"gets" => Self::Gets,
+            b"gat" => Self::Gat,
+            b"gats" => Self::Gats,
+            b"add" => Self::Add,
+            b"replace" => Self::Replace,
+            b"append" => Self::Append,
+            b"prepend" => Self::Prepend,
+            b"cas" => Self::Cas,
+            b"delete" => Self::Delete,
+            b"incr" => Self::Incr,
+            b"decr" => Self::Decr,
+            b"touch" => Self::Touch,
+            b"flush_all" => Self::FlushAll,
+            b"verbosity" => Self::Verbosity,
+            b"version" => Self::Version,
+            b"quit" => Self::Quit,
+            _ => return None,
+        })
+    }
+}
+
+/// What the buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// A whole request: its length from the start of the buffer, data block and line end included.
+    Complete { len: usize },
+    /// More bytes are needed; `need` is the least length that the request can have, and more than
+    /// the buffer holds.
+    Partial { need: usize },
+    /// Not a request that can be served: answer `reply` (unless `noreply`), drop `len` bytes of
+    /// the buffer, then `swallow` further bytes that have not arrived. The connection goes on
+    /// unless `close`.
+    Reject { len: usize, swallow: u64, reply: &'static [u8], noreply: bool, close: bool },
+}
+
+/// Parses one request at a time; to be reset between two.
+#[derive(Clone, Debug)]
+pub struct RequestParser {
+    value_size_max: u64,
+    /// That many bytes of the buffer hold no line end.
+    scanned: usize,
+    /// The first NUL of the line. It ends the line's meaning, as memcached reads C strings.
+    nul: Option<usize>,
+    /// Length of the whole request; 0 until its line has been read.
+    len: usize,
+    verb: Verb,
+    keys: Vec<Span>,
+    noreply: Option<Span>,
+    line: Span,
+    data: Option<Span>,
+}
+
+impl RequestParser {
+    /// Data blocks of more than `value_size_max` bytes are refused.
+    pub fn new(value_size_max: u64) -> Self {
+        Self {
+            value_size_max: value_size_max.min(VALUE_SIZE_LIMIT),
+            scanned: 0,
+            nul: None,
+            len: 0,
+            verb: Verb::Get,
+            keys: Vec::new(),
+            noreply: None,
+            line: Span::default(),
+            data: None,
+        }
+    }
+
+    /// From the next request on, data blocks of more than `value_size_max` bytes are refused.
+    pub fn set_value_size_max(&mut self, value_size_max: u64) {
+        self.value_size_max = value_size_max.min(VALUE_SIZE_LIMIT);
+    }
+
+    /// `buf` starts at the first byte of the request on every call and only grows between calls.
+    #[inline]
+    pub fn parse(&mut self, buf: &[u8]) -> Parsed {
+        if self.len == 0 {
+            let end = match self.find_line(buf) {
+                Ok(Some(end)) => end,
+                Ok(None) => return Parsed::Partial { need: buf.len() + 1 },
+                Err(refusal) => return refusal.at(buf.len(), buf),
+            };
+            match self.read_line(buf, end) {
+                Ok(data) => self.len = end + 1 + data,
+                Err(refusal) => return refusal.at(end + 1, buf),
+            }
+        }
+        if buf.len() < self.len {
+            return Parsed::Partial { need: self.len };
+        }
+        if self.data.is_some_and(|data| buf[data.end()..self.len] != *b"\r\n") {
+            let refusal = Refusal { noreply: self.noreply.is_some(), ..Refusal::new(BAD_CHUNK) };
+            return refusal.at(self.len, buf);
+        }
+        Parsed::Complete { len: self.len }
+    }
+
+    /// To be called before the next request.
+    #[inline]
+    pub fn reset(&mut self) {
+        self.scanned = 0;
+        self.nul = None;
+        self.len = 0;
+        self.keys.clear();
+        if self.keys.capacity() > KEYS_KEPT {
+            self.keys.shrink_to(KEYS_KEPT);
+        }
+        self.noreply = None;
+        self.line = Span::default();
+        self.data = None;
+    }
+
+    #[inline]
+    pub fn verb(&self) -> Verb {
+        self.verb
+    }
+
+    /// All keys: at least one, but for `flush_all`, `verbosity`, `version` and `quit`.
+    ///
+    /// Of a request refused because its value is too large, the key is here as well: where the
+    /// verb is `set`, memcached itself would also drop what is stored under it.
+    #[inline]
+    pub fn keys(&self) -> &[Span] {
+        &self.keys
+    }
+
+    /// The word `noreply` and the spaces before it, so that a forwarder can cut it out.
+    #[inline]
+    pub fn noreply(&self) -> Option<Span> {
+        self.noreply
+    }
+
+    /// The command line without its line end, or what memcached sees of it: up to the first NUL.
+    #[inline]
+    pub fn line(&self) -> Span {
+        self.line
+    }
+
+    /// The data block without its line end, of a command that stores.
+    #[inline]
+    pub fn data(&self) -> Option<Span> {
+        self.data
+    }
+
+    /// What the server will answer, unless `noreply` is left in.
+    #[inline]
+    pub fn expect(&self) -> Expect {
+        match self.verb {
+            Verb::Get | Verb::Gets | Verb::Gat | Verb::Gats => Expect::Values,
+            Verb::Set
+            | Verb::Add
+            | Verb::Replace
+            | Verb::Append
+            | Verb::Prepend
+            | Verb::Cas
+            | Verb::Delete
+            | Verb::Incr
+            | Verb::Decr
+            | Verb::Touch
+            | Verb::FlushAll
+            | Verb::Verbosity
+            | Verb::Version
+            | Verb::Quit => Expect::Line,
+        }
+    }
+
+    /// Where the line feed is, if it has come.
+    #[inline]
+    fn find_line(&mut self, buf: &[u8]) -> Result<Option<usize>, Refusal> {
+        if buf.first() == Some(&BINARY_REQUEST) {
+            return Err(Refusal::closing(BINARY));
+        }
+        let window = &buf[..buf.len().min(MULTIGET_SIZE_MAX)];
+        let end = self.find_line_feed(window);
+        let size = end.map_or(window.len(), |end| end + 1);
+        if size > COMMAND_SIZE_MAX || (end.is_none() && size == COMMAND_SIZE_MAX) {
+            // It decides by bytes that have come in any case, and so always alike.
+            let size_max = if opens_multiget(buf) { MULTIGET_SIZE_MAX } else { COMMAND_SIZE_MAX };
+            if size > size_max || (end.is_none() && size == size_max) {
+                return Err(Refusal::closing(LINE_TOO_LONG));
+            }
+        }
+        Ok(end)
+    }
+
+    #[inline]
+    fn find_line_feed(&mut self, window: &[u8]) -> Option<usize> {
+        if self.nul.is_none() {
+            let found = memchr2(b'\n', 0, &window[self.scanned..]);
+            let Some(at) = found.map(|at| self.scanned + at) else {
+                self.scanned = window.len();
+                return None;
+            };
+            self.scanned = at;
+            if window[at] == b'\n' {
+                return Some(at);
+            }
+            self.nul = Some(at);
+        }
+        let found = memchr(b'\n', &window[self.scanned..]);
+        let end = found.map(|at| self.scanned + at);
+        self.scanned = end.unwrap_or(window.len());
+        end
+    }
+
+    /// Reads the line whose line feed is at `end`; returns the size of what follows it.
+    #[inline]
+    fn read_line(&mut self, buf: &[u8], end: usize) -> Result<usize, Refusal> {
+        let returned = end > 1 && buf[end - 1] == b'\r';
+        let line_end = self.nul.unwrap_or(end - usize::from(returned));
+        let line = &buf[..line_end];
+        self.line = Span::new(0, line_end);
+
+        let verb = next_word(line, 0).ok_or(Refusal::new(ERROR))?;
+        match Verb::from_word(verb.of(line)) {
+            Some(verb) => self.verb = verb,
+            None => return Err(refuse_unknown(line)),
+        }
+        match self.verb {
+            Verb::Get | Verb::Gets => self.read_keys(line, verb.end())?,
+            Verb::Gat | Verb::Gats => self.read_get_and_touch(line, verb.end())?,
+            Verb::Set | Verb::Add | Verb::Replace | Verb::Append | Verb::Prepend => {
+                return self.read_storage(&Words::new(line, 5..=6)?, end + 1);
+            }
+            Verb::Cas => return self.read_storage(&Words::new(line, 6..=7)?, end + 1),
+            Verb::Delete => self.read_delete(&Words::new(line, 2..=4)?)?,
+            Verb::Incr | Verb::Decr => {
+                self.read_key_and_number(&Words::new(line, 3..=4)?, BAD_DELTA, |word| {
+                    unsigned(word).is_some()
+                })?;
+            }
+            Verb::Touch => {
+                self.read_key_and_number(&Words::new(line, 3..=4)?, BAD_EXPTIME, |word| {
+                    signed(word).is_some()
+                })?;
+            }
+            Verb::FlushAll => self.read_flush_all(&Words::new(line, 1..=3)?)?,
+            Verb::Verbosity => self.read_verbosity(&Words::new(line, 2..=3)?)?,
+            Verb::Version | Verb::Quit => {}
+        }
+        Ok(0)
+    }
+
+    #[inline]
+    fn read_keys(&mut self, line: &[u8], start: usize) -> Result<(), Refusal> {
+        let mut at = start;
+        while let Some(key) = next_word(line, at) {
+            if key.len as usize > KEY_SIZE_MAX {
+                return Err(Refusal::new(BAD_FORMAT));
+            }
+            self.keys.push(key);
+            at = key.end();
+        }
+        if self.keys.is_empty() { Err(Refusal::new(ERROR)) } else { Ok(()) }
+    }
+
+    fn read_get_and_touch(&mut self, line: &[u8], start: usize) -> Result<(), Refusal> {
+        let exptime = next_word(line, start).ok_or(Refusal::new(ERROR))?;
+        if signed(exptime.of(line)).is_none() {
+            return Err(Refusal::new(BAD_EXPTIME));
+        }
+        // Without keys memcached finds nothing, rather than fault.
+        if next_word(line, exptime.end()).is_none() {
+            return Err(Refusal::new(END));
+        }
+        self.read_keys(line, exptime.end())
+    }
+
+    /// Returns the size of the data block with its line end; it starts at `data_start`.
+    #[inline]
+    fn read_storage(&mut self, words: &Words<'_>, data_start: usize) -> Result<usize, Refusal> {
+        self.noreply = words.noreply();
+        let refusal = |reply| Refusal { noreply: self.noreply.is_some(), ..Refusal::new(reply) };
+        let key = words.key().ok_or(refusal(BAD_FORMAT))?;
+        let valid = unsigned(words.get(2)).is_some()
+            && signed(words.get(3)).is_some()
+            && (self.verb != Verb::Cas || unsigned(words.get(5)).is_some());
+        let size = signed(words.get(4))
+            .and_then(|size| u64::try_from(size).ok())
+            .filter(|&size| valid && size <= VALUE_SIZE_LIMIT)
+            .ok_or(refusal(BAD_FORMAT))?;
+        self.keys.push(key);
+        if size > self.value_size_max {
+            return Err(Refusal { swallow: size + LINE_END_SIZE, ..refusal(TOO_LARGE) });
+        }
+        self.data = Some(Span::new(data_start, size as usize));
+        Ok((size + LINE_END_SIZE) as usize)
+    }
+
+    /// A zero that once meant a delay is still taken.
+    fn read_delete(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
+        let noreply = words.noreply().filter(|_| words.count > 2);
+        let zero = words.count > 2 && words.get(2) == b"0";
+        let valid = match words.count {
+            2 => true,
+            3 => zero || noreply.is_some(),
+            _ => zero && noreply.is_some(),
+        };
+        self.noreply = noreply;
+        if !valid {
+            return Err(Refusal { noreply: noreply.is_some(), ..Refusal::new(DELETE_USAGE) });
+        }
+        self.push_key(words)
+    }
+
+    fn read_key_and_number(
+        &mut self,
+        words: &Words<'_>,
+        bad_number: &'static [u8],
+        is_number: impl Fn(&[u8]) -> bool,
+    ) -> Result<(), Refusal> {
+        self.noreply = words.noreply();
+        self.push_key(words)?;
+        if !is_number(words.get(2)) {
+            return Err(Refusal { noreply: self.noreply.is_some(), ..Refusal::new(bad_number) });
+        }
+        Ok(())
+    }
+
+    fn push_key(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
+        let noreply = self.noreply.is_some();
+        let key = words.key().ok_or(Refusal { noreply, ..Refusal::new(BAD_FORMAT) })?;
+        self.keys.push(key);
+        Ok(())
+    }
+
+    fn read_flush_all(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
+        self.noreply = words.noreply();
+        let bare = 1 + usize::from(self.noreply.is_some());
+        if words.count != bare && signed(words.get(1)).is_none() {
+            return Err(Refusal { noreply: self.noreply.is_some(), ..Refusal::new(BAD_EXPTIME) });
+        }
+        Ok(())
+    }
+
+    fn read_verbosity(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
+        self.noreply = words.noreply();
+        if unsigned(words.get(1)).is_none() {
+            return Err(Refusal { noreply: self.noreply.is_some(), ..Refusal::new(BAD_FORMAT) });
+        }
+        Ok(())
+    }
+}
+
+impl Default for RequestParser {
+    /// Takes values of any size.
+    fn default() -> Self {
+        Self::new(VALUE_SIZE_LIMIT)
+    }
+}
+
+const END: &[u8] = b"END\r\n";
+const ERROR: &[u8] = b"ERROR\r\n";
+const BAD_FORMAT: &[u8] = b"CLIENT_ERROR bad command line format\r\n";
+const BAD_CHUNK: &[u8] = b"CLIENT_ERROR bad data chunk\r\n";
+const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
+const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
+const DELETE_USAGE: &[u8] =
+    b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
+const LINE_TOO_LONG: &[u8] = b"CLIENT_ERROR line too long\r\n";
+const BINARY: &[u8] = b"CLIENT_ERROR the binary protocol is not supported\r\n";
+const TOO_LARGE: &[u8] = b"SERVER_ERROR object too large for cache\r\n";
+
+/// A `Parsed::Reject` before its place in the buffer is known.
+#[derive(Clone, Copy)]
+struct Refusal {
+    reply: &'static [u8],
+    noreply: bool,
+    close: bool,
+    /// What to drop after the line, whether or not it has arrived.
+    swallow: u64,
+}
+
+impl Refusal {
+    fn new(reply: &'static [u8]) -> Self {
+        Self { reply, noreply: false, close: false, swallow: 0 }
+    }
+
+    fn closing(reply: &'static [u8]) -> Self {
+        Self { close: true, ..Self::new(reply) }
+    }
+
+    #[cold]
+    fn at(self, len: usize, buf: &[u8]) -> Parsed {
+        let Self { reply, noreply, close, swallow } = self;
+        let arrived = ((buf.len() - len) as u64).min(swallow);
+        let (len, swallow) = (len + arrived as usize, swallow - arrived);
+        Parsed::Reject { len, swallow, reply, noreply, close }
+    }
+}
+
+/// The words of a command other than the retrievals, of which only the last may be a surplus one
+/// that memcached does not look at.
+struct Words<'a> {
+    line: &'a [u8],
+    spans: [Span; WORDS_MAX],
+    count: usize,
+}
+
+impl<'a> Words<'a> {
+    #[inline]
+    fn new(line: &'a [u8], arity: std::ops::RangeInclusive<usize>) -> Result<Self, Refusal> {
+        let mut words = Self { line, spans: [Span::default(); WORDS_MAX], count: 0 };
+        let mut at = 0;
+        while words.count < WORDS_MAX
+            && let Some(word) = next_word(line, at)
+        {
+            words.spans[words.count] = word;
+            words.count += 1;
+            at = word.end();
+        }
+        if arity.contains(&words.count) { Ok(words) } else { Err(Refusal::new(ERROR)) }
+    }
+
+    fn get(&self, index: usize) -> &'a [u8] {
+        self.spans[index].of(self.line)
+    }
+
+    fn key(&self) -> Option<Span> {
+        Some(self.spans[1]).filter(|key| key.len as usize <= KEY_SIZE_MAX)
+    }
+
+    /// The last word, if it says so, with the spaces before it.
+    fn noreply(&self) -> Option<Span> {
+        let last = self.count.checked_sub(1).filter(|&last| last > 0)?;
+        if self.get(last) != b"noreply" {
+            return None;
+        }
+        let start = self.spans[last - 1].end();
+        Some(Span::new(start, self.spans[last].end() - start))
+    }
+}
+
+/// The word that starts at or after `at`. Nothing but a space separates words.
+#[inline]
+fn next_word(line: &[u8], at: usize) -> Option<Span> {
+    let start = at + line[at..].iter().position(|&byte| byte != b' ')?;
+    let rest = &line[start..];
+    let len = rest.iter().position(|&byte| byte == b' ').unwrap_or(rest.len());
+    Some(Span::new(start, len))
+}
+
+/// Whether memcached goes on reading this without a line end in sight.
+fn opens_multiget(buf: &[u8]) -> bool {
+    let start = buf.iter().position(|&byte| byte != b' ').unwrap_or(buf.len());
+    let verb = &buf[start..];
+    start <= MULTIGET_INDENT_MAX && (verb.starts_with(b"get ") || verb.starts_with(b"gets "))
+}
+
+#[cold]
+fn refuse_unknown(line: &[u8]) -> Refusal {
+    let mut words = [Span::default(); 3];
+    let (mut count, mut last, mut at) = (0, Span::default(), 0);
+    while let Some(word) = next_word(line, at) {
+        if let Some(slot) = words.get_mut(count) {
+            *slot = word;
+        }
+        (count, last, at) = (count + 1, word, word.end());
+    }
+    // A browser made to send requests here must not get to send the rest of them.
+    if last.of(line).starts_with(b"HTTP/") {
+        return Refusal::closing(b"");
+    }
+    // The data block of a meta set must not be taken for commands.
+    let [verb, _, size] = words.map(|word| word.of(line));
+    let size = signed(size).and_then(|size| u64::try_from(size).ok());
+    match size.filter(|&size| verb == b"ms" && size <= VALUE_SIZE_LIMIT) {
+        Some(size) => Refusal { swallow: size + LINE_END_SIZE, ..Refusal::new(ERROR) },
+        None => Refusal::new(ERROR),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_good_requests() {
+        for (input, verb, keys, noreply) in [
+            ("get a\r\n", Verb::Get, &["a"][..], None),
+            ("get a\n", Verb::Get, &["a"], None),
+            ("  get   a  bc \r\n", Verb::Get, &["a", "bc"], None),
+            ("get a\rb\t\x01\r\n", Verb::Get, &["a\rb\t\x01"], None),
+            ("get a\r\r\n", Verb::Get, &["a\r"], None),
+            ("get a\0b c\r\n", Verb::Get, &["a"], None),
+            ("gets noreply\r\n", Verb::Gets, &["noreply"], None),
+            ("gat -1 a b\r\n", Verb::Gat, &["a", "b"], None),
+            ("gats 0 a\r\n", Verb::Gats, &["a"], None),
+            ("set a 0 0 5\r\nhe\r\no\r\n", Verb::Set, &["a"], None),
+            ("set a 0 0 5\nhello\r\n", Verb::Set, &["a"], None),
+            ("set a 0 0 0\r\n\r\n", Verb::Set, &["a"], None),
+            ("set a 1 -1 1 noreply\r\nx\r\n", Verb::Set, &["a"], Some(" noreply")),
+            ("set a 1 2 1   noreply \r\nx\r\n", Verb::Set, &["a"], Some("   noreply")),
+            ("set a 1 2 1 surplus\r\nx\r\n", Verb::Set, &["a"], None),
+            ("set a 18446744073709551615 2 1\r\nx\r\n", Verb::Set, &["a"], None),
+            ("set a \t+1 2\rx 1\r\nx\r\n", Verb::Set, &["a"], None),
+            ("add a 0 0 1\r\nx\r\n", Verb::Add, &["a"], None),
+            ("replace a 0 0 1\r\nx\r\n", Verb::Replace, &["a"], None),
+            ("append a 0 0 1\r\nx\r\n", Verb::Append, &["a"], None),
+            ("prepend a 0 0 1\r\nx\r\n", Verb::Prepend, &["a"], None),
+            ("cas a 0 0 1 18446744073709551615\r\nx\r\n", Verb::Cas, &["a"], None),
+            ("cas a 0 0 1 7 noreply\r\nx\r\n", Verb::Cas, &["a"], Some(" noreply")),
+            ("delete a\r\n", Verb::Delete, &["a"], None),
+            ("delete a 0\r\n", Verb::Delete, &["a"], None),
+            ("delete noreply\r\n", Verb::Delete, &["noreply"], None),
+            ("delete a noreply\r\n", Verb::Delete, &["a"], Some(" noreply")),
+            ("delete a 0 noreply\r\n", Verb::Delete, &["a"], Some(" noreply")),
+            ("incr a 1\r\n", Verb::Incr, &["a"], None),
+            ("decr a 1 noreply\r\n", Verb::Decr, &["a"], Some(" noreply")),
+            ("touch a -5 noreply\r\n", Verb::Touch, &["a"], Some(" noreply")),
+            ("flush_all\r\n", Verb::FlushAll, &[], None),
+            ("flush_all 10\r\n", Verb::FlushAll, &[], None),
+            ("flush_all noreply\r\n", Verb::FlushAll, &[], Some(" noreply")),
+            ("flush_all 10 noreply\r\n", Verb::FlushAll, &[], Some(" noreply")),
+            ("verbosity 1\r\n", Verb::Verbosity, &[], None),
+            ("verbosity 1 noreply\r\n", Verb::Verbosity, &[], Some(" noreply")),
+            ("version\r\n", Verb::Version, &[], None),
+            ("version x y z\r\n", Verb::Version, &[], None),
+            ("quit\r\n", Verb::Quit, &[], None),
+        ] {
+            let pipelined = [input.as_bytes(), b"get next\r\n"].concat();
+            for buf in [input.as_bytes(), &pipelined] {
+                let mut parser = RequestParser::default();
+                assert_eq!(parser.parse(buf), Parsed::Complete { len: input.len() }, "{input:?}");
+                assert_eq!(parser.verb(), verb, "{input:?}");
+                let found: Vec<_> = parser.keys().iter().map(|key| text(*key, buf)).collect();
+                assert_eq!(found, keys, "{input:?}");
+                assert_eq!(parser.noreply().map(|span| text(span, buf)), noreply, "{input:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_in_the_words_of_memcached() {
+        let long = "k".repeat(251);
+        for (input, reply, noreply) in [
+            ("\r\n", ERROR, false),
+            ("\n", ERROR, false),
+            ("g\r\n", ERROR, false),
+            ("GET a\r\n", ERROR, false),
+            ("getx a\r\n", ERROR, false),
+            ("stats\r\n", ERROR, false),
+            ("mg a v\r\n", ERROR, false),
+            ("\0get a\r\n", ERROR, false),
+            ("get\r\n", ERROR, false),
+            ("get \r\n", ERROR, false),
+            ("get \0a\r\n", ERROR, false),
+            ("gat\r\n", ERROR, false),
+            ("gat 10\r\n", END, false),
+            ("gat x a\r\n", BAD_EXPTIME, false),
+            (&format!("get a {long} b\r\n"), BAD_FORMAT, false),
+            (&format!("gat 1 {long}\r\n"), BAD_FORMAT, false),
+            (&format!("set {long} 0 0 1\r\n"), BAD_FORMAT, false),
+            (&format!("delete {long} noreply\r\n"), BAD_FORMAT, true),
+            (&format!("incr {long} x\r\n"), BAD_FORMAT, false),
+            ("set a 0 0\r\n", ERROR, false),
+            ("set a 0 0 1 x noreply\r\n", ERROR, false),
+            ("set a 0 0 noreply\r\n", BAD_FORMAT, true),
+            ("set a x 0 1\r\n", BAD_FORMAT, false),
+            ("set a -1 0 1\r\n", BAD_FORMAT, false),
+            ("set a 0 x 1 noreply\r\n", BAD_FORMAT, true),
+            ("set a 0 0 x\r\n", BAD_FORMAT, false),
+            ("set a 0 0 -1\r\n", BAD_FORMAT, false),
+            ("set a 0 0 2147483646\r\n", BAD_FORMAT, false),
+            ("set a 0 0 99999999999999999999\r\n", BAD_FORMAT, false),
+            ("cas a 0 0 1\r\n", ERROR, false),
+            ("cas a 0 0 1 noreply\r\n", BAD_FORMAT, true),
+            ("cas a 0 0 1 -1\r\n", BAD_FORMAT, false),
+            ("delete\r\n", ERROR, false),
+            ("delete a 1\r\n", DELETE_USAGE, false),
+            ("delete a 1 noreply\r\n", DELETE_USAGE, true),
+            ("delete a 0 x\r\n", DELETE_USAGE, false),
+            ("incr a\r\n", ERROR, false),
+            ("incr a x\r\n", BAD_DELTA, false),
+            ("incr a noreply\r\n", BAD_DELTA, true),
+            ("touch a x\r\n", BAD_EXPTIME, false),
+            ("flush_all x\r\n", BAD_EXPTIME, false),
+            ("flush_all noreply noreply\r\n", BAD_EXPTIME, true),
+            ("flush_all 0 0 0\r\n", ERROR, false),
+            ("verbosity\r\n", ERROR, false),
+            ("verbosity -1\r\n", BAD_FORMAT, false),
+            ("verbosity noreply\r\n", BAD_FORMAT, true),
+        ] {
+            let len = input.len();
+            let expected = Parsed::Reject { len, swallow: 0, reply, noreply, close: false };
+            assert_eq!(RequestParser::default().parse(input.as_bytes()), expected, "{input:?}");
+            let pipelined = format!("{input}get next\r\n");
+            assert_eq!(RequestParser::default().parse(pipelined.as_bytes()), expected);
+        }
+    }
+
+    #[test]
+    fn takes_keys_of_the_longest_size() {
+        let input = format!("get {}\r\n", "k".repeat(KEY_SIZE_MAX));
+        let parsed = RequestParser::default().parse(input.as_bytes());
+        assert_eq!(parsed, Parsed::Complete { len: input.len() });
+    }
+
+    #[test]
+    fn says_how_much_is_missing() {
+        let mut parser = RequestParser::default();
+        let input = b"set a 0 0 5\r\nhello\r\n";
+        for len in 0..input.len() {
+            let need = if len < 13 { len + 1 } else { input.len() };
+            assert_eq!(parser.parse(&input[..len]), Parsed::Partial { need });
+        }
+        assert_eq!(parser.parse(input), Parsed::Complete { len: input.len() });
+        assert_eq!(parser.data().map(|data| text(data, input)), Some("hello"));
+        assert_eq!(text(parser.line(), input), "set a 0 0 5");
+    }
+
+    #[test]
+    fn drops_a_bad_data_chunk_by_its_announced_size() {
+        for (input, noreply) in [
+            ("set a 0 0 3\r\nhello\r\n", false),
+            ("set a 0 0 5\r\nhello\n\n", false),
+            ("set a 0 0 5 noreply\r\nhello\rx", true),
+        ] {
+            let len = input.find('\n').unwrap() + if input.contains(" 3\r") { 6 } else { 8 };
+            let expected =
+                Parsed::Reject { len, swallow: 0, reply: BAD_CHUNK, noreply, close: false };
+            assert_eq!(RequestParser::default().parse(input.as_bytes()), expected, "{input:?}");
+        }
+    }
+
+    #[test]
+    fn swallows_what_is_too_large() {
+        let line = "set a 0 0 11 noreply\r\n";
+        let request = format!("{line}hello world\r\nget b\r\n");
+        for arrived in [0, 4, 12, 13, 20] {
+            let buf = &request.as_bytes()[..line.len() + arrived];
+            let dropped = arrived.min(13);
+            let expected = Parsed::Reject {
+                len: line.len() + dropped,
+                swallow: 13 - dropped as u64,
+                reply: TOO_LARGE,
+                noreply: true,
+                close: false,
+            };
+            let mut parser = RequestParser::new(10);
+            assert_eq!(parser.parse(buf), expected);
+            assert_eq!((parser.verb(), text(parser.keys()[0], buf)), (Verb::Set, "a"));
+        }
+        let len = line.len() + 13;
+        let parsed = RequestParser::new(11).parse(request.as_bytes());
+        assert_eq!(parsed, Parsed::Complete { len });
+    }
+
+    #[test]
+    fn swallows_the_data_of_a_meta_set() {
+        let expected =
+            Parsed::Reject { len: 11, swallow: 4, reply: ERROR, noreply: false, close: false };
+        assert_eq!(RequestParser::default().parse(b"ms a 5\r\nflu"), expected);
+    }
+
+    #[test]
+    fn closes_on_what_cannot_be_text() {
+        let parser = RequestParser::default;
+        let closing = |reply| move |parsed| matches!(parsed, Parsed::Reject { close: true, reply: r, .. } if r == reply);
+        assert!(closing(BINARY)(parser().parse(b"\x80")));
+        assert!(closing(b"")(parser().parse(b"GET / HTTP/1.1\r\n")));
+        assert!(closing(b"")(parser().parse(b"HTTP/1.1\n")));
+    }
+
+    #[test]
+    fn bounds_lines() {
+        for (start, size_max) in [
+            ("set a", COMMAND_SIZE_MAX),
+            ("gat 1 a", COMMAND_SIZE_MAX),
+            ("get a", MULTIGET_SIZE_MAX),
+            ("  gets a", MULTIGET_SIZE_MAX),
+        ] {
+            let fits = format!("{start}{}\r\n", " ".repeat(size_max - start.len() - 2));
+            let long = format!("{start}{}\r\n", " ".repeat(size_max - start.len() - 1));
+            let refused = |parsed| matches!(parsed, Parsed::Reject { close: true, .. });
+            assert!(!refused(RequestParser::default().parse(fits.as_bytes())), "{start}");
+            assert!(refused(RequestParser::default().parse(long.as_bytes())), "{start}");
+            let mut parser = RequestParser::default();
+            let (head, rest) = (&fits.as_bytes()[..size_max - 1], long.as_bytes());
+            assert_eq!(parser.parse(head), Parsed::Partial { need: size_max }, "{start}");
+            assert!(refused(parser.parse(&rest[..size_max])), "{start}");
+        }
+        let indented = format!("{}get {}\r\n", " ".repeat(101), "a ".repeat(1024));
+        let parsed = RequestParser::default().parse(indented.as_bytes());
+        assert!(matches!(parsed, Parsed::Reject { reply: LINE_TOO_LONG, close: true, .. }));
+    }
+
+    #[test]
+    fn takes_ten_thousand_long_keys_and_gives_the_room_back() {
+        let key = "k".repeat(KEY_SIZE_MAX);
+        let input = format!("get {}\r\n", vec![key; 10_000].join(" "));
+        let mut parser = RequestParser::default();
+        assert_eq!(parser.parse(input.as_bytes()), Parsed::Complete { len: input.len() });
+        assert_eq!(parser.keys().len(), 10_000);
+        parser.reset();
+        assert!(parser.keys.capacity() <= KEYS_KEPT);
+        assert_eq!(parser.parse(b"version\r\n"), Parsed::Complete { len: 9 });
+        assert!(parser.keys().is_empty());
+    }
+
+    fn text(span: Span, buf: &[u8]) -> &str {
+        std::str::from_utf8(span.of(buf)).unwrap()
+    }
+}

@@ -1,0 +1,180 @@
+//! What the table says about a command.
+
+#[derive(Debug)]
+pub struct Command {
+    /// Lower case; a subcommand is "container|subcommand", as in Redis.
+    pub name: &'static str,
+    /// Arguments including the name, and the subcommand's name; negative: at least that many.
+    pub arity: i16,
+    pub access: Access,
+    pub keys: Keys,
+    pub rule: Rule,
+    pub group: Group,
+    /// Redis's flags besides the ones that follow from `access` and `keys`, separated by spaces.
+    pub flags: &'static str,
+    /// How many of the entries behind this one in the table are its subcommands.
+    pub subcommands: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// May go to a replica.
+    Read,
+    Write,
+    /// Redis does not say: scripts, which may write, and what touches no keys.
+    None,
+}
+
+/// Where the keys are among the arguments. Indexes count the command's name as 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    None,
+    /// As COMMAND has it: a negative `last` counts from the end.
+    Range {
+        first: u16,
+        last: i16,
+        step: u16,
+    },
+    /// Pairs of key and value up to the end, and the error for a key without a value.
+    Pairs {
+        uneven: &'static str,
+    },
+    /// A number of keys at `at`, the keys from `first` on, at least `trailing` arguments after
+    /// them, and a destination key at `destination` unless that is 0.
+    Numkeys {
+        at: u16,
+        first: u16,
+        destination: u16,
+        trailing: u16,
+        faults: &'static NumkeysFaults,
+    },
+    /// SORT: a key, and perhaps STORE with another.
+    Sort,
+    /// GEORADIUS and GEORADIUSBYMEMBER: a key, and perhaps STORE or STOREDIST with another.
+    Georadius,
+    /// XREAD and XREADGROUP: STREAMS, the keys, and as many ids.
+    Streams,
+}
+
+/// What Redis answers to a number of keys that cannot be, which differs from command to command.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NumkeysFaults {
+    pub malformed: &'static str,
+    pub negative: &'static str,
+    /// `None` where a command may do without keys.
+    pub zero: Option<&'static str>,
+    pub too_many: &'static str,
+}
+
+/// How the gateway serves a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Untouched to the server that has its keys, which must be one.
+    Forward,
+    /// Keys may live on several servers, each of which gets the command with its own.
+    Split(Merge),
+    /// Answered by the gateway.
+    Local(Local),
+    /// In the table for its subcommands only: [`super::find`] never finds it.
+    Unsupported,
+}
+
+/// How the replies to the parts of a split command become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// One array in the order of the keys.
+    Gather,
+    Sum,
+    AllOk,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Local {
+    Ping,
+    Echo,
+    Quit,
+    Auth,
+    Select,
+    /// COMMAND and its subcommands: [`super::command_reply`].
+    Command,
+    /// The command's name says which subcommand.
+    Client,
+    Info,
+    Hello,
+}
+
+/// What kind of data a command is about, in COMMAND DOCS's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    Bitmap,
+    Connection,
+    Generic,
+    Geo,
+    Hash,
+    Hyperloglog,
+    List,
+    Scripting,
+    Server,
+    Set,
+    SortedSet,
+    Stream,
+    String,
+}
+
+impl Group {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bitmap => "bitmap",
+            Self::Connection => "connection",
+            Self::Generic => "generic",
+            Self::Geo => "geo",
+            Self::Hash => "hash",
+            Self::Hyperloglog => "hyperloglog",
+            Self::List => "list",
+            Self::Scripting => "scripting",
+            Self::Server => "server",
+            Self::Set => "set",
+            Self::SortedSet => "sorted-set",
+            Self::Stream => "stream",
+            Self::String => "string",
+        }
+    }
+}
+
+impl Command {
+    /// Index in the arguments of the only key, when there is exactly one and at a fixed place.
+    #[inline]
+    pub fn single_key(&self) -> Option<usize> {
+        match self.keys {
+            Keys::Range { first, last, .. } if i32::from(first) == i32::from(last) => {
+                Some(usize::from(first))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a request with this many arguments has as many as the command takes.
+    #[inline]
+    pub fn takes(&self, args: usize) -> bool {
+        let arity = usize::from(self.arity.unsigned_abs());
+        if self.arity < 0 { args >= arity } else { args == arity }
+    }
+
+    /// First key, last key and step as COMMAND shows them; zeros when they cannot say it.
+    pub fn key_range(&self) -> (u16, i16, u16) {
+        match self.keys {
+            Keys::Range { first, last, step } => (first, last, step),
+            Keys::Pairs { .. } => (1, -1, 2),
+            Keys::Numkeys { destination: 1, .. } | Keys::Sort | Keys::Georadius => (1, 1, 1),
+            Keys::None | Keys::Numkeys { .. } | Keys::Streams => (0, 0, 0),
+        }
+    }
+
+    /// Whether only a look at the arguments tells where the keys are.
+    pub fn has_movable_keys(&self) -> bool {
+        match self.keys {
+            Keys::None | Keys::Range { .. } | Keys::Pairs { .. } => false,
+            Keys::Numkeys { .. } | Keys::Sort | Keys::Georadius | Keys::Streams => true,
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Finding the keys of a request.
+
+use super::{Command, Keys, NumkeysFaults};
+use crate::Span;
+use crate::resp::integer;
+
+/// Without keys nothing says which server a command belongs to.
+pub const NO_KEYS: &str = "ERR scripts without keys are not supported by this gateway";
+pub const BLOCK_UNSUPPORTED: &str = "ERR BLOCK is not supported by this gateway yet";
+
+const SYNTAX_ERROR: &str = "ERR syntax error";
+const UNBALANCED_STREAMS: &str = "ERR Unbalanced XREAD list of streams: for each stream key an ID \
+                                  or '$' must be specified.";
+
+/// Options of SORT that take arguments, and how many: an argument that reads "STORE" is none.
+const SORT_OPTIONS: [(&str, usize); 3] = [("limit", 2), ("get", 1), ("by", 1)];
+
+impl Command {
+    /// Pushes the spans of all keys. On success there is at least one, unless the table says
+    /// [`Keys::None`]. The error is what Redis would answer; what it would find wrong elsewhere in
+    /// the arguments is left to the server.
+    pub fn keys(&self, buf: &[u8], args: &[Span], out: &mut Vec<Span>) -> Result<(), &'static str> {
+        let before = out.len();
+        let found = self.locate(buf, args, out);
+        match self.keys {
+            Keys::Streams if found.is_ok() && blocks(buf, args) => Err(BLOCK_UNSUPPORTED),
+            Keys::Numkeys { .. } if found.is_ok() && out.len() == before => Err(NO_KEYS),
+            _ => found,
+        }
+    }
+
+    /// The keys, whether or not the gateway can serve the request.
+    pub(super) fn locate(
+        &self,
+        buf: &[u8],
+        args: &[Span],
+        out: &mut Vec<Span>,
+    ) -> Result<(), &'static str> {
+        match self.keys {
+            Keys::None => {}
+            Keys::Range { first, last, step } => {
+                let last = usize::try_from(last)
+                    .unwrap_or_else(|_| args.len().saturating_sub(last.unsigned_abs().into()));
+                let end = (last + 1).min(args.len());
+                let range = args.get(usize::from(first)..end).unwrap_or_default();
+                out.extend(range.iter().step_by(step.into()));
+            }
+            Keys::Pairs { uneven } => {
+                if args.len().is_multiple_of(2) {
+                    return Err(uneven);
+                }
+                out.extend(args.iter().skip(1).step_by(2));
+            }
+            Keys::Numkeys { at, first, destination, trailing, faults } => {
+                let (at, first) = (usize::from(at), usize::from(first));
+                let room = args.len().saturating_sub(first + usize::from(trailing));
+                let count = number_of_keys(word(buf, args, at), room, faults)?;
+                if destination != 0 {
+                    out.extend(args.get(usize::from(destination)));
+                }
+                out.extend(args.iter().skip(first).take(count));
+            }
+            Keys::Sort => {
+                out.extend(args.get(1));
+                out.extend(sort_destination(buf, args));
+            }
+            Keys::Georadius => {
+                out.extend(args.get(1));
+                georadius_destinations(buf, args, out);
+            }
+            Keys::Streams => {
+                let rest = args.get(streams(buf, args)? + 1..).unwrap_or_default();
+                if rest.is_empty() || !rest.len().is_multiple_of(2) {
+                    return Err(UNBALANCED_STREAMS);
+                }
+                out.extend(&rest[..rest.len() / 2]);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn number_of_keys(text: &[u8], room: usize, faults: &NumkeysFaults) -> Result<usize, &'static str> {
+    let count = integer(text).ok_or(faults.malformed)?;
+    if count < 0 {
+        return Err(faults.negative);
+    }
+    match (count, faults.zero) {
+        (0, Some(fault)) => Err(fault),
+        _ => usize::try_from(count).ok().filter(|&count| count <= room).ok_or(faults.too_many),
+    }
+}
+
+/// The last STORE counts, as in Redis.
+fn sort_destination(buf: &[u8], args: &[Span]) -> Option<Span> {
+    let mut destination = None;
+    let mut at = 2;
+    while at < args.len() {
+        let option = word(buf, args, at);
+        if option.eq_ignore_ascii_case(b"store") {
+            destination = args.get(at + 1).copied().or(destination);
+            at += 1;
+        } else if let Some((_, taken)) =
+            SORT_OPTIONS.iter().find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()))
+        {
+            at += taken;
+        }
+        at += 1;
+    }
+    destination
+}
+
+/// Redis uses the last one named; all of them are keys all the same.
+fn georadius_destinations(buf: &[u8], args: &[Span], out: &mut Vec<Span>) {
+    // The shortest form has its options at 5: GEORADIUSBYMEMBER key member radius unit.
+    let mut at = 5;
+    while at + 1 < args.len() {
+        let option = word(buf, args, at);
+        if option.eq_ignore_ascii_case(b"store") || option.eq_ignore_ascii_case(b"storedist") {
+            out.push(args[at + 1]);
+            at += 1;
+        }
+        at += 1;
+    }
+}
+
+/// Index of the STREAMS option: everything behind it is keys and ids.
+fn streams(buf: &[u8], args: &[Span]) -> Result<usize, &'static str> {
+    let mut at = 1;
+    while at < args.len() {
+        let option = word(buf, args, at);
+        if option.eq_ignore_ascii_case(b"streams") {
+            return Ok(at);
+        }
+        at += 1 + stream_option_arguments(option).ok_or(SYNTAX_ERROR)?;
+    }
+    Err(SYNTAX_ERROR)
+}
+
+fn blocks(buf: &[u8], args: &[Span]) -> bool {
+    let mut at = 1;
+    while at < args.len() {
+        let option = word(buf, args, at);
+        if option.eq_ignore_ascii_case(b"block") {
+            return true;
+        }
+        match stream_option_arguments(option) {
+            Some(taken) => at += 1 + taken,
+            None => return false,
+        }
+    }
+    false
+}
+
+fn stream_option_arguments(option: &[u8]) -> Option<usize> {
+    const OPTIONS: [(&str, usize); 4] = [("count", 1), ("block", 1), ("group", 2), ("noack", 0)];
+    OPTIONS
+        .iter()
+        .find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()))
+        .map(|&(_, taken)| taken)
+}
+
+fn word<'a>(buf: &'a [u8], args: &[Span], at: usize) -> &'a [u8] {
+    args.get(at).map_or(b"", |arg| arg.of(buf))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redis::{Access, COMMANDS, Lookup, Rule, find};
+    use crate::resp::{Parsed, RequestParser};
+
+    fn keys(call: &str) -> Result<Vec<String>, &'static str> {
+        let line = format!("{call}\n");
+        let mut parser = RequestParser::default();
+        let Parsed::Complete { .. } = parser.parse(line.as_bytes(), line.len()) else {
+            panic!("{call}");
+        };
+        let (buf, args) = (parser.inline_encoded().unwrap(), parser.args());
+        let Lookup::Found(command) = find(buf, args) else {
+            panic!("{call}");
+        };
+        let mut out = Vec::new();
+        command.keys(buf, args, &mut out)?;
+        if let Some(at) = command.single_key() {
+            assert_eq!(out, [args[at]], "{call}");
+        }
+        Ok(out.iter().map(|key| String::from_utf8(key.of(buf).to_vec()).unwrap()).collect())
+    }
+
+    #[test]
+    fn keys_are_found_where_they_are() {
+        let cases = [
+            ("PING", ""),
+            ("GET a", "a"),
+            ("OBJECT ENCODING a", "a"),
+            ("MGET a b a", "a b a"),
+            ("MSET a 1 b 2", "a b"),
+            ("BITOP AND d a b", "d a b"),
+            ("SMOVE a b member", "a b"),
+            ("ZUNION 2 a b WEIGHTS 1 2", "a b"),
+            ("ZUNIONSTORE d 2 a b", "d a b"),
+            ("EVAL return 2 a b c", "a b"),
+            ("LMPOP 1 a LEFT COUNT 2", "a"),
+            ("SORT a", "a"),
+            ("SORT a BY store LIMIT 0 store GET store store d", "a d"),
+            ("SORT a STORE d STORE e STORE", "a e"),
+            ("GEORADIUS g 0 0 1 m STORE d STOREDIST e", "g d e"),
+            ("GEORADIUSBYMEMBER g STORE 1 m STORE d", "g d"),
+            ("XREAD COUNT STREAMS STREAMS a b 0 0", "a b"),
+            ("XREADGROUP GROUP STREAMS BLOCK NOACK STREAMS a >", "a"),
+        ];
+        for (call, expected) in cases {
+            assert_eq!(keys(call).map(|keys| keys.join(" ")), Ok(expected.to_owned()), "{call}");
+        }
+    }
+
+    #[test]
+    fn senseless_key_arguments_get_redis_errors() {
+        let cases = [
+            ("MSET a 1 b", "ERR wrong number of arguments for 'mset' command"),
+            ("ZUNION x a", "ERR value is not an integer or out of range"),
+            ("ZINTERSTORE d 0 a", "ERR at least 1 input key is needed for 'zinterstore' command"),
+            ("ZDIFF 9223372036854775807 a", "ERR syntax error"),
+            (
+                "ZDIFF -9223372036854775808 a",
+                "ERR at least 1 input key is needed for 'zdiff' command",
+            ),
+            ("SINTERCARD 2 a", "ERR Number of keys can't be greater than number of args"),
+            ("LMPOP 2 a LEFT", "ERR syntax error"),
+            ("EVAL return -1 a", "ERR Number of keys can't be negative"),
+            ("EVAL return 0", NO_KEYS),
+            ("FCALL f x a", "ERR Bad number of keys provided"),
+            ("XREAD COUNT 1 a 0", SYNTAX_ERROR),
+            ("XREAD STREAMS a b 0", UNBALANCED_STREAMS),
+            ("XREAD COUNT 1 STREAMS", UNBALANCED_STREAMS),
+            ("XREAD BLOCK 1 STREAMS a $", BLOCK_UNSUPPORTED),
+            ("XREADGROUP GROUP g c COUNT 1 block 0 STREAMS a >", BLOCK_UNSUPPORTED),
+        ];
+        for (call, expected) in cases {
+            assert_eq!(keys(call), Err(expected), "{call}");
+        }
+    }
+
+    /// The engine relies on it: what is sent to a server has keys to choose the server by.
+    #[test]
+    fn keys_follow_from_the_rule() {
+        for command in COMMANDS {
+            let keyless = command.keys == Keys::None;
+            match command.rule {
+                Rule::Forward | Rule::Split(_) => assert!(!keyless, "{}", command.name),
+                Rule::Local(_) | Rule::Unsupported => {
+                    assert!(keyless && command.access == Access::None, "{}", command.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_number_of_arguments_is_survived() {
+        let buf = b"1";
+        for command in COMMANDS {
+            for len in 0..8 {
+                let mut out = Vec::new();
+                let _ = command.keys(buf, &vec![Span::new(0, 1); len], &mut out);
+                assert!(out.len() <= len + 1);
+            }
+        }
+    }
+}

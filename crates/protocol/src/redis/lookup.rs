@@ -1,0 +1,236 @@
+//! Finding a command by its name: one hash of a few of its bytes, then one comparison as a rule.
+
+use super::{COMMANDS, Command};
+use crate::Span;
+
+#[derive(Clone, Copy, Debug)]
+pub enum Lookup {
+    /// With as many arguments as it takes.
+    Found(&'static Command),
+    UnknownCommand,
+    /// Of this container.
+    UnknownSubcommand(&'static Command),
+    WrongArity(&'static Command),
+}
+
+/// A power of two, several times the number of commands, so that few share a slot.
+const SLOTS: usize = 1024;
+const EMPTY: u16 = u16::MAX;
+
+/// Indexes of the commands that are not subcommands, by hash, collisions in the slots behind.
+static INDEX: [u16; SLOTS] = index();
+
+const _: () = assert!(COMMANDS.len() * 4 <= SLOTS);
+
+/// Looks up the command that `args` (of `buf`) call, in any case. Nothing is found without
+/// arguments.
+#[inline]
+pub fn find(buf: &[u8], args: &[Span]) -> Lookup {
+    let Some((at, command)) = args.first().and_then(|name| by_name(name.of(buf))) else {
+        return Lookup::UnknownCommand;
+    };
+    if command.subcommands > 0 && args.len() > 1 {
+        return subcommand(buf, args, at, command);
+    }
+    checked(command, args)
+}
+
+#[cold]
+fn subcommand(buf: &[u8], args: &[Span], at: usize, container: &'static Command) -> Lookup {
+    let name = args[1].of(buf);
+    match subcommands(at).find(|command| subcommand_name(command).eq_ignore_ascii_case(name)) {
+        Some(command) => checked(command, args),
+        None => Lookup::UnknownSubcommand(container),
+    }
+}
+
+#[inline]
+fn checked(command: &'static Command, args: &[Span]) -> Lookup {
+    if command.takes(args.len()) { Lookup::Found(command) } else { Lookup::WrongArity(command) }
+}
+
+/// The command of this name, which is not a subcommand's, and its index in the table.
+#[inline]
+pub(super) fn by_name(name: &[u8]) -> Option<(usize, &'static Command)> {
+    let mut slot = hash(name)?;
+    loop {
+        let at = usize::from(INDEX[slot]);
+        // An empty slot holds an index beyond the table.
+        let command = COMMANDS.get(at)?;
+        if command.name.len() == name.len() && command.name.as_bytes().eq_ignore_ascii_case(name) {
+            return Some((at, command));
+        }
+        slot = (slot + 1) % SLOTS;
+    }
+}
+
+/// The entries under the container at this index.
+pub(super) fn subcommands(at: usize) -> impl Iterator<Item = &'static Command> {
+    COMMANDS[at + 1..][..usize::from(COMMANDS[at].subcommands)].iter()
+}
+
+/// Without its container's name.
+fn subcommand_name(command: &Command) -> &[u8] {
+    let name = command.name.as_bytes();
+    memchr::memchr(b'|', name).map_or(name, |bar| &name[bar + 1..])
+}
+
+/// Of the length and five bytes, which tell nearly all commands apart. Equal for names that differ
+/// in case only; `None` for the empty name.
+#[inline]
+const fn hash(name: &[u8]) -> Option<usize> {
+    let len = name.len();
+    if len == 0 {
+        return None;
+    }
+    let sampled = [
+        name[0],
+        name[len / 4],
+        name[len / 2],
+        name[len - len / 4 - 1],
+        name[len - 1],
+        len as u8,
+        0,
+        0,
+    ];
+    // Setting this bit makes letters lower case, and other bytes collide without harm.
+    let folded = u64::from_le_bytes(sampled) | 0x20_20_20_20_20;
+    Some((folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % SLOTS)
+}
+
+const fn index() -> [u16; SLOTS] {
+    let mut slots = [EMPTY; SLOTS];
+    let mut at = 0;
+    while at < COMMANDS.len() {
+        let Some(mut slot) = hash(COMMANDS[at].name.as_bytes()) else {
+            panic!("a command has a name");
+        };
+        while slots[slot] != EMPTY {
+            slot = (slot + 1) % SLOTS;
+        }
+        slots[slot] = at as u16;
+        at += 1 + COMMANDS[at].subcommands as usize;
+    }
+    slots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redis::Rule;
+
+    fn lookup(words: &[&[u8]]) -> Lookup {
+        let buf = words.concat();
+        let mut start = 0;
+        let spans: Vec<Span> = words
+            .iter()
+            .map(|word| {
+                start += word.len();
+                Span::new(start - word.len(), word.len())
+            })
+            .collect();
+        find(&buf, &spans)
+    }
+
+    /// A call of the command with as few arguments as it takes.
+    fn call<'a>(name: &'a str, command: &Command) -> Vec<&'a [u8]> {
+        let mut words: Vec<&[u8]> = name.split('|').map(str::as_bytes).collect();
+        words.resize(usize::from(command.arity.unsigned_abs()).max(words.len()), b"1");
+        words
+    }
+
+    #[test]
+    fn every_entry_is_found_in_any_case() {
+        for command in COMMANDS {
+            let upper = command.name.to_ascii_uppercase();
+            let mixed: String = upper
+                .chars()
+                .enumerate()
+                .map(|(at, letter)| if at % 2 == 0 { letter.to_ascii_lowercase() } else { letter })
+                .collect();
+            for name in [command.name, &upper, &mixed] {
+                match lookup(&call(name, command)) {
+                    Lookup::Found(found) => assert!(std::ptr::eq(found, command), "{name}"),
+                    // Containers are not called themselves.
+                    Lookup::UnknownSubcommand(found) => {
+                        assert!(std::ptr::eq(found, command), "{name}");
+                        assert_eq!(command.rule, Rule::Unsupported);
+                    }
+                    other => panic!("{name}: {other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn arity_is_checked() {
+        for command in COMMANDS {
+            let mut words = call(command.name, command);
+            let names = command.name.split('|').count();
+            if command.arity > 0 {
+                words.push(b"1");
+            } else if words.len() > names {
+                words.pop();
+            } else {
+                // Its name alone is enough.
+                continue;
+            }
+            match lookup(&words) {
+                Lookup::WrongArity(found) => assert!(std::ptr::eq(found, command)),
+                // A container without the name of a subcommand is tested below.
+                other => assert!(command.subcommands > 0, "{}: {other:?}", command.name),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_the_table_is_unknown() {
+        let names: [&[u8]; 9] = [
+            b"",
+            b"nope",
+            b"ge",
+            b"getx",
+            b"object|encoding",
+            b"blpop",
+            b"\xff\xff\xff",
+            b"get\0",
+            &[b'x'; 300],
+        ];
+        for name in names {
+            assert!(matches!(lookup(&[name, b"a"]), Lookup::UnknownCommand), "{name:?}");
+        }
+        assert!(matches!(lookup(&[]), Lookup::UnknownCommand));
+        for name in [b"".as_slice(), b"nope", b"object|freq", b"encodingx"] {
+            let Lookup::UnknownSubcommand(container) = lookup(&[b"Object", name, b"a"]) else {
+                panic!("{name:?}");
+            };
+            assert_eq!(container.name, "object");
+        }
+        assert!(matches!(lookup(&[b"object"]), Lookup::WrongArity(_)));
+        assert!(matches!(lookup(&[b"command"]), Lookup::Found(_)));
+    }
+
+    #[test]
+    fn commands_hardly_collide() {
+        let mut far = Vec::new();
+        for (slot, &at) in INDEX.iter().enumerate().filter(|&(_, &at)| at != EMPTY) {
+            let name = COMMANDS[usize::from(at)].name;
+            let distance = (slot + SLOTS - hash(name.as_bytes()).unwrap()) % SLOTS;
+            if distance > 0 {
+                far.push((name, distance));
+            }
+        }
+        assert!(far.iter().all(|&(_, distance)| distance <= 3), "{far:?}");
+        assert!(far.len() * 4 < COMMANDS.len(), "{far:?}");
+    }
+
+    #[test]
+    fn subcommands_lie_behind_their_containers() {
+        for (at, container) in COMMANDS.iter().enumerate().filter(|(_, c)| c.subcommands > 0) {
+            let prefix = format!("{}|", container.name);
+            assert!(subcommands(at).all(|command| command.name.starts_with(&prefix)));
+        }
+        let contained: usize = COMMANDS.iter().map(|c| usize::from(c.subcommands)).sum();
+        assert_eq!(contained, COMMANDS.iter().filter(|c| c.name.contains('|')).count());
+    }
+}

@@ -1,0 +1,17 @@
+//! The Redis commands that the gateway understands: which keys they name, what they may touch, and
+//! how the gateway serves them. Facts are those of redis-server 7.0, and the tests hold the table
+//! against a running one.
+
+mod command;
+mod describe;
+mod error;
+mod keys;
+mod lookup;
+mod table;
+
+pub use command::{Access, Command, Group, Keys, Local, Merge, NumkeysFaults, Rule};
+pub use describe::command_reply;
+pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
+pub use keys::{BLOCK_UNSUPPORTED, NO_KEYS};
+pub use lookup::{Lookup, find};
+pub use table::COMMANDS;

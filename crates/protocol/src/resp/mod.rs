@@ -1,0 +1,16 @@
+//! RESP, the protocol of Redis: requests from clients, replies from servers, and encoders for both.
+//!
+//! Protocol facts are those of redis-server 7.0 (`processInlineBuffer` and
+//! `processMultibulkBuffer` in its networking.c) and of <https://redis.io/docs/reference/protocol-spec/>.
+
+mod decimal;
+pub mod encode;
+mod inline;
+mod reply;
+mod request;
+mod value;
+
+pub(crate) use decimal::integer;
+pub use reply::{ReplyScanner, Scan};
+pub use request::{ARGS_MAX, BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, ProtocolError, RequestParser};
+pub use value::{Elements, Reply, reply};

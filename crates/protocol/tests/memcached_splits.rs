@@ -1,0 +1,175 @@
+//! However the input is cut, memcached requests and replies are found to be the same.
+
+use cashew_protocol::Span;
+use cashew_protocol::memcached::{
+    Expect, Parsed, ReplyScanner, RequestParser, Scan, Values, Verb, is_error,
+};
+use proptest::prelude::*;
+
+const VALUE_SIZE_MAX: u64 = 40;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn requests(
+        input in prop::collection::vec(request_piece(), 0..12).prop_map(|pieces| pieces.concat()),
+        cuts in prop::collection::vec(1usize..30, 1..20),
+    ) {
+        let whole = requests_of(&input, &[usize::MAX]);
+        prop_assert_eq!(&requests_of(&input, &cuts), &whole);
+        prop_assert_eq!(&requests_of(&input, &[1]), &whole);
+    }
+
+    #[test]
+    fn replies(
+        input in prop::collection::vec(reply_piece(), 0..12).prop_map(|pieces| pieces.concat()),
+        values in any::<bool>(),
+        cuts in prop::collection::vec(1usize..30, 1..20),
+    ) {
+        let expect = if values { Expect::Values } else { Expect::Line };
+        let whole = replies_of(expect, &input, &[usize::MAX]);
+        prop_assert_eq!(&replies_of(expect, &input, &cuts), &whole);
+        prop_assert_eq!(&replies_of(expect, &input, &[1]), &whole);
+
+        // Blocks that are gone through in a whole reply are all there is before its last line.
+        if let (Expect::Values, [Some(end), ..]) = (expect, whole.as_slice()) {
+            let mut blocks = Values::new(&input[..*end]);
+            while blocks.next().is_some() {}
+            prop_assert!(blocks.rest() == b"END\r\n" || is_error(blocks.rest()));
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Request {
+    Whole {
+        len: usize,
+        verb: Verb,
+        keys: Vec<Span>,
+        noreply: Option<Span>,
+        line: Span,
+        data: Option<Span>,
+    },
+    Refused {
+        reply: &'static [u8],
+        noreply: bool,
+        len: u64,
+    },
+    /// The rest depends on when the connection goes.
+    Closed {
+        reply: &'static [u8],
+    },
+}
+
+/// Reads `input` as it would arrive in pieces of the sizes `cuts`, over and over.
+fn requests_of(input: &[u8], cuts: &[usize]) -> Vec<Request> {
+    let mut parser = RequestParser::new(VALUE_SIZE_MAX);
+    let mut requests = Vec::new();
+    let (mut start, mut arrived) = (0, 0);
+    let mut swallow = 0;
+    for cut in cuts.iter().cycle() {
+        if arrived == input.len() {
+            break;
+        }
+        arrived = arrived.saturating_add(*cut).min(input.len());
+        loop {
+            let dropped = swallow.min((arrived - start) as u64);
+            start += dropped as usize;
+            swallow -= dropped;
+            if start == arrived {
+                break;
+            }
+            let buf = &input[start..arrived];
+            match parser.parse(buf) {
+                Parsed::Partial { need } => {
+                    assert!(need > buf.len());
+                    break;
+                }
+                Parsed::Complete { len } => {
+                    assert!(parser.keys().iter().all(|key| key.end() <= parser.line().end()));
+                    requests.push(Request::Whole {
+                        len,
+                        verb: parser.verb(),
+                        keys: parser.keys().to_vec(),
+                        noreply: parser.noreply(),
+                        line: parser.line(),
+                        data: parser.data(),
+                    });
+                    start += len;
+                }
+                Parsed::Reject { reply, close: true, .. } => {
+                    requests.push(Request::Closed { reply });
+                    return requests;
+                }
+                Parsed::Reject { len, swallow: more, reply, noreply, .. } => {
+                    assert!(len <= buf.len());
+                    requests.push(Request::Refused { reply, noreply, len: len as u64 + more });
+                    start += len;
+                    swallow = more;
+                }
+            }
+            parser.reset();
+        }
+    }
+    requests
+}
+
+/// Where replies end in `input`; `None` where one turned out invalid.
+fn replies_of(expect: Expect, input: &[u8], cuts: &[usize]) -> Vec<Option<usize>> {
+    let mut scanner = ReplyScanner::default();
+    let mut ends = Vec::new();
+    let mut start = 0;
+    for cut in cuts.iter().cycle() {
+        if start == input.len() {
+            break;
+        }
+        let end = start.saturating_add(*cut).min(input.len());
+        while start < end {
+            match scanner.scan(expect, &input[start..end]) {
+                Scan::Complete(len) => {
+                    start += len;
+                    ends.push(Some(start));
+                }
+                Scan::Partial => start = end,
+                Scan::Invalid => {
+                    ends.push(None);
+                    return ends;
+                }
+            }
+        }
+    }
+    ends
+}
+
+fn request_piece() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        8 => prop::sample::select(vec![
+            "get ", "gets ", "gat ", "set ", "cas ", "add ", "delete ", "incr ", "touch ", "ms ",
+            "flush_all", "verbosity ", "version", "quit", "a ", "key ", "0 ", "1 ", "5 ", "39 ",
+            "50 ", "2147483648 ", "-1 ", "noreply", " ", "\r\n", "\r\n", "\n", "\r", "\0", "hello",
+            "HTTP/",
+        ]).prop_map(|piece| piece.as_bytes().to_vec()),
+        4 => prop::sample::select(vec![
+            "get a bc\r\n", "set a 0 0 5\r\nhello\r\n", "set a 0 0 5 noreply\r\nhello\r\n",
+            "set a 0 0 50\r\n", "cas a 1 2 3 4\r\nxyz\r\n", "set a 0 0 1\r\nxyz\r\n",
+            "delete a noreply\r\n", "incr a 1\n", "gats 1 a b c\r\n",
+        ]).prop_map(|piece| piece.as_bytes().to_vec()),
+        1 => prop::collection::vec(any::<u8>(), 0..60),
+        1 => (1usize..3000).prop_map(|len| vec![b'k'; len]),
+    ]
+}
+
+fn reply_piece() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        6 => prop::sample::select(vec![
+            "VALUE a 0 5\r\nhello\r\n", "VALUE b\r 7 0 9\r\n\r\n", "END\r\n", "ERROR\r\n",
+            "SERVER_ERROR x y\r\n", "STORED\r\n", "CLIENT_ERROR z\r\n",
+        ]).prop_map(|piece| piece.as_bytes().to_vec()),
+        1 => prop::sample::select(vec![
+            "VALUE ", "a ", "0 ", "12", "\r\n", "\n", "\r", "END", "ERR", " ", "SERVER_ERROR",
+        ]).prop_map(|piece| piece.as_bytes().to_vec()),
+        1 => prop::collection::vec(any::<u8>(), 0..40),
+        1 => (1usize..9000).prop_map(|len| vec![b'x'; len]),
+    ]
+}

@@ -1,0 +1,169 @@
+//! A child of the master: a process of its own, or a thread where the instance is one process.
+
+use std::error::Error;
+use std::fmt;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{self, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// Serves as a child until told to stop. Its end of the control channel is all it is given.
+pub type Serve = fn(OwnedFd) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+/// How children are started.
+pub enum Spawn {
+    /// As processes. The command to run for a role at a log level; the child's end of the control
+    /// channel is made its standard input.
+    Processes(Box<dyn Fn(Role, u8) -> Command>),
+    /// As threads of the master's process.
+    Threads { worker: Serve, admin: Serve },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Worker { slot: u32 },
+    Admin,
+}
+
+#[derive(Debug)]
+pub(crate) enum Child {
+    Process {
+        process: process::Child,
+        pidfd: OwnedFd,
+    },
+    /// The thread has the other end of the pipe, which closes when the thread ends.
+    Thread {
+        handle: JoinHandle<Result<(), Box<dyn Error + Send + Sync>>>,
+        pipe: PipeReader,
+    },
+}
+
+/// How a child ended.
+#[derive(Debug)]
+pub(crate) enum Exit {
+    Status(ExitStatus),
+    Returned,
+    Error(Box<dyn Error + Send + Sync>),
+    Panicked,
+}
+
+impl Spawn {
+    pub(crate) fn spawn(&self, role: Role, level: u8, control: OwnedFd) -> io::Result<Child> {
+        match self {
+            Self::Processes(command) => {
+                let mut command = command(role, level);
+                // A group of its own: what the terminal sends to the foreground, such as ^C, is
+                // for the master alone.
+                command.stdin(Stdio::from(control)).process_group(0);
+                spawn_process(command)
+            }
+            Self::Threads { worker, admin } => {
+                let serve = match role {
+                    Role::Worker { .. } => *worker,
+                    Role::Admin => *admin,
+                };
+                spawn_thread(role, serve, control)
+            }
+        }
+    }
+}
+
+fn spawn_process(mut command: Command) -> io::Result<Child> {
+    let mut process = command.spawn()?;
+    // Not reaped yet, so the number is still its own.
+    match pidfd_open(Pid::from_child(&process), PidfdFlags::empty()) {
+        Ok(pidfd) => Ok(Child::Process { process, pidfd }),
+        Err(errno) => {
+            process.kill()?;
+            process.wait()?;
+            Err(errno.into())
+        }
+    }
+}
+
+fn spawn_thread(role: Role, serve: Serve, control: OwnedFd) -> io::Result<Child> {
+    let (pipe, end) = io::pipe()?;
+    let run = move || {
+        let _end: PipeWriter = end;
+        serve(control)
+    };
+    let handle = thread::Builder::new().name(role.to_string()).spawn(run)?;
+    Ok(Child::Thread { handle, pipe })
+}
+
+impl Child {
+    /// Becomes readable, or hangs up, when the child is dead.
+    pub(crate) fn death(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Process { pidfd, .. } => pidfd.as_fd(),
+            Self::Thread { pipe, .. } => pipe.as_fd(),
+        }
+    }
+
+    /// `false` when the child is a thread, which cannot be killed alone.
+    pub(crate) fn signal(&self, signal: Signal) -> bool {
+        match self {
+            Self::Process { pidfd, .. } => {
+                // It may be dead already, which is what was wanted.
+                let _ = pidfd_send_signal(pidfd, signal);
+                true
+            }
+            Self::Thread { .. } => false,
+        }
+    }
+
+    pub(crate) fn is_process(&self) -> bool {
+        matches!(self, Self::Process { .. })
+    }
+
+    /// To be called only when [`death`](Self::death) told of it: it would wait otherwise.
+    pub(crate) fn reap(self) -> io::Result<Exit> {
+        match self {
+            Self::Process { mut process, .. } => Ok(Exit::Status(process.wait()?)),
+            Self::Thread { handle, .. } => Ok(match handle.join() {
+                Ok(Ok(())) => Exit::Returned,
+                Ok(Err(error)) => Exit::Error(error),
+                Err(_) => Exit::Panicked,
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Child {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { process, .. } => write!(f, "process {}", process.id()),
+            Self::Thread { .. } => f.write_str("a thread"),
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Worker { slot } => write!(f, "worker {slot}"),
+            Self::Admin => f.write_str("admin"),
+        }
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => write!(f, "exited with status {code}"),
+                (None, Some(signal)) => {
+                    let core = if status.core_dumped() { ", core dumped" } else { "" };
+                    write!(f, "was killed by signal {signal}{core}")
+                }
+                (None, None) => write!(f, "ended: {status}"),
+            },
+            Self::Returned => f.write_str("ended"),
+            Self::Error(error) => write!(f, "ended: {error}"),
+            Self::Panicked => f.write_str("panicked"),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Signals, as events that the master polls for.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
+
+/// What an operator asks for by a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Stop,
+    StopNow,
+    LevelUp,
+    LevelDown,
+    LogReopen,
+    Unknown(&'static str),
+}
+
+/// SIGPIPE needs no handling: Rust's runtime ignores it from the start.
+pub(crate) struct Signals {
+    delivery: SignalDelivery<UnixStream, SignalOnly>,
+}
+
+impl Signals {
+    pub(crate) fn new() -> io::Result<Self> {
+        let signals = [SIGTERM, SIGINT, SIGTTIN, SIGTTOU, SIGUSR1, SIGHUP, SIGUSR2];
+        let (read, write) = UnixStream::pair()?;
+        Ok(Self { delivery: SignalDelivery::with_pipe(read, write, SignalOnly, signals)? })
+    }
+
+    pub(crate) fn receive(&mut self) -> Vec<Request> {
+        self.delivery.pending().map(request).collect()
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.delivery.get_read().as_fd()
+    }
+}
+
+fn request(signal: i32) -> Request {
+    match signal {
+        SIGTERM => Request::Stop,
+        SIGINT => Request::StopNow,
+        SIGTTIN => Request::LevelUp,
+        SIGTTOU => Request::LevelDown,
+        SIGUSR1 | SIGHUP => Request::LogReopen,
+        SIGUSR2 => Request::Unknown("SIGUSR2"),
+        other => unreachable!("signal {other} was not asked for"),
+    }
+}

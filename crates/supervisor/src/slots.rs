@@ -1,0 +1,300 @@
+//! The life of whoever holds a slot: when to start it, when to give it up, when to start the next.
+//!
+//! A pure state machine: it is told what happened and the time, and [`Slot::poll`] tells what to do.
+
+use std::time::{Duration, Instant};
+
+/// How long a child may take from its start to `Ready`.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The oldest heartbeat of a worker that is believed to be well.
+pub(crate) const HEARTBEAT_AGE_MAX: Duration = Duration::from_secs(10);
+
+/// How often heartbeats are looked at.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a child may live on after SIGABRT, or after it closed its channel.
+pub(crate) const KILL_GRACE: Duration = Duration::from_secs(1);
+
+/// Who served this long did not crash in a loop.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+
+/// The pause before the second restart in a row; it doubles with each further one. There is none
+/// before the first.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(crate) struct Slot {
+    state: State,
+    /// Deaths in a row, none of which followed a stable time of serving.
+    crashes: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Empty until it is time for the next try.
+    Vacant {
+        until: Instant,
+    },
+    Starting {
+        deadline: Instant,
+    },
+    /// `suspected` since the last look found an old heartbeat.
+    Serving {
+        since: Instant,
+        check_at: Instant,
+        suspected: bool,
+    },
+    /// Should be dead by the deadline. `last` when nobody is to follow.
+    Dying {
+        deadline: Instant,
+        last: bool,
+    },
+    /// Empty for ever.
+    Closed,
+}
+
+/// What the slot asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Spawn,
+    /// Send SIGABRT, for a core dump.
+    Abort(Reason),
+    /// Send SIGKILL.
+    Kill,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    StartTimeout,
+    OldHeartbeat,
+}
+
+impl Slot {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { state: State::Vacant { until: now }, crashes: 0 }
+    }
+
+    pub(crate) fn spawned(&mut self, now: Instant) {
+        self.state = State::Starting { deadline: now + START_TIMEOUT };
+    }
+
+    pub(crate) fn ready(&mut self, now: Instant) {
+        if let State::Starting { .. } = self.state {
+            let check_at = now + CHECK_INTERVAL;
+            self.state = State::Serving { since: now, check_at, suspected: false };
+        }
+    }
+
+    /// It is about to die, by itself or by what was done to it.
+    pub(crate) fn doomed(&mut self, now: Instant) {
+        match self.state {
+            State::Starting { .. } | State::Serving { .. } => {
+                self.note_stability(now);
+                self.state = State::Dying { deadline: now + KILL_GRACE, last: false };
+            }
+            State::Vacant { .. } | State::Dying { .. } | State::Closed => {}
+        }
+    }
+
+    /// Nobody follows the one that holds the slot now, who must be gone by the deadline.
+    pub(crate) fn stop(&mut self, deadline: Instant) {
+        self.state = match self.state {
+            State::Vacant { .. } | State::Closed => State::Closed,
+            State::Starting { .. } | State::Serving { .. } | State::Dying { .. } => {
+                State::Dying { deadline, last: true }
+            }
+        };
+    }
+
+    /// Who held the slot is dead, or could not be started at all. Tells how long the slot stays
+    /// empty, unless for ever.
+    pub(crate) fn died(&mut self, now: Instant) -> Option<Duration> {
+        self.note_stability(now);
+        if matches!(self.state, State::Closed | State::Dying { last: true, .. }) {
+            self.state = State::Closed;
+            return None;
+        }
+        let pause = match self.crashes {
+            0 => Duration::ZERO,
+            crashes => PAUSE_FIRST.saturating_mul(1 << (crashes - 1).min(16)).min(PAUSE_MAX),
+        };
+        self.crashes = self.crashes.saturating_add(1);
+        self.state = State::Vacant { until: now + pause };
+        Some(pause)
+    }
+
+    /// What to do now, if anything. `heartbeat_age` is `None` where there is no heartbeat.
+    pub(crate) fn poll(&mut self, now: Instant, heartbeat_age: Option<Duration>) -> Option<Order> {
+        match &mut self.state {
+            State::Vacant { until } if *until <= now => Some(Order::Spawn),
+            State::Starting { deadline } if *deadline <= now => {
+                self.doomed(now);
+                Some(Order::Abort(Reason::StartTimeout))
+            }
+            State::Serving { since, check_at, suspected } if *check_at <= now => {
+                *check_at = now + CHECK_INTERVAL;
+                // The heartbeat of the one before it is still there until the first of its own.
+                let age = heartbeat_age.map(|age| age.min(now - *since));
+                let old = age.is_some_and(|age| age > HEARTBEAT_AGE_MAX);
+                // Twice, because a machine or a process group that was stopped and goes on shows
+                // old heartbeats everywhere at first.
+                let was_suspected = std::mem::replace(suspected, old);
+                if old && was_suspected {
+                    self.doomed(now);
+                    return Some(Order::Abort(Reason::OldHeartbeat));
+                }
+                None
+            }
+            State::Dying { deadline, .. } if *deadline <= now => {
+                *deadline = now + KILL_GRACE;
+                Some(Order::Kill)
+            }
+            State::Vacant { .. }
+            | State::Starting { .. }
+            | State::Serving { .. }
+            | State::Dying { .. }
+            | State::Closed => None,
+        }
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        match self.state {
+            State::Vacant { until } => Some(until),
+            State::Starting { deadline } | State::Dying { deadline, .. } => Some(deadline),
+            State::Serving { check_at, .. } => Some(check_at),
+            State::Closed => None,
+        }
+    }
+
+    pub(crate) fn is_serving(&self) -> bool {
+        matches!(self.state, State::Serving { .. })
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    fn note_stability(&mut self, now: Instant) {
+        if let State::Serving { since, .. } = self.state
+            && now - since >= STABLE_AFTER
+        {
+            self.crashes = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_replacement_comes_at_once_and_crash_loops_slow_down() {
+        let mut now = Instant::now();
+        let mut slot = Slot::new(now);
+        let mut pauses = Vec::new();
+        for _ in 0..10 {
+            assert_eq!(slot.poll(now, None), Some(Order::Spawn));
+            slot.spawned(now);
+            assert_eq!(slot.poll(now, None), None);
+            slot.ready(now);
+            let pause = slot.died(now).unwrap();
+            pauses.push(pause.as_millis());
+            now += pause;
+        }
+        assert_eq!(pauses, [0, 100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn who_served_for_a_while_is_replaced_at_once_again() {
+        let (mut slot, now) = serving();
+        slot.died(now);
+        slot.spawned(now);
+        slot.ready(now);
+        assert_eq!(slot.died(now + STABLE_AFTER), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn an_empty_slot_waits_for_its_time() {
+        let (mut slot, now) = serving();
+        slot.died(now);
+        slot.spawned(now);
+        let pause = slot.died(now).unwrap();
+        assert_eq!(slot.poll(now, None), None);
+        assert_eq!(slot.poll_timeout(), Some(now + pause));
+        assert_eq!(slot.poll(now + pause, None), Some(Order::Spawn));
+    }
+
+    #[test]
+    fn who_does_not_get_ready_is_aborted_then_killed() {
+        let now = Instant::now();
+        let mut slot = Slot::new(now);
+        slot.spawned(now);
+        let late = now + START_TIMEOUT;
+        assert_eq!(slot.poll_timeout(), Some(late));
+        assert_eq!(slot.poll(late, None), Some(Order::Abort(Reason::StartTimeout)));
+        assert_eq!(slot.poll(late, None), None);
+        assert_eq!(slot.poll(late + KILL_GRACE, None), Some(Order::Kill));
+        assert!(slot.died(late + KILL_GRACE).is_some());
+    }
+
+    #[test]
+    fn an_old_heartbeat_seen_twice_is_a_wedge() {
+        let (mut slot, now) = serving();
+        let old = Some(HEARTBEAT_AGE_MAX + Duration::from_millis(1));
+        let mut at = now + HEARTBEAT_AGE_MAX + CHECK_INTERVAL;
+        assert_eq!(slot.poll(at, old), None);
+        at += CHECK_INTERVAL;
+        assert_eq!(slot.poll(at, Some(Duration::ZERO)), None);
+        at += CHECK_INTERVAL;
+        assert_eq!(slot.poll(at, old), None);
+        at += CHECK_INTERVAL;
+        assert_eq!(slot.poll(at, old), Some(Order::Abort(Reason::OldHeartbeat)));
+        assert_eq!(slot.poll(at + KILL_GRACE, old), Some(Order::Kill));
+    }
+
+    #[test]
+    fn the_heartbeat_of_the_one_before_does_not_count() {
+        let (mut slot, now) = serving();
+        let old = Some(Duration::from_secs(3600));
+        for seconds in 1..10 {
+            assert_eq!(slot.poll(now + Duration::from_secs(seconds), old), None);
+        }
+    }
+
+    #[test]
+    fn who_closed_its_channel_and_lives_on_is_killed() {
+        let (mut slot, now) = serving();
+        slot.doomed(now);
+        assert_eq!(slot.poll(now, None), None);
+        assert_eq!(slot.poll(now + KILL_GRACE, None), Some(Order::Kill));
+        assert_eq!(slot.poll(now + 2 * KILL_GRACE, None), Some(Order::Kill));
+    }
+
+    #[test]
+    fn a_stopped_slot_stays_empty() {
+        let (mut slot, now) = serving();
+        let deadline = now + Duration::from_secs(30);
+        slot.stop(deadline);
+        assert_eq!(slot.poll(now, None), None);
+        assert_eq!(slot.poll(deadline, None), Some(Order::Kill));
+        assert_eq!(slot.died(deadline), None);
+        assert!(slot.is_closed());
+        assert_eq!(slot.poll(deadline, None), None);
+
+        let mut vacant = Slot::new(now);
+        vacant.stop(deadline);
+        assert!(vacant.is_closed());
+    }
+
+    fn serving() -> (Slot, Instant) {
+        let now = Instant::now();
+        let mut slot = Slot::new(now);
+        slot.spawned(now);
+        slot.ready(now);
+        assert!(slot.is_serving());
+        (slot, now)
+    }
+}

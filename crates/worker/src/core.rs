@@ -1,0 +1,108 @@
+//! The engine with what surrounds it in a worker; the driver's [`Handler`].
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use cashew_config::Snapshot;
+use cashew_driver::{CloseKind, Handler, Token};
+use cashew_engine::{Admission, CloseReason, ConnId, Engine, Time};
+use cashew_metrics::{PoolGauge, PoolId, Segments};
+
+use crate::clock::Clock;
+
+/// What the driver watches for the worker.
+pub(crate) const WATCH_CONTROL: u32 = 0;
+pub(crate) const WATCH_RESOLVER: u32 = 1;
+
+/// Everything of a worker but its driver, so that the driver can call it.
+pub(crate) struct Core {
+    pub(crate) engine: Engine,
+    pub(crate) clock: Clock,
+    pub(crate) now: Time,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) segments: Arc<Segments>,
+    pub(crate) pool_ids: Vec<PoolId>,
+    pub(crate) control_readable: bool,
+    pub(crate) resolver_readable: bool,
+    /// Connections to servers that failed, which may have another address to try.
+    pub(crate) failed_connects: Vec<(Token, CloseKind)>,
+}
+
+impl Core {
+    pub(crate) fn tick(&mut self) {
+        self.now = self.clock.now();
+    }
+
+    /// Whether the pool's limit of clients, counted over all workers, has room.
+    fn admission(&self, pool: u32) -> Admission {
+        let limit = self.snapshot.pools[pool as usize].client_connections;
+        if limit == 0 {
+            return Admission::Welcome;
+        }
+        let id = self.pool_ids[pool as usize];
+        let connected = self.segments.sum_pool_gauge(id, PoolGauge::ClientConnections);
+        if connected < u64::from(limit) { Admission::Welcome } else { Admission::Full }
+    }
+
+    pub(crate) fn report_closed(&mut self, conn: Token, why: CloseKind) {
+        self.engine.handle_closed(ConnId::from_token(conn.0), close_reason(why), self.now);
+    }
+}
+
+fn close_reason(kind: CloseKind) -> CloseReason {
+    match kind {
+        CloseKind::Refused => CloseReason::Refused,
+        CloseKind::Reset => CloseReason::Reset,
+        CloseKind::TimedOut => CloseReason::TimedOut,
+        CloseKind::Unreachable => CloseReason::Unreachable,
+    }
+}
+
+impl Handler for Core {
+    fn woken(&mut self) {
+        self.tick();
+    }
+
+    fn accepted(&mut self, listener: u32) -> Option<Token> {
+        let conn = self.engine.handle_accepted(listener, self.admission(listener), self.now);
+        Some(Token(conn.token()))
+    }
+
+    fn connected(&mut self, conn: Token) {
+        self.engine.handle_connected(ConnId::from_token(conn.0), self.now);
+    }
+
+    #[inline]
+    fn received(&mut self, conn: Token, bytes: &[u8]) {
+        self.engine.handle_received(ConnId::from_token(conn.0), bytes, self.now);
+    }
+
+    fn read_closed(&mut self, conn: Token) {
+        self.engine.handle_read_closed(ConnId::from_token(conn.0), self.now);
+    }
+
+    fn closed(&mut self, conn: Token, why: CloseKind) {
+        if ConnId::from_token(conn.0).is_lane() {
+            self.failed_connects.push((conn, why));
+        } else {
+            self.report_closed(conn, why);
+        }
+    }
+
+    fn readable(&mut self, watch: u32) {
+        match watch {
+            WATCH_CONTROL => self.control_readable = true,
+            _ => self.resolver_readable = true,
+        }
+    }
+
+    #[inline]
+    fn output<'a>(&'a self, conn: Token, slices: &mut [IoSlice<'a>]) -> usize {
+        self.engine.output(ConnId::from_token(conn.0), slices)
+    }
+
+    #[inline]
+    fn sent(&mut self, conn: Token, bytes: u64) {
+        self.engine.handle_sent(ConnId::from_token(conn.0), bytes, self.now);
+    }
+}

@@ -1,0 +1,122 @@
+//! The beginning of a worker: what the master hands over.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use cashew_config::Snapshot;
+use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster, unseal};
+use cashew_metrics::{Layout, Segments};
+use cashew_process::drop_privileges;
+use rustix::event::{PollFd, PollFlags, poll};
+
+/// Why a worker cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Io(io::Error),
+    #[error("the master's channel failed: {0}")]
+    Channel(ReceiveError),
+    #[error("the master sent {0:?} where it had to send something else")]
+    Unexpected(ToChild),
+    #[error("the configuration handed over cannot be read: {0}")]
+    Snapshot(String),
+    #[error("the metrics handed over cannot be used: {0}")]
+    Metrics(io::Error),
+    #[error("{0}")]
+    Privileges(String),
+}
+
+/// Everything a worker begins with.
+pub(crate) struct Start {
+    pub(crate) slot: u32,
+    pub(crate) workers: u32,
+    pub(crate) snapshot: Snapshot,
+    pub(crate) segments: Arc<Segments>,
+    /// Listening sockets, with the pools they belong to.
+    pub(crate) listeners: Vec<(u32, OwnedFd)>,
+    /// What the master said about rings before the start, in order.
+    pub(crate) rings: Vec<ToChild>,
+}
+
+/// Takes over everything up to [`ToChild::Start`]. When that fails the master is told.
+pub(crate) fn receive(control: OwnedFd) -> Result<(Start, ChildChannel), Error> {
+    let mut control = ChildChannel::new(control);
+    match take_over(&mut control) {
+        Ok(start) => Ok((start, control)),
+        Err(error) => {
+            report_failure(&mut control, &error);
+            Err(error)
+        }
+    }
+}
+
+pub(crate) fn report_failure(control: &mut ChildChannel, error: &Error) {
+    // A master that is gone needs no report.
+    let _ = control.send(&ToMaster::Failed { why: error.to_string() }, &[]);
+}
+
+fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
+    let (slot, workers, descriptors) = match next(control)? {
+        (ToChild::Init { slot, workers }, descriptors) => (slot, workers, descriptors),
+        (other, _) => return Err(Error::Unexpected(other)),
+    };
+    let Ok([snapshot, metrics]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+        return Err(Error::Unexpected(ToChild::Init { slot, workers }));
+    };
+    let bytes = unseal(snapshot).map_err(|error| Error::Snapshot(error.to_string()))?;
+    let snapshot =
+        cashew_config::from_json(&bytes).map_err(|error| Error::Snapshot(error.to_string()))?;
+    let segments =
+        Segments::open(metrics, &Layout::new(&snapshot), workers.max(1)).map_err(Error::Metrics)?;
+    drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())
+        .map_err(|error| Error::Privileges(error.to_string()))?;
+    let mut start = Start {
+        slot,
+        workers,
+        snapshot,
+        segments: Arc::new(segments),
+        listeners: Vec::new(),
+        rings: Vec::new(),
+    };
+    loop {
+        match next(control)? {
+            (ToChild::Start, _) => return Ok(start),
+            (ToChild::Listen { pool }, mut descriptors) => {
+                let socket =
+                    descriptors.pop().ok_or(Error::Unexpected(ToChild::Listen { pool }))?;
+                if pool as usize >= start.snapshot.pools.len() {
+                    return Err(Error::Unexpected(ToChild::Listen { pool }));
+                }
+                start.listeners.push((pool, socket));
+            }
+            (ring @ (ToChild::Hold { .. } | ToChild::Release { .. }), _) => start.rings.push(ring),
+            (ToChild::LogLevel { level }, _) => cashew_process::log::set_level(level),
+            (ToChild::LogReopen, descriptors) => reopen_log(&descriptors),
+            (other @ (ToChild::Init { .. } | ToChild::Shutdown), _) => {
+                return Err(Error::Unexpected(other));
+            }
+        }
+    }
+}
+
+pub(crate) fn reopen_log(descriptors: &[OwnedFd]) {
+    if let Some(file) = descriptors.first()
+        && let Err(error) = cashew_process::log::redirect(file)
+    {
+        tracing::warn!("cannot reopen the log: {error}");
+    }
+}
+
+/// Waits for the next message.
+fn next(control: &mut ChildChannel) -> Result<(ToChild, Vec<OwnedFd>), Error> {
+    loop {
+        if let Some(message) = control.receive().map_err(Error::Channel)? {
+            return Ok(message);
+        }
+        match poll(&mut [PollFd::new(&*control, PollFlags::IN)], None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Error::Io(errno.into())),
+        }
+    }
+}
