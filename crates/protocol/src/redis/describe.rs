@@ -93,7 +93,8 @@ fn flags(command: &Command, out: &mut Vec<u8>) {
     flags().for_each(|flag| write_status(out, flag.as_bytes()));
 }
 
-/// A map from names to maps, as RESP2 writes maps. The group is all that the table knows.
+/// A map from names to maps, as RESP2 writes maps. The table does not know what commands do, but
+/// redis-cli prints summaries without looking whether there are any; so each says where to read on.
 fn docs(buf: &[u8], names: &[Span], out: &mut Vec<u8>) {
     let known = || names.iter().filter_map(|name| named(name.of(buf)));
     if names.is_empty() {
@@ -107,7 +108,10 @@ fn docs(buf: &[u8], names: &[Span], out: &mut Vec<u8>) {
 
 fn documentation(at: usize, command: &Command, out: &mut Vec<u8>) {
     write_bulk(out, command.name.as_bytes());
-    write_array_header(out, if command.subcommands > 0 { 4 } else { 2 });
+    write_array_header(out, if command.subcommands > 0 { 6 } else { 4 });
+    write_bulk(out, b"summary");
+    let page = command.name.replace('|', "-");
+    write_bulk(out, format!("See https://redis.io/commands/{page}").as_bytes());
     write_bulk(out, b"group");
     write_bulk(out, command.group.name().as_bytes());
     if command.subcommands > 0 {
@@ -245,7 +249,7 @@ mod tests {
         );
         assert_eq!(
             answer("COMMAND DOCS get nope"),
-            b"*2\r\n$3\r\nget\r\n*2\r\n$5\r\ngroup\r\n$6\r\nstring\r\n"
+            b"*2\r\n$3\r\nget\r\n*4\r\n$7\r\nsummary\r\n$33\r\nSee https://redis.io/commands/get\r\n$5\r\ngroup\r\n$6\r\nstring\r\n"
         );
     }
 

@@ -1,0 +1,538 @@
+//! What the protocol crate says about Redis, held against a running redis-server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command as Process, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, fs, process, thread};
+
+use cashew_protocol::redis::{
+    Access, COMMANDS, Command, Lookup, command_reply, find, unknown_command_error,
+    unknown_subcommand_error, wrong_arity_error,
+};
+use cashew_protocol::resp::{
+    Elements, Parsed, Reply, ReplyScanner, RequestParser, Scan, encode, reply,
+};
+use proptest::prelude::*;
+
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+const REQUEST_SIZE_MAX: usize = 1 << 30;
+
+/// What redis-server has and the gateway does not serve. Containers stand for their subcommands.
+const NOT_SERVED: &str = "
+    acl asking bgrewriteaof bgsave blmove blmpop blpop brpop brpoplpush bzmpop bzpopmax bzpopmin
+    client|caching client|getredir client|help client|info client|kill client|list client|no-evict
+    client|pause client|reply client|tracking client|trackinginfo client|unblock client|unpause
+    cluster command|getkeysandflags command|help config dbsize debug discard exec failover flushall
+    flushdb function keys lastsave latency lolwut memory|doctor memory|help memory|malloc-stats
+    memory|purge memory|stats migrate module monitor multi object|help pfdebug pfselftest
+    psubscribe psync publish pubsub punsubscribe randomkey readonly readwrite replconf replicaof
+    reset restore-asking role save scan script shutdown slaveof slowlog spublish ssubscribe
+    subscribe sunsubscribe swapdb sync time unsubscribe unwatch wait watch xgroup|help xinfo|help";
+
+/// What the gateway answers and redis-server 7.0 does not know yet.
+const NEWER: [&str; 1] = ["client|setinfo"];
+
+/// A redis-server of the test's own that ends with the test. It listens on a Unix socket: a port
+/// that was free a moment ago may be another's when the server takes it.
+struct Server {
+    process: Child,
+    socket: PathBuf,
+}
+
+impl Server {
+    fn start() -> Self {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("cashew-protocol-{}-{number}.sock", process::id());
+        let socket = env::temp_dir().join(name);
+        let process = Process::new("redis-server")
+            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+            .arg(&socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| {
+                panic!("this test needs redis-server in PATH (package redis-server): {error}")
+            });
+        let server = Self { process, socket };
+        let start = Instant::now();
+        while UnixStream::connect(&server.socket).is_err() {
+            assert!(start.elapsed() < START_TIMEOUT, "redis-server does not listen");
+            thread::sleep(Duration::from_millis(10));
+        }
+        server
+    }
+
+    fn connect(&self) -> Connection {
+        let stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).unwrap();
+        Connection { stream }
+    }
+
+    /// Everything that the server answers to `bytes` and the end of the stream.
+    fn answers(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut stream = self.connect().stream;
+        let mut out = Vec::new();
+        // A server that closes early may reset the connection.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        let _ = stream.read_to_end(&mut out);
+        out
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_file(&self.socket);
+    }
+}
+
+struct Connection {
+    stream: UnixStream,
+}
+
+impl Connection {
+    /// The encoded reply to a command.
+    fn call(&mut self, words: &[&[u8]]) -> Vec<u8> {
+        let mut request = Vec::new();
+        encode::write_command(&mut request, words);
+        self.stream.write_all(&request).unwrap();
+        let mut scanner = ReplyScanner::default();
+        let (mut received, mut chunk) = (Vec::new(), vec![0; 64 * 1024]);
+        loop {
+            let len = self.stream.read(&mut chunk).unwrap();
+            assert!(len > 0, "redis-server closed the connection");
+            received.extend_from_slice(&chunk[..len]);
+            match scanner.scan(&chunk[..len]) {
+                Scan::Partial => {}
+                Scan::Complete(end) => {
+                    assert_eq!(end, len);
+                    return received;
+                }
+                Scan::Invalid => panic!("{}", received.escape_ascii()),
+            }
+        }
+    }
+}
+
+/// A request in the gateway's hands.
+struct Request {
+    buf: Vec<u8>,
+    parser: RequestParser,
+}
+
+impl Request {
+    fn new(words: &[&[u8]]) -> Self {
+        let mut buf = Vec::new();
+        encode::write_command(&mut buf, words);
+        let mut parser = RequestParser::default();
+        let parsed = parser.parse(&buf, REQUEST_SIZE_MAX);
+        assert_eq!(parsed, Parsed::Complete { len: buf.len() });
+        Self { buf, parser }
+    }
+
+    /// The gateway's own error, if it answers with one.
+    fn error(&self) -> Option<Vec<u8>> {
+        let (buf, args) = (self.buf.as_slice(), self.parser.args());
+        let mut out = Vec::new();
+        match find(buf, args) {
+            Lookup::Found(command) => match command.keys(buf, args, &mut Vec::new()) {
+                Ok(()) => return None,
+                Err(text) => encode::write_error(&mut out, text.as_bytes()),
+            },
+            Lookup::UnknownCommand => unknown_command_error(&mut out, buf, args),
+            Lookup::UnknownSubcommand(of) => unknown_subcommand_error(&mut out, of, buf, args),
+            Lookup::WrongArity(command) => wrong_arity_error(&mut out, command),
+        }
+        Some(out)
+    }
+}
+
+fn words(call: &str) -> Vec<&[u8]> {
+    call.split(' ').map(str::as_bytes).collect()
+}
+
+fn elements(encoded: &[u8]) -> Elements<'_> {
+    match reply(encoded) {
+        Some(Reply::Array(elements)) => elements,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn text(encoded: &[u8]) -> String {
+    match reply(encoded) {
+        Some(Reply::Bulk(text) | Reply::Status(text)) => String::from_utf8(text.to_vec()).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn number(encoded: &[u8]) -> i64 {
+    match reply(encoded) {
+        Some(Reply::Integer(number)) => number,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What COMMAND says about a command, as far as the gateway must agree.
+#[derive(Debug, PartialEq, Eq)]
+struct Facts {
+    arity: i64,
+    flags: BTreeSet<String>,
+    key_range: [i64; 3],
+}
+
+/// The entries of a COMMAND reply and their subcommands, by name.
+fn facts(encoded: &[u8]) -> BTreeMap<String, Facts> {
+    let mut all = BTreeMap::new();
+    for entry in elements(encoded) {
+        let parts: Vec<&[u8]> = elements(entry).collect();
+        let facts = Facts {
+            arity: number(parts[1]),
+            flags: elements(parts[2]).map(text).collect(),
+            key_range: [number(parts[3]), number(parts[4]), number(parts[5])],
+        };
+        all.insert(text(parts[0]), facts);
+        all.append(&mut self::facts(parts[9]));
+    }
+    all
+}
+
+fn command_facts(command: &Command) -> Facts {
+    let request = Request::new(&[b"COMMAND", b"INFO", command.name.as_bytes()]);
+    let mut out = Vec::new();
+    command_reply(&request.buf, request.parser.args(), &mut out);
+    facts(&out).remove(command.name).unwrap()
+}
+
+#[test]
+fn the_table_agrees_with_command() {
+    let server = Server::start();
+    let mut theirs = facts(&server.connect().call(&[b"COMMAND"]));
+    let not_served: BTreeSet<&str> = NOT_SERVED.split_whitespace().collect();
+    for command in COMMANDS {
+        let ours = command_facts(command);
+        match theirs.remove(command.name) {
+            Some(facts) => {
+                assert_eq!(ours, facts, "{}", command.name);
+                let read = facts.flags.contains("readonly");
+                assert_eq!(command.access == Access::Read, read, "{}", command.name);
+            }
+            None => assert!(NEWER.contains(&command.name), "{} is not in Redis", command.name),
+        }
+        assert!(!not_served.contains(command.name), "{} is served", command.name);
+    }
+    let missing: Vec<&String> = theirs
+        .keys()
+        .filter(|name| {
+            let container = name.split('|').next().unwrap_or_default();
+            !not_served.contains(name.as_str()) && !not_served.contains(container)
+        })
+        .collect();
+    assert!(missing.is_empty(), "neither served nor listed as not served: {missing:?}");
+    let gone: Vec<&&str> = not_served.iter().filter(|name| !theirs.contains_key(**name)).collect();
+    assert!(gone.is_empty(), "listed as not served, but not in this Redis: {gone:?}");
+}
+
+#[test]
+fn keys_agree_with_command_getkeys() {
+    const CALLS: &[&str] = &[
+        "BITOP AND d a b",
+        "COPY a b DB 1",
+        "EVAL return 1 a",
+        "EVAL return 2 a b c",
+        "EVALSHA ffff 2 a b c",
+        "EVALSHA_RO ffff 1 a",
+        "EVAL_RO return 1 a b",
+        "EXISTS a b a",
+        "FCALL f 2 a b c",
+        "FCALL_RO f 1 a",
+        "GEORADIUS g 0 0 1 m",
+        "GEORADIUS g 0 0 1 m COUNT 1 ASC STORE d",
+        "GEORADIUS g 0 0 1 m STORE d STOREDIST e",
+        "GEORADIUS g 0 0 1 m STORE",
+        "GEORADIUS g 0 0 1 m storedist d",
+        "GEORADIUSBYMEMBER g STORE 1 m STORE d",
+        "GEORADIUSBYMEMBER g m 1 STORE d",
+        "GEORADIUSBYMEMBER g m 1 m STORE d",
+        "GEORADIUSBYMEMBER_RO g m 1 m",
+        "GEOSEARCHSTORE d s FROMMEMBER a BYRADIUS 1 m",
+        "GET a",
+        "LCS a b",
+        "LMOVE a b LEFT RIGHT",
+        "LMPOP 1 a LEFT",
+        "LMPOP 2 a b LEFT COUNT 1",
+        "MEMORY USAGE a SAMPLES 1",
+        "MGET a b c",
+        "MSET a 1 b 2",
+        "MSETNX a 1 b 2",
+        "OBJECT ENCODING a",
+        "PFCOUNT a b",
+        "PFMERGE d a b",
+        "RENAME a b",
+        "RESTORE a 0 x",
+        "SDIFFSTORE d a b",
+        "SINTERCARD 2 a b LIMIT 1",
+        "SMOVE a b c",
+        "SORT a",
+        "SORT a BY STORE d",
+        "SORT a BY x LIMIT 0 1 GET STORE ALPHA STORE d",
+        "SORT a GET STORE STORE d",
+        "SORT a LIMIT 0 STORE d",
+        "SORT a STORE",
+        "SORT a STORE d STORE e",
+        "SORT_RO a BY x GET y",
+        "UNLINK a b",
+        "XGROUP CREATE a g $",
+        "XINFO STREAM a",
+        "XREAD COUNT 1 STREAMS a b 0 0",
+        "XREAD COUNT 1 STREAMS STREAMS 0",
+        "XREAD STREAMS a 0",
+        "XREAD streams streams 0",
+        "XREADGROUP COUNT 1 GROUP g c STREAMS a >",
+        "XREADGROUP GROUP STREAMS c STREAMS a >",
+        "XREADGROUP GROUP g STREAMS STREAMS a >",
+        "XREADGROUP GROUP g c COUNT 1 NOACK STREAMS a b > >",
+        "ZDIFF 2 a b WITHSCORES",
+        "ZDIFFSTORE d 1 a",
+        "ZINTER 1 a",
+        "ZINTERCARD 1 a LIMIT 1",
+        "ZINTERSTORE d 2 a b",
+        "ZMPOP 1 a MIN",
+        "ZRANGESTORE d s 0 1",
+        "ZUNION 2 a b WEIGHTS 1 2",
+        "ZUNIONSTORE d 2 a b AGGREGATE MAX",
+    ];
+    let server = Server::start();
+    let mut connection = server.connect();
+    for call in CALLS {
+        let request = Request::new(&words(call));
+        let (buf, args) = (request.buf.as_slice(), request.parser.args());
+        let Lookup::Found(command) = find(buf, args) else {
+            panic!("{call}");
+        };
+        let mut ours = Vec::new();
+        assert_eq!(command.keys(buf, args, &mut ours), Ok(()), "{call}");
+        let ours: Vec<&[u8]> = ours.iter().map(|key| key.of(buf)).collect();
+        let mut expected = Vec::new();
+        encode::write_command(&mut expected, &ours);
+
+        let question = [[b"COMMAND".as_slice(), b"GETKEYS"].as_slice(), &words(call)].concat();
+        let theirs = connection.call(&question);
+        assert_eq!(
+            expected.escape_ascii().to_string(),
+            theirs.escape_ascii().to_string(),
+            "{call}"
+        );
+        let request = Request::new(&question);
+        let mut out = Vec::new();
+        command_reply(&request.buf, request.parser.args(), &mut out);
+        assert_eq!(out.escape_ascii().to_string(), theirs.escape_ascii().to_string(), "{call}");
+    }
+    for command in COMMANDS.iter().filter(|command| command.has_movable_keys()) {
+        let name = command.name.to_ascii_uppercase();
+        let called = CALLS.iter().any(|call| call.split(' ').next() == Some(&name));
+        assert!(called, "{name} is not among the calls");
+    }
+}
+
+#[test]
+fn errors_are_worded_as_redis_words_them() {
+    let long = "x".repeat(200);
+    let calls: Vec<Vec<&[u8]>> = vec![
+        words("nope"),
+        words("NOPE a b"),
+        words("get|x"),
+        words("object|encoding a"),
+        vec![b"", b""],
+        vec![b"f\r\no", b"a\r\nb"],
+        vec![b"f\0o", b"a\0b", b"c"],
+        vec![b"foo", b"\xff"],
+        vec![long.as_bytes(), &long.as_bytes()[..120], b"bcdefgh", b"c"],
+        vec![b"foo", &long.as_bytes()[..127], b"b"],
+        [b"foo".as_slice()].into_iter().chain([b"".as_slice(); 60]).collect(),
+        [b"foo".as_slice()].into_iter().chain([&long.as_bytes()[..20]; 20]).collect(),
+        words("object nope"),
+        words("Object NOPE a"),
+        vec![b"object", b"a\r\nb"],
+        vec![b"object", b""],
+        vec![b"object", long.as_bytes()],
+        words("command nope"),
+        words("client nope"),
+        words("get"),
+        words("GeT a b"),
+        words("object"),
+        words("OBJECT EnCoding"),
+        words("memory"),
+        words("memory usage"),
+        words("xgroup create a"),
+        words("command count x"),
+        words("MSET a 1 b"),
+        words("MSETNX a 1 b"),
+        words("ZUNION 0 a"),
+        words("ZUNION -1 a"),
+        words("ZUNION 3 a b"),
+        words("ZUNION x a"),
+        words("ZUNION 01 a"),
+        words("ZUNION +1 a"),
+        words("ZINTER 0 a"),
+        words("ZDIFF 0 a"),
+        words("ZINTERCARD 0 a"),
+        words("ZINTERCARD 3 a"),
+        words("ZUNIONSTORE d 0 a"),
+        words("ZINTERSTORE d 2 a"),
+        words("ZINTERSTORE d 4294967297 a"),
+        words("ZINTERSTORE d 92233720368547758070 a"),
+        words("ZDIFFSTORE d 0 a"),
+        words("ZDIFFSTORE d x a"),
+        words("SINTERCARD 0 a"),
+        words("SINTERCARD 2 a"),
+        words("SINTERCARD x a"),
+        words("LMPOP 0 a LEFT"),
+        words("LMPOP 2 a LEFT"),
+        words("LMPOP 3 a LEFT"),
+        words("LMPOP x a LEFT"),
+        words("ZMPOP 0 a MIN"),
+        words("ZMPOP 2 a MIN"),
+        words("EVAL return 1"),
+        words("EVAL return 2 a"),
+        words("EVAL return 4294967297 a"),
+        words("EVAL return x a"),
+        words("EVAL return -1 a"),
+        words("EVALSHA ffffffffffffffffffffffffffffffffffffffff 2 a"),
+        words("XREAD STREAMS a b 0"),
+        words("XREAD COUNT 1 a 0"),
+        words("XREAD FOO STREAMS a 0"),
+        words("XREADGROUP GROUP g c NOACK STREAMS a b >"),
+    ];
+    let server = Server::start();
+    let mut connection = server.connect();
+    for call in calls {
+        let called = call.join(b" ".as_slice()).escape_ascii().to_string();
+        let ours = Request::new(&call).error().unwrap_or_else(|| panic!("{called} has no error"));
+        let theirs = connection.call(&call);
+        assert_eq!(ours.escape_ascii().to_string(), theirs.escape_ascii().to_string(), "{called}");
+    }
+}
+
+/// What the gateway makes of `bytes`: the requests for the server, in plain RESP, and the error
+/// that ends the stream.
+fn through_the_gateway(bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let mut parser = RequestParser::default();
+    let (mut forwarded, mut error, mut rest) = (Vec::new(), Vec::new(), bytes);
+    loop {
+        match parser.parse(rest, REQUEST_SIZE_MAX) {
+            Parsed::Complete { len } => {
+                if !parser.args().is_empty() {
+                    let plain = parser.inline_encoded().unwrap_or(&rest[..len]);
+                    forwarded.extend_from_slice(plain);
+                }
+                rest = &rest[len..];
+                parser.reset();
+            }
+            Parsed::Partial { .. } => return (forwarded, error),
+            Parsed::Invalid(kind) => {
+                error.extend_from_slice(b"-ERR ");
+                kind.write_message(&mut error);
+                error.extend_from_slice(b"\r\n");
+                return (forwarded, error);
+            }
+        }
+    }
+}
+
+/// The server answers the same whether it gets the bytes or what the gateway makes of them.
+fn assert_understood_alike(server: &Server, bytes: &[u8]) {
+    let theirs = server.answers(bytes);
+    let (forwarded, error) = through_the_gateway(bytes);
+    let mut ours = server.answers(&forwarded);
+    ours.extend_from_slice(&error);
+    assert_eq!(
+        ours.escape_ascii().to_string(),
+        theirs.escape_ascii().to_string(),
+        "{}",
+        bytes[..bytes.len().min(200)].escape_ascii()
+    );
+}
+
+#[test]
+fn requests_are_understood_as_redis_understands_them() {
+    let server = Server::start();
+    // Closing our half must not cost us the answers, or everything would be understood alike.
+    assert_eq!(server.answers(b"PING\r\nPING\r\n"), b"+PONG\r\n+PONG\r\n");
+    let streams: &[&[u8]] = &[
+        b"\r\n\r\nPING\r\n",
+        b"\nPING\nPING\r\n",
+        b"*0\r\nPING\r\n",
+        b"*-1\r\n*-99\r\n*1\r\n$4\r\nPING\r\n",
+        b"*a\r\n",
+        b"*\r\n",
+        b"*+1\r\n$4\r\nPING\r\n",
+        b"*01\r\n$4\r\nPING\r\n",
+        b"*-0\r\nPING\r\n",
+        b"* 1\r\n$4\r\nPING\r\n",
+        b"*2147483648\r\n",
+        b"*9223372036854775808\r\n",
+        b"*1\n$4\r\nPING\r\n",
+        b"*1\nx$4\r\nPING\r\n",
+        b"*1\rx$4\rxPINGxxPING\r\n",
+        b"*1\r\n$4\r\nPINGxyPING\r\n",
+        b"*1\r\n$-1\r\n",
+        b"*1\r\n$a\r\n",
+        b"*1\r\n$\r\n",
+        b"*1\r\n$04\r\nPING\r\n",
+        b"*1\r\n$-0\r\n\r\n",
+        b"*1\r\n$0\r\n\r\nPING\r\n",
+        b"*1\r\n$536870912\r\n",
+        b"*1\r\n$536870913\r\n",
+        b"*1\r\nabc\r\n",
+        b"*1\r\n\r\n",
+        b"*1\r\n\xff\r\n",
+        b"*1\r\n$\n4\r\nPING\r\n",
+        b"PING \"a b\"\r\n",
+        b"PING 'a\\'b' \r\nPING a\r\n",
+        b"PING \"\\x41\\n\\xzz\\q\\a\\b\"\r\n",
+        b"PING \"a\"b\r\nPING\r\n",
+        b"PING \"a\r\n",
+        b"PING a\"b\"\r\n",
+        b"ECHO a\rb\n",
+        b"ECHO a\r\r\n",
+        b"ECHO \x0b a\t\r\n",
+        b"ECHO \x0b\x0c\r\n",
+        b"ECHO a\x0bb\r\n",
+        b"ECHO \"\"\r\nECHO ''\r\n",
+        b"   \r\n PING\r\n",
+        b"*2\r\n$4\r\nECHO\r\n$2\r\n\r\n\r\nPING\r\n",
+    ];
+    for stream in streams {
+        assert_understood_alike(&server, stream);
+    }
+    for (start, fill) in [("", b'x'), ("*", b'1'), ("*1\r\n", b'$'), ("*1\r\n$", b'1')] {
+        let mut stream = start.as_bytes().to_vec();
+        stream.resize(start.len() + 64 * 1024 + 1, fill);
+        assert_understood_alike(&server, &stream);
+    }
+}
+
+#[test]
+fn inline_commands_are_split_as_redis_splits_them() {
+    let server = Server::start();
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(300)
+    });
+    let line = "(ECHO|PING|echo x)[ a4n\"'\\\\x\t\r\x0b\x0c]{0,10}\r?\n";
+    runner
+        .run(&prop::collection::vec(line, 1..4), |lines| {
+            assert_understood_alike(&server, lines.concat().as_bytes());
+            Ok(())
+        })
+        .unwrap();
+}
