@@ -363,7 +363,8 @@ def config_text(pools, settings=None):
                 lines.append(f"{indent}  servers:")
                 lines += [f"{indent}    - {server}" for server in value]
             else:
-                value = {True: "true", False: "false"}.get(value, value)
+                if isinstance(value, bool):
+                    value = str(value).lower()
                 lines.append(f"{indent}  {key}: {value}")
     return "\n".join(lines) + "\n"
 

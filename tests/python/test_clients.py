@@ -20,7 +20,7 @@ def gateway(module_place):
     memcacheds = [module_place.memcached() for _ in range(2)]
     gateway = module_place.cashew(
         {
-            "alpha": {"redis": True, "hash_tag": '"{}"', "servers": server_lines(redises)},
+            "alpha": {"redis": True, "hash": "murmur", "hash_tag": '"{}"', "servers": server_lines(redises)},
             "beta": {"servers": server_lines(memcacheds)},
             "locked": {"redis": True, "redis_auth": "secret", "servers": server_lines(locked)},
         },

@@ -29,7 +29,8 @@ TIMED_OUT = "ERR Connection timed out"
 
 
 def pool_of(servers, names=None, **options):
-    return {"redis": True, "servers": server_lines(servers, names), **options}
+    # Of the hashes, murmur spreads few and similar keys best.
+    return {"redis": True, "hash": "murmur", "servers": server_lines(servers, names), **options}
 
 
 def sorted_keys(gateway, servers, count=60):
@@ -175,7 +176,7 @@ def test_a_server_killed_under_load_gives_one_reply_for_each_request(place):
 
 def test_memcached_server_down(place):
     servers = [place.memcached() for _ in range(2)]
-    gateway = place.cashew({"beta": {"servers": server_lines(servers)}})
+    gateway = place.cashew({"beta": {"hash": "murmur", "servers": server_lines(servers)}})
     keys = [b"key-%d" % n for n in range(20)]
     with gateway.connect() as conn:
         conn.send(b"".join(b"set %b 0 0 1\r\nx\r\n" % key for key in keys))
@@ -232,8 +233,10 @@ def test_a_silent_server_times_out_and_no_other_waits(place):
         dead = next(k for k, reply in zip(keys, replies) if reply != "OK")
         with Watch(gateway, "GET", living) as watch:
             for _ in range(3):
+                # It may fail sooner now that the server is known to be unwell.
                 error, seconds = timed(lambda: conn.error("GET", dead))
-                assert error == TIMED_OUT and 0.4 < seconds < 1.5, seconds
+                assert error == TIMED_OUT and seconds < 1.5, seconds
+                time.sleep(0.3)
         watch.check(0.3)
         # Gathered from a server that answers and one that does not.
         error, seconds = timed(lambda: conn.error("MGET", *keys))
@@ -271,7 +274,7 @@ def test_a_timeout_costs_only_what_is_behind_it_on_its_connection(place):
     assert str(conns[0].reply()) == TIMED_OUT
     assert str(conns[0].reply()) == TIMED_OUT
     for conn in conns:
-        assert conn.call("GET", "after") == b"fine"
+        wait_until(lambda: _get(conn, "after") == b"fine", "a new connection", 1)
         conn.close()
     assert not fake.errors
 
@@ -503,15 +506,18 @@ def test_workers_never_disagree_about_the_ring(place):
             servers[0].start()
         key = dead[number % len(dead)]
         writer = conns[number % len(conns)]
+        before = _ring_changes(gateway)
         writer.send(resp("SET", key, number))
         if writer.reply() != "OK":
             continue
         taken += 1
-        before = _ring_changes(gateway)
         seen = [_read(conn, key) for conn in conns]
-        wrong = [value for value in seen if value not in (b"%d" % number, None)]
-        # A change in between moves the key to a server that does not have it.
-        assert not wrong or _ring_changes(gateway) != before, (number, seen)
+        # A change in between moves the key to a server that does not have it, and so each
+        # reader may find it or not, but once one does not, those after it do not either.
+        found = [value == b"%d" % number for value in seen]
+        assert found == sorted(found, reverse=True), (number, seen)
+        if not all(found):
+            wait_until(lambda: _ring_changes(gateway) != before, f"a change explains {seen}", 2)
     assert taken > 100
     for conn in conns:
         conn.close()
@@ -525,8 +531,7 @@ def _ring_changes(gateway):
 
 def _read(conn, key):
     conn.send(resp("GET", key))
-    reply = conn.reply()
-    return None if isinstance(reply, ReplyError) else reply or b"(nil)"
+    return conn.reply()
 
 
 # ------------------------------------------------------------------------------- replies gone wrong
@@ -620,7 +625,8 @@ def test_password_and_database_together(place, over):
     servers = [place.redis("--requirepass", "secret") for _ in range(2)]
     lines = server_lines(servers) if over == "tcp" else [f"{s.path}:1" for s in servers]
     gateway = place.cashew({"alpha": {
-        "redis": True, "redis_auth": "secret", "redis_db": 3, "servers": lines}})
+        "redis": True, "hash": "murmur", "redis_auth": "secret", "redis_db": 3,
+        "servers": lines}})
     with gateway.connect() as conn:
         assert conn.call("AUTH", "secret") == "OK"
         for n in range(50):
@@ -774,7 +780,7 @@ def test_without_its_master_a_write_fails_and_never_reaches_a_replica(place):
 def test_unix_sockets_on_both_sides(place):
     servers = [place.redis() for _ in range(2)]
     path = place.directory / "gateway.sock"
-    pools = {"alpha": {"redis": True, "listen": f"{path} 0620",
+    pools = {"alpha": {"redis": True, "hash": "murmur", "listen": f"{path} 0620",
                        "servers": [f"{server.path}:1" for server in servers]}}
     gateway = place.cashew(pools, {"worker_processes": 2})
     mode = os.stat(path)

@@ -142,9 +142,9 @@ def test_every_reply_is_the_one_predicted(place):
     print(f"CASHEW_SEED={seed}")
     gateway = place.cashew(
         {
-            "alpha": {"redis": True, "timeout": 20_000, "server_connections": 4,
+            "alpha": {"redis": True, "hash": "murmur", "timeout": 20_000, "server_connections": 4,
                       "servers": server_lines([place.redis() for _ in range(4)])},
-            "beta": {"timeout": 20_000,
+            "beta": {"timeout": 20_000, "hash": "murmur",
                      "servers": server_lines([place.memcached() for _ in range(4)])},
         },
         {"worker_processes": 2},

@@ -20,7 +20,7 @@ def world(place):
     servers = [place.redis() for _ in range(2)]
     memcached = place.memcached()
     pools = {
-        "alpha": {"redis": True, "servers": server_lines(servers, SERVERS)},
+        "alpha": {"redis": True, "hash": "murmur", "servers": server_lines(servers, SERVERS)},
         "beta": {"servers": server_lines([memcached], ["cache"])},
     }
     gateway = place.cashew(pools, {"worker_processes": 2})
@@ -174,7 +174,7 @@ def test_errors_of_servers(place):
     fake = place.keep(FakeServer(silent))
     server = place.redis()
     gateway = place.cashew({"alpha": {
-        "redis": True, "timeout": 300, "servers": server_lines([fake, server], SERVERS)}})
+        "redis": True, "hash": "murmur", "timeout": 300, "servers": server_lines([fake, server], SERVERS)}})
     with gateway.connect() as conn:
         conn.send(b"".join(resp("GET", f"k{n}") for n in range(20)))
         time.sleep(0.15)
