@@ -421,8 +421,8 @@ def resident(pid):
 def listening_ports(pid):
     """The TCP ports that a process holds a listening socket of."""
     inodes = {}
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":
                 inodes[fields[9]] = int(fields[1].rpartition(":")[2], 16)
