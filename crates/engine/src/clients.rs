@@ -5,6 +5,7 @@ use cashew_metrics::{PoolCounter, PoolGauge};
 use cashew_protocol::{memcached, resp};
 
 use crate::action::Action;
+use crate::bulk::BULK_SIZE;
 use crate::client::{Parser, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
@@ -17,6 +18,8 @@ pub(crate) enum Plan {
     Done,
     /// Its bytes go to this lane as this request.
     Forward { lane: u32, request: u32 },
+    /// Nothing is done: it is to be dispatched when the client is owed nothing any more.
+    Wait,
 }
 
 /// How far consuming a buffer got.
@@ -112,7 +115,15 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes, limit) {
                 resp::Parsed::Complete { len } => {
-                    let plan = self.redis_request(index, &parser, &bytes[..len]);
+                    let plan = match self.must_wait(index, len) {
+                        true => Plan::Wait,
+                        false => self.redis_request(index, &parser, &bytes[..len]),
+                    };
+                    self.fence(index, len, &plan);
+                    if let Plan::Wait = plan {
+                        parser.reset();
+                        break;
+                    }
                     if let Plan::Forward { lane, request } = plan {
                         let inline = parser.inline_encoded();
                         if owned && used == 0 && inline.is_none() && len >= crate::buffer::LARGE {
@@ -163,7 +174,15 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 memcached::Parsed::Complete { len } => {
-                    let plan = self.memcached_request(index, &parser, &bytes[..len]);
+                    let plan = match self.must_wait(index, len) {
+                        true => Plan::Wait,
+                        false => self.memcached_request(index, &parser, &bytes[..len]),
+                    };
+                    self.fence(index, len, &plan);
+                    if let Plan::Wait = plan {
+                        parser.reset();
+                        break;
+                    }
                     if let Plan::Forward { lane, request } = plan {
                         match parser.noreply() {
                             None if owned && used == 0 && len >= crate::buffer::LARGE => {
@@ -232,7 +251,25 @@ impl Engine {
             self.pause(index);
             return false;
         }
+        self.clients[index].fenced = false;
         true
+    }
+
+    /// Whether a request of this length has to wait until the client is owed nothing.
+    #[inline]
+    fn must_wait(&self, index: u32, len: usize) -> bool {
+        len >= BULK_SIZE && self.clients[index].requests > 0
+    }
+
+    /// Keeps what follows a large request, or the request itself, from being dispatched too early.
+    #[inline]
+    fn fence(&mut self, index: u32, len: usize, plan: &Plan) {
+        if let Plan::Wait = plan {
+            self.clients[index].fenced = true;
+            self.pause(index);
+        } else if len >= BULK_SIZE {
+            self.clients[index].fenced = true;
+        }
     }
 
     #[inline]
@@ -240,6 +277,7 @@ impl Engine {
         let client = &self.clients[index];
         let pool = &self.pools[client.pool as usize];
         pool.held
+            || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
     }

@@ -5,6 +5,7 @@ use cashew_protocol::memcached;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
+use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::request::{Gather, Merge, Role};
@@ -41,6 +42,7 @@ impl Engine {
     /// The last bytes of a reply; the request has left its lane.
     #[inline]
     pub(crate) fn deliver(&mut self, index: u32, bytes: &[u8]) {
+        self.learn_size(index, bytes.len());
         let request = &mut self.requests[index];
         if let Role::Single = request.role {
             let client = request.client;
@@ -68,6 +70,17 @@ impl Engine {
         self.hold(index, bytes);
         let reply = std::mem::take(&mut self.requests[index].reply);
         self.deliver_buf(index, reply);
+    }
+
+    /// Remembers whether the reply, of which these are the last bytes, was large.
+    #[inline]
+    fn learn_size(&mut self, index: u32, bytes: usize) {
+        let request = &self.requests[index];
+        let is_large = request.arrived + bytes as u64 >= BULK_SIZE as u64;
+        let replies = &mut self.pools[request.pool as usize].large_replies;
+        if is_large != replies.contains(request.mark) {
+            replies.learn(request.mark, is_large);
+        }
     }
 
     /// A whole reply in a buffer; the request has left its lane.
@@ -103,6 +116,7 @@ impl Engine {
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
         let request = &mut self.requests[index];
+        request.arrived += bytes.len() as u64;
         let client = request.client;
         let is_single = matches!(request.role, Role::Single);
         if request.silent || (is_single && client == NONE) {

@@ -102,7 +102,7 @@ impl Engine {
             let count = lanes_here(config.server_connections, slot, workers);
             let servers = (0..config.servers.len()).map(|server_index| {
                 let first_lane = lanes.len() as u32;
-                for _ in 0..count {
+                for _ in 0..count + 1 {
                     lanes.push(Lane::new(pool_index as u32, server_index as u32, config.protocol));
                 }
                 Server {
@@ -150,11 +150,14 @@ impl Engine {
     }
 
     fn preconnect(&mut self) {
-        for index in 0..self.lanes.len() as u32 {
-            if self.pools[self.lanes[index as usize].pool as usize].preconnect {
-                self.connect(index);
-            }
-        }
+        let lanes: Vec<u32> = self
+            .pools
+            .iter()
+            .filter(|pool| pool.preconnect)
+            .flat_map(|pool| &pool.servers)
+            .flat_map(|server| server.first_lane..server.bulk_lane())
+            .collect();
+        lanes.into_iter().for_each(|lane| self.connect(lane));
     }
 
     // Events.

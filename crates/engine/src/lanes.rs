@@ -556,7 +556,7 @@ impl Engine {
         let server = &mut self.pools[pool as usize].servers[server as usize];
         let mut queues = Queues::default();
         let first = server.first_lane as usize;
-        for lane in &self.lanes[first..first + server.lanes as usize] {
+        for lane in &self.lanes[first..=server.bulk_lane() as usize] {
             queues.unsent += u64::from(lane.unsent);
             queues.unsent_size += lane.output.len();
             queues.in_flight += u64::from(lane.in_flight);
