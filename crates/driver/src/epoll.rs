@@ -88,7 +88,7 @@ impl EpollDriver {
             listeners: Vec::new(),
             unread: Vec::new(),
             reading: Vec::new(),
-            buffer: vec![0; READ_SIZE],
+            buffer: Vec::with_capacity(READ_SIZE),
         })
     }
 
@@ -194,7 +194,12 @@ impl EpollDriver {
             return;
         }
         let Some(descriptor) = &socket.descriptor else { return };
-        match net::recv(descriptor, &mut self.buffer[..], RecvFlags::empty()) {
+        if self.buffer.capacity() < READ_SIZE {
+            self.buffer = handler.buffer(READ_SIZE);
+        }
+        self.buffer.clear();
+        let room = self.buffer.capacity();
+        match net::recv(descriptor, spare_capacity(&mut self.buffer), RecvFlags::empty()) {
             Ok((0, _)) => {
                 socket.state.readable = false;
                 if !std::mem::replace(&mut socket.state.ended, true) {
@@ -203,12 +208,12 @@ impl EpollDriver {
             }
             Ok((len, _)) => {
                 // A short read means empty: the next bytes make a new edge.
-                if len == self.buffer.len() || socket.state.ending {
+                if len == room || socket.state.ending {
                     self.list(conn);
                 } else {
                     socket.state.readable = false;
                 }
-                handler.received(conn, &self.buffer[..len]);
+                handler.received(conn, &mut self.buffer);
             }
             Err(Errno::AGAIN) => socket.state.readable = false,
             Err(Errno::INTR) => self.list(conn),
@@ -310,8 +315,10 @@ impl Driver for EpollDriver {
             if has_ended {
                 break;
             }
-            match net::recv(&descriptor, &mut self.buffer[..], RecvFlags::empty()) {
-                Ok((len, _)) if len == self.buffer.len() => {}
+            self.buffer.clear();
+            let room = self.buffer.capacity();
+            match net::recv(&descriptor, spare_capacity(&mut self.buffer), RecvFlags::empty()) {
+                Ok((len, _)) if len == room && len > 0 => {}
                 _ => break,
             }
         }

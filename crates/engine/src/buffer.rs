@@ -36,6 +36,15 @@ impl BufPool {
         }
     }
 
+    /// An empty buffer of at least this capacity.
+    pub(crate) fn take_large(&mut self, capacity: usize) -> Vec<u8> {
+        // Large ones lie on top if any were given back of late; looking further is not worth it.
+        match self.free.last() {
+            Some(buf) if buf.capacity() >= capacity => self.take(),
+            _ => Vec::with_capacity(capacity),
+        }
+    }
+
     #[inline]
     pub(crate) fn give(&mut self, mut buf: Vec<u8>) {
         let capacity = buf.capacity();

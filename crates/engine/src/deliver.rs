@@ -146,6 +146,20 @@ impl Engine {
         self.check_output(client);
     }
 
+    /// A buffer full of bytes of a reply that is being passed on.
+    pub(crate) fn deliver_middle(&mut self, index: u32, buffer: Vec<u8>) {
+        let request = &mut self.requests[index];
+        request.arrived += buffer.len() as u64;
+        let client = request.client;
+        if client == NONE {
+            self.bufs.give(buffer);
+            return;
+        }
+        self.clients[client].output.push_buf(buffer, &mut self.bufs);
+        self.mark_client(client);
+        self.check_output(client);
+    }
+
     /// Keeps bytes of a reply with its request.
     fn hold(&mut self, index: u32, bytes: &[u8]) {
         let request = &mut self.requests[index];

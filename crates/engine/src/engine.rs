@@ -9,7 +9,7 @@ use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
-use crate::buffer::BufPool;
+use crate::buffer::{BufPool, LARGE};
 use crate::client::{Client, Session, State};
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
@@ -213,6 +213,26 @@ impl Engine {
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.client_received(conn.index(), bytes);
         }
+    }
+
+    /// As [`Engine::handle_received`], but takes the buffer, and leaves an empty one in its place,
+    /// where that saves a copy: in the middle of a large reply.
+    #[inline]
+    pub fn handle_received_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>, now: Time) {
+        self.now = now;
+        if buffer.len() >= LARGE
+            && conn.is_lane()
+            && let Some(lane) = self.current_lane(conn)
+            && self.lane_received_buffer(lane, buffer)
+        {
+            return;
+        }
+        self.handle_received(conn, buffer, now);
+    }
+
+    /// An empty buffer of at least this capacity, one that was taken earlier if there is any.
+    pub fn buffer(&mut self, capacity: usize) -> Vec<u8> {
+        self.bufs.take_large(capacity)
     }
 
     /// The peer will send nothing more, but may still read.

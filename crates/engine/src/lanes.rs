@@ -130,6 +130,26 @@ impl Engine {
         self.publish_queues(index);
     }
 
+    /// Passes a buffer on whole, if all of it is the middle of one reply that its client gets as it
+    /// comes. Returns whether it did.
+    pub(crate) fn lane_received_buffer(&mut self, index: u32, buffer: &mut Vec<u8>) -> bool {
+        let lane = &mut self.lanes[index as usize];
+        if lane.in_flight == 0 || !self.requests[lane.head].streaming {
+            return false;
+        }
+        let request = lane.head;
+        if !lane.scanner.is_inside(buffer.len()) {
+            return false;
+        }
+        let Scan::Partial = lane.scanner.scan(self.requests[request].expect, buffer) else {
+            unreachable!("the scanner said that the reply goes on behind these bytes");
+        };
+        let server = self.server_of(index).metrics;
+        self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
+        self.deliver_middle(request, std::mem::take(buffer));
+        true
+    }
+
     /// Bytes arrived from the server.
     pub(crate) fn lane_received(&mut self, index: u32, mut bytes: &[u8]) {
         let generation = self.lanes[index as usize].generation;
