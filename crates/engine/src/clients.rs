@@ -5,6 +5,7 @@ use cashew_metrics::{PoolCounter, PoolGauge};
 use cashew_protocol::{memcached, resp};
 
 use crate::action::Action;
+use crate::buffer::LARGE;
 use crate::client::{Parser, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
@@ -36,9 +37,7 @@ impl Engine {
             return;
         }
         if client.input.capacity() > 0 || client.paused {
-            if client.input.capacity() == 0 {
-                client.input = self.bufs.take();
-            }
+            self.bufs.reserve(&mut client.input, bytes.len());
             client.input.extend_from_slice(bytes);
             if !client.paused {
                 self.consume_input(index);
@@ -60,8 +59,7 @@ impl Engine {
         if rest.is_empty() || client.state == State::Closing {
             return;
         }
-        client.input = self.bufs.take();
-        client.input.reserve(need.max(rest.len()));
+        client.input = self.bufs.take_for(need.max(rest.len()));
         client.input.extend_from_slice(rest);
     }
 
@@ -81,7 +79,8 @@ impl Engine {
                         self.bufs.give(input);
                     } else {
                         input.drain(..used);
-                        input.reserve(need.saturating_sub(input.len()));
+                        let missing = need.saturating_sub(input.len());
+                        self.bufs.reserve(&mut input, missing);
                         client.input = input;
                     }
                     return;
@@ -102,7 +101,7 @@ impl Engine {
     fn consume_redis(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
         let mut parser = match self.clients[index].parser.take() {
             Some(Parser::Redis(parser)) => parser,
-            _ => self.scratch.redis.pop().unwrap_or_default(),
+            _ => self.scratch.redis.take().unwrap_or_default(),
         };
         let limit = self.pools[self.clients[index].pool as usize].limits.request_size_max;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -115,9 +114,9 @@ impl Engine {
                     let plan = self.redis_request(index, &parser, &bytes[..len]);
                     if let Plan::Forward { lane, request } = plan {
                         let inline = parser.inline_encoded();
-                        if owned && used == 0 && inline.is_none() && len >= crate::buffer::LARGE {
+                        if owned && used == 0 && inline.is_none() && len >= LARGE {
                             parser.reset();
-                            self.scratch.redis.push(parser);
+                            self.scratch.redis.give(parser);
                             return Step::Large { len, lane, request };
                         }
                         let payload = inline.unwrap_or(&bytes[..len]);
@@ -143,7 +142,7 @@ impl Engine {
                 }
             }
         }
-        self.scratch.redis.push(parser);
+        self.scratch.redis.give(parser);
         Step::Rest { used, need }
     }
 
@@ -152,7 +151,7 @@ impl Engine {
             Some(Parser::Memcached(parser)) => parser,
             _ => {
                 let limits = &self.pools[self.clients[index].pool as usize].limits;
-                let mut parser = self.scratch.memcached.pop().unwrap_or_default();
+                let mut parser = self.scratch.memcached.take().unwrap_or_default();
                 parser.set_value_size_max(limits.request_size_max);
                 parser
             }
@@ -166,9 +165,9 @@ impl Engine {
                     let plan = self.memcached_request(index, &parser, &bytes[..len]);
                     if let Plan::Forward { lane, request } = plan {
                         match parser.noreply() {
-                            None if owned && used == 0 && len >= crate::buffer::LARGE => {
+                            None if owned && used == 0 && len >= LARGE => {
                                 parser.reset();
-                                self.scratch.memcached.push(parser);
+                                self.scratch.memcached.give(parser);
                                 return Step::Large { len, lane, request };
                             }
                             None => self.send(lane, request, Payload::Bytes(&bytes[..len])),
@@ -209,7 +208,7 @@ impl Engine {
                 }
             }
         }
-        self.scratch.memcached.push(parser);
+        self.scratch.memcached.give(parser);
         Step::Rest { used, need }
     }
 
@@ -283,8 +282,13 @@ impl Engine {
     /// Answers a request here, in its turn.
     pub(crate) fn answer(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
         let request = self.new_request(index, Role::Single);
-        let mut reply = self.bufs.take();
-        write(&mut reply);
+        let mut text = std::mem::take(&mut self.scratch.text);
+        text.clear();
+        write(&mut text);
+        let mut reply = self.bufs.take_for(text.len());
+        reply.extend_from_slice(&text);
+        text.shrink_to(LARGE);
+        self.scratch.text = text;
         self.clients[index].held += reply.len() as u64;
         let slot = &mut self.requests[request];
         slot.reply = reply;
