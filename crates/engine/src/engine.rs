@@ -18,6 +18,7 @@ use crate::pool::{Pool, Queues, Server};
 use crate::request::{Gather, Request};
 use crate::rng::Rng;
 use crate::slab::Slab;
+use crate::spares::Spares;
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
 
@@ -83,13 +84,14 @@ pub struct Engine {
 
 /// Memory that requests use for the moment of their parsing, kept to be used again.
 #[derive(Default)]
-#[expect(clippy::vec_box, reason = "the boxes move to clients and requests and come back")]
 pub(crate) struct Scratch {
-    pub(crate) redis: Vec<Box<resp::RequestParser>>,
-    pub(crate) memcached: Vec<Box<memcached::RequestParser>>,
+    pub(crate) redis: Spares<Box<resp::RequestParser>>,
+    pub(crate) memcached: Spares<Box<memcached::RequestParser>>,
     pub(crate) keys: Vec<Span>,
     pub(crate) split: crate::dispatch::Split,
-    pub(crate) gathers: Vec<Box<Gather>>,
+    /// A reply while it is written.
+    pub(crate) text: Vec<u8>,
+    pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) places: Vec<crate::deliver::Place>,
 }
 
@@ -232,7 +234,7 @@ impl Engine {
 
     /// An empty buffer of at least this capacity, one that was taken earlier if there is any.
     pub fn buffer(&mut self, capacity: usize) -> Vec<u8> {
-        self.bufs.take_large(capacity)
+        self.bufs.take_for(capacity)
     }
 
     /// The peer will send nothing more, but may still read.
@@ -296,6 +298,9 @@ impl Engine {
                 }
                 Timer::Housekeeping => {
                     self.bufs.trim();
+                    self.scratch.redis.trim(drop);
+                    self.scratch.memcached.trim(drop);
+                    self.scratch.gathers.trim(drop);
                     self.requests.shrink();
                     self.clients.shrink();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);

@@ -57,14 +57,14 @@ impl Engine {
         handshake.replies_owed = 0;
         if let Some(password) = &pool.auth {
             handshake.replies_owed += 1;
-            handshake.output.write_with(&mut self.bufs, |out| {
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"AUTH", password.as_bytes()]);
             });
         }
         if pool.database > 0 {
             handshake.replies_owed += 1;
             let database = pool.database.to_string();
-            handshake.output.write_with(&mut self.bufs, |out| {
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"SELECT", database.as_bytes()]);
             });
         }
