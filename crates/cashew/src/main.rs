@@ -1,1 +1,33 @@
-fn main() {}
+//! The command line. The same executable is the master, and as a hidden subcommand each of its
+//! children.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod arguments;
+mod children;
+mod daemon;
+mod run;
+mod tell;
+
+use std::process::ExitCode;
+
+use arguments::{Arguments, ChildArguments};
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return tell::misuse(&error),
+    };
+    match arguments.child {
+        Some(ChildArguments::Worker { slot, log_level }) => children::worker(slot, log_level),
+        Some(ChildArguments::Admin { log_level, started_at }) => {
+            children::admin(log_level, started_at)
+        }
+        None if arguments.help || arguments.version || arguments.describe_stats => {
+            tell::about(&arguments)
+        }
+        None if arguments.test_conf => tell::test_conf(&arguments.conf_file),
+        None if arguments.daemonize && !arguments.report_on_stdin => daemon::start(&arguments),
+        None => run::instance(arguments),
+    }
+}

@@ -23,6 +23,9 @@ section! {
         group: Text = none,
         /// Seconds that a stopping worker waits for requests in flight; 0 stops it at once.
         worker_shutdown_timeout: Number<0, 86400> = "30",
+        /// Microseconds that a busy worker may wait for more requests and replies before it passes
+        /// on what it has, to save system calls. It waits only under load; 0 turns it off.
+        batch_window_max: Number<0, 10000> = "50",
     }
 }
 

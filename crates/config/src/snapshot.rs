@@ -28,6 +28,8 @@ pub struct Global {
     pub group: Option<String>,
     /// How long a stopping worker waits for what is in flight.
     pub worker_shutdown_timeout_ms: u64,
+    /// How long a busy worker may wait for more to pass on together; 0 = never.
+    pub batch_window_max_us: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

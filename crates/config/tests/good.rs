@@ -124,6 +124,7 @@ fn the_flat_dialect_loads() {
             user: None,
             group: None,
             worker_shutdown_timeout_ms: 30_000,
+            batch_window_max_us: 50,
         },
         pools: vec![last, first, second],
     };
@@ -150,6 +151,7 @@ fn the_sectioned_dialect_loads() {
             user: Some("nobody".to_owned()),
             group: Some("nobody".to_owned()),
             worker_shutdown_timeout_ms: 0,
+            batch_window_max_us: 50,
         }
     );
     let local = "127.0.0.1";

@@ -22,7 +22,7 @@ const READ_SIZE: usize = 64 * 1024;
 const ACCEPTS_PER_TICK: usize = 64;
 const EVENTS_PER_TICK: usize = 512;
 /// Buffers handed to one write.
-const SLICES_MAX: usize = 64;
+const SLICES_MAX: usize = 16;
 /// A connection that is closed is read this many times more, so that what lies unread does not
 /// make the kernel answer with a reset, which could overtake the last reply.
 const FINAL_READS_MAX: usize = 4;

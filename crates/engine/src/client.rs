@@ -18,7 +18,8 @@ pub(crate) struct Client {
     pub(crate) flushing: u32,
     pub(crate) head: u32,
     pub(crate) tail: u32,
-    /// Length of the chain from `head`.
+    /// Length of the chain from `flushing`: a client whose output never runs empty must not keep
+    /// an endless one.
     pub(crate) requests: u32,
     /// Received and not consumed: the start of a request, or whatever came while paused.
     pub(crate) input: Vec<u8>,

@@ -188,6 +188,12 @@ impl Engine {
                     return Step::Rest { used, need };
                 }
                 memcached::Parsed::Reject { len, swallow, reply, noreply, close } => {
+                    if parser.verb() == memcached::Verb::Set
+                        && parser.data().is_none()
+                        && let [key] = parser.keys()
+                    {
+                        self.drop_stored(index, key.of(bytes));
+                    }
                     parser.reset();
                     if !noreply {
                         self.answer(index, |out| out.extend_from_slice(reply));
@@ -244,10 +250,6 @@ impl Engine {
         if !client.paused {
             client.paused = true;
             self.actions.push_back(Action::PauseRead { conn });
-        }
-        let pool = &mut self.pools[client.pool as usize];
-        if pool.held {
-            pool.waiting.push(conn);
         }
     }
 
@@ -343,7 +345,6 @@ impl Engine {
     pub(crate) fn pop_head(&mut self, index: u32) {
         let client = &mut self.clients[index];
         client.head = self.requests[client.head].next_in_client;
-        client.requests -= 1;
     }
 
     /// Bytes of the client's output are written.
@@ -352,11 +353,17 @@ impl Engine {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
         if client.output.is_empty() {
-            self.release_flushed(index);
-            self.close_if_finished(index);
+            self.client_flushed(index);
         } else {
             self.unblock(index);
         }
+    }
+
+    /// Nothing is left to be written to the client.
+    #[inline]
+    pub(crate) fn client_flushed(&mut self, index: u32) {
+        self.release_flushed(index);
+        self.close_if_finished(index);
     }
 
     /// All replies moved to the output are in the kernel's hands: their requests are over.
@@ -366,7 +373,7 @@ impl Engine {
         let metrics = self.pools[client.pool as usize].metrics;
         let mut at = client.flushing;
         let head = client.head;
-        let mut count = 0;
+        let mut count: u32 = 0;
         while at != head {
             let request = &self.requests[at];
             let next = request.next_in_client;
@@ -380,7 +387,8 @@ impl Engine {
         if head == NONE {
             client.tail = NONE;
         }
-        self.metrics.add_pool(metrics, PoolCounter::Responses, count);
+        client.requests -= count;
+        self.metrics.add_pool(metrics, PoolCounter::Responses, u64::from(count));
         self.unblock(index);
     }
 

@@ -197,9 +197,14 @@ impl Engine {
         access: Access,
         split: &mut Split,
     ) -> Result<Option<u32>, Failure> {
-        split.begin(self.pools[pool as usize].servers.len());
+        let config = &self.pools[pool as usize];
+        let is_one_shard = config.router.is_one_shard();
+        split.begin(config.servers.len());
         for key in keys {
-            let server = self.route(pool, key, access).ok_or(Failure::NoServer)?;
+            let server = match split.parts.first() {
+                Some(part) if is_one_shard => part.server,
+                _ => self.route(pool, key, access).ok_or(Failure::NoServer)?,
+            };
             split.add(server);
         }
         Ok(match split.parts[..] {

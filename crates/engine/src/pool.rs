@@ -24,8 +24,6 @@ pub(crate) struct Pool {
     pub(crate) ring_version: u64,
     /// Set while a change of the ring is under way: nothing is dispatched.
     pub(crate) held: bool,
-    /// Clients that wait for the end of the hold.
-    pub(crate) waiting: Vec<crate::ConnId>,
 }
 
 /// A server as this worker knows it.
@@ -44,6 +42,8 @@ pub(crate) struct Server {
     pub(crate) ejected: bool,
     /// The change of its ejection is asked for and not yet answered.
     pub(crate) change_asked: bool,
+    /// When it is asked whether it is well, while it is ejected.
+    pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
 }
 
@@ -74,7 +74,6 @@ impl Pool {
             clients: 0,
             ring_version: 0,
             held: false,
-            waiting: Vec::new(),
         }
     }
 

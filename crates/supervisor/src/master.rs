@@ -176,6 +176,10 @@ impl Master {
         for index in 0..self.members.len() {
             let age = self.heartbeat_age(index);
             match self.members[index].slot.poll(now, age) {
+                // Only the admin can ask for it: the slots of workers are closed.
+                Some(Order::Spawn) if self.phase == Phase::Stopping => {
+                    self.members[index].slot.stop(now);
+                }
                 Some(Order::Spawn) => self.start(index, now)?,
                 Some(Order::Abort(reason)) => {
                     let why = match reason {
@@ -311,7 +315,7 @@ impl Master {
 
     fn started(&mut self) -> Result<(), Error> {
         self.phase = Phase::Serving;
-        info!("serving {} pools with {} workers", self.pools, self.workers);
+        info!(pools = self.pools, workers = self.workers, "serving");
         if let Some(path) = self.pid_path.take() {
             let file = PidFile::write(&path).map_err(|source| Error::PidFile { path, source })?;
             self.pid_file = Some(file);

@@ -89,6 +89,28 @@ fn a_second_sigterm_stops_at_once() {
 }
 
 #[test]
+fn an_admin_that_dies_while_workers_stop_is_not_replaced() {
+    let mut instance = Instance::new("stubborn-admin").start();
+    let admin = instance.admin();
+    instance.signal(Signal::TERM);
+    wait_until(|| instance.log().contains("SIGTERM: stopping"));
+    kill(admin, Signal::KILL);
+    assert_eq!(instance.wait().code(), Some(0));
+}
+
+#[test]
+fn the_admin_is_replaced_and_stops_last() {
+    let mut instance = Instance::new("admin").start();
+    let admin = instance.admin();
+    kill(admin, Signal::KILL);
+    wait_until(|| instance.log().contains("admin (process") && instance.admin() != admin);
+    assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
+    let log = instance.log();
+    let stopped: Vec<&str> = log.lines().filter(|line| line.ends_with("has stopped")).collect();
+    assert!(stopped.len() == 3 && stopped[2].contains("admin"), "{stopped:?}");
+}
+
+#[test]
 fn sigint_stops_at_once() {
     let mut instance = Instance::new("stubborn-int-long").start();
     let workers = instance.workers(2);
@@ -277,6 +299,15 @@ impl Instance {
         self.ask("pid").parse().unwrap()
     }
 
+    fn admin(&self) -> u32 {
+        let mut pid = None;
+        wait_until(|| {
+            pid = fs::read_to_string(self.path("admin")).unwrap().parse().ok();
+            pid.is_some()
+        });
+        pid.unwrap()
+    }
+
     /// The process ids of the workers, found by asking until `count` have answered.
     fn workers(&self, count: usize) -> Vec<u32> {
         self.collect(count, "pid").into_iter().map(|pid| pid.parse().unwrap()).collect()
@@ -366,13 +397,16 @@ fn master_process() {
     } else {
         let (scenario, directory) = (scenario.clone(), directory.clone());
         Spawn::Processes(Box::new(move |role, _| {
-            assert!(matches!(role, Role::Worker { .. }), "no admin is asked for");
-            myself("child_process", &scenario, &directory)
+            let test = match role {
+                Role::Worker { .. } => "child_process",
+                Role::Admin => "admin_process",
+            };
+            myself(test, &scenario, &directory)
         }))
     };
     let options = Options {
         snapshot: snapshot(&scenario, &directory),
-        stats: None,
+        stats: scenario.ends_with("admin").then(free_address),
         spawn,
         log_level: 5,
         log_file: Some(directory.join("log")),
@@ -421,9 +455,34 @@ fn child_process() {
     std::process::exit(0);
 }
 
+#[test]
+#[ignore = "not a test but the admin of the others"]
+fn admin_process() {
+    let Some((_, directory)) = scenario() else { return };
+    let control = io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let mut channel = ChildChannel::new(control);
+    loop {
+        match channel.receive() {
+            Ok(Some((ToChild::Start, _))) => {
+                fs::write(directory.join("admin"), std::process::id().to_string()).unwrap();
+                channel.send(&ToMaster::Ready, &[]).unwrap();
+            }
+            Ok(Some((ToChild::Shutdown, _))) | Err(ReceiveError::Closed) => std::process::exit(0),
+            Ok(Some(_)) => {}
+            Ok(None) => sleep(Duration::from_millis(5)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 fn serve_thread(control: OwnedFd) -> Result<(), Box<dyn Error + Send + Sync>> {
     Worker::new(control, "threads".into()).serve();
     Ok(())
+}
+
+/// One write, where `eprintln!` makes several that mingle with those of other processes.
+fn note(line: &str) {
+    io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 /// A worker that answers one line per connection: `pid`, `pid live` with the ring it uses, `down N`
@@ -491,10 +550,10 @@ impl Worker {
                 self.held = false;
             }
             ToChild::Release { .. } => {}
-            ToChild::LogLevel { level } => eprintln!("level is {level} here"),
+            ToChild::LogLevel { level } => note(&format!("level is {level} here\n")),
             ToChild::LogReopen => {
                 cashew_process::log::redirect(&descriptors[0]).unwrap();
-                eprintln!("log is reopened here");
+                note("log is reopened here\n");
             }
             ToChild::Shutdown => {}
         }

@@ -19,6 +19,9 @@ pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) clock: Clock,
     pub(crate) now: Time,
+    /// When the last wait for events ended, and how many events it brought.
+    pub(crate) woken_at: Time,
+    pub(crate) events: u64,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) pool_ids: Vec<PoolId>,
@@ -61,6 +64,8 @@ fn close_reason(kind: CloseKind) -> CloseReason {
 impl Handler for Core {
     fn woken(&mut self) {
         self.tick();
+        self.woken_at = self.now;
+        self.events = 0;
     }
 
     fn accepted(&mut self, listener: u32) -> Option<Token> {
@@ -74,6 +79,7 @@ impl Handler for Core {
 
     #[inline]
     fn received(&mut self, conn: Token, bytes: &[u8]) {
+        self.events += 1;
         self.engine.handle_received(ConnId::from_token(conn.0), bytes, self.now);
     }
 

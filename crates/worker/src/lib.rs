@@ -3,6 +3,7 @@
 
 mod clock;
 mod core;
+mod pace;
 mod resolver;
 mod start;
 mod worker;

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +13,11 @@ use cashew_driver::{Address, ClientOptions, Driver, Token};
 use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, Setup, Time};
 use cashew_metrics::{Writer, monotonic_ms};
 
+use rustix::thread::set_current_timer_slack;
+
 use crate::clock::{Clock, wall_us};
 use crate::core::{Core, WATCH_CONTROL, WATCH_RESOLVER};
+use crate::pace::Pace;
 use crate::resolver::Resolver;
 use crate::start::{Error, Start, reopen_log};
 
@@ -21,11 +25,15 @@ use crate::start::{Error, Start, reopen_log};
 /// often.
 const HEARTBEAT_MS: u64 = 500;
 
+/// How late the kernel may end a pause.
+const TIMER_SLACK_NS: u64 = 1_000;
+
 pub(crate) struct Worker<D> {
     driver: D,
     core: Core,
     writer: Writer,
     last_beat_ms: u64,
+    pace: Pace,
     resolver: Option<Resolver>,
     /// Addresses not tried yet, of connections being made to servers with several.
     addresses: HashMap<Token, VecDeque<SocketAddr>>,
@@ -65,6 +73,8 @@ impl<D: Driver> Worker<D> {
             engine,
             clock,
             now,
+            woken_at: now,
+            events: 0,
             snapshot: Arc::new(snapshot),
             segments,
             pool_ids,
@@ -72,11 +82,17 @@ impl<D: Driver> Worker<D> {
             resolver_readable: false,
             failed_connects: Vec::new(),
         };
+        let pace = Pace::new(core.snapshot.global.batch_window_max_us);
+        // The kernel may otherwise wake us 50 µs late, which is as long as the whole window.
+        if let Err(errno) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS)) {
+            tracing::warn!("cannot set the timer slack: {errno}");
+        }
         let mut worker = Self {
             driver,
             core,
             writer,
             last_beat_ms: 0,
+            pace,
             resolver: None,
             addresses: HashMap::new(),
             outbox: VecDeque::new(),
@@ -101,8 +117,7 @@ impl<D: Driver> Worker<D> {
             if self.is_over() {
                 return Ok(());
             }
-            let timeout = self.timeout();
-            self.driver.wait(timeout, &mut self.core).map_err(Error::Io)?;
+            self.wait()?;
             if std::mem::take(&mut self.core.resolver_readable) {
                 self.take_addresses();
             }
@@ -116,6 +131,24 @@ impl<D: Driver> Worker<D> {
                 self.begin_shutdown();
             }
         }
+    }
+
+    /// Waits for events, after as much of a pause as pays.
+    fn wait(&mut self) -> Result<(), Error> {
+        self.core.tick();
+        let began = self.core.now;
+        let worked_us = began.micros_since(self.core.woken_at);
+        let events = self.core.events;
+        let window = self.pace.window();
+        let timeout = self.timeout();
+        if window > Duration::ZERO {
+            std::thread::sleep(window.min(timeout.unwrap_or(window)));
+        }
+        let timeout = timeout.map(|timeout| timeout.saturating_sub(window));
+        self.driver.wait(timeout, &mut self.core).map_err(Error::Io)?;
+        let waited_us = self.core.woken_at.micros_since(began);
+        self.pace.turn(waited_us, worked_us, events);
+        Ok(())
     }
 
     /// Lets the engine draw its conclusions, then writes.

@@ -1,0 +1,239 @@
+//! What can be given on the command line: nutcracker's options, with its defaults.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
+
+use cashew_process::log;
+
+/// A gateway in front of Redis and memcached
+///
+/// Cashew shards, multiplexes and replicates behind one address. It reads the configuration files
+/// of twemproxy (nutcracker) and of its multi-process forks unchanged, and understands their
+/// options.
+#[derive(Debug, Parser)]
+#[command(
+    name = "cashew",
+    disable_help_flag = true,
+    disable_version_flag = true,
+    disable_help_subcommand = true,
+    args_override_self = true,
+    args_conflicts_with_subcommands = true,
+    infer_long_args = true,
+    override_usage = "cashew [OPTIONS]",
+    after_help = SIGNALS
+)]
+pub(crate) struct Arguments {
+    /// Print this help and exit
+    #[arg(short, long, short_alias = '?', action = ArgAction::SetTrue)]
+    pub(crate) help: bool,
+
+    /// Print the version and exit
+    #[arg(short = 'V', long, action = ArgAction::SetTrue)]
+    pub(crate) version: bool,
+
+    /// Test the configuration file and exit: with 0 when it is valid, with 1 when not
+    #[arg(short, long)]
+    pub(crate) test_conf: bool,
+
+    /// Run in the background; return when the instance serves, or has failed to
+    #[arg(short, long)]
+    pub(crate) daemonize: bool,
+
+    /// Print what the statistics mean and exit
+    #[arg(short = 'D', long)]
+    pub(crate) describe_stats: bool,
+
+    /// Log level: 0-3 errors, 4 warnings, 5-6 information, 7 debugging, 8-11 everything
+    #[arg(short, long, value_name = "N", default_value_t = log::LEVEL_DEFAULT, value_parser = level)]
+    pub(crate) verbose: u8,
+
+    /// Log to a file instead of standard error
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Configuration file
+    #[arg(short, long, value_name = "FILE", default_value = "conf/nutcracker.yml")]
+    pub(crate) conf_file: PathBuf,
+
+    /// Port of the statistics: JSON for whoever connects, the same and Prometheus over HTTP
+    #[arg(short, long, value_name = "PORT", default_value_t = 22222,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) stats_port: u16,
+
+    /// Address of the statistics
+    #[arg(short = 'a', long, value_name = "ADDRESS", default_value = "0.0.0.0")]
+    stats_addr: String,
+
+    /// Accepted for nutcracker's sake, in ms; statistics are always up to date
+    #[arg(short = 'i', long, value_name = "MS", default_value_t = 30_000)]
+    stats_interval: u64,
+
+    /// Write the process id of the master to a file, once the instance serves
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) pid_file: Option<PathBuf>,
+
+    /// Accepted for nutcracker's sake, 512 to 16777216; buffers size themselves
+    #[arg(short, long, value_name = "BYTES", default_value_t = 16_384,
+          value_parser = RangedU64ValueParser::<u64>::new().range(512..=16_777_216))]
+    mbuf_size: u64,
+
+    /// Set by `--daemonize` for the process it starts: standard input is a pipe to say how the
+    /// start went.
+    #[arg(long, hide = true)]
+    pub(crate) report_on_stdin: bool,
+
+    #[command(subcommand)]
+    pub(crate) child: Option<ChildArguments>,
+}
+
+/// What the master starts. Standard input is the control channel.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ChildArguments {
+    #[command(hide = true)]
+    Worker {
+        #[arg(long)]
+        slot: u32,
+        #[arg(long)]
+        log_level: u8,
+    },
+    #[command(hide = true)]
+    Admin {
+        #[arg(long)]
+        log_level: u8,
+        /// Of the instance, in seconds since 1970; the admin itself may be a replacement.
+        #[arg(long)]
+        started_at: u64,
+    },
+}
+
+const SIGNALS: &str = "\
+Signals:
+  TERM        Stop when what is in flight is answered; at once the second time
+  INT         Stop at once
+  HUP, USR1   Reopen the log file
+  TTIN, TTOU  Log more, log less";
+
+impl Arguments {
+    pub(crate) fn parse() -> Result<Self, clap::Error> {
+        Self::try_parse()
+    }
+
+    pub(crate) fn help() -> String {
+        Self::command().render_help().to_string()
+    }
+
+    pub(crate) fn stats_address(&self) -> Result<SocketAddr, String> {
+        let host = self.stats_addr.trim_matches(['[', ']']);
+        let invalid = |why: &dyn std::fmt::Display| {
+            format!("the statistics cannot listen on address '{}': {why}", self.stats_addr)
+        };
+        let addresses = (host, self.stats_port).to_socket_addrs();
+        addresses.map_err(|error| invalid(&error))?.next().ok_or_else(|| invalid(&"it has none"))
+    }
+}
+
+/// As nutcracker, takes any number, and the highest level for what is above it.
+fn level(text: &str) -> Result<u8, String> {
+    let all_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !all_digits {
+        return Err("it is not a number".into());
+    }
+    Ok(text.parse().map_or(log::LEVEL_MAX, |level: u8| level.min(log::LEVEL_MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_those_of_nutcracker() {
+        let arguments = parse("").unwrap();
+        assert_eq!(arguments.conf_file, Path::new("conf/nutcracker.yml"));
+        assert_eq!(arguments.stats_address().unwrap(), "0.0.0.0:22222".parse().unwrap());
+        assert_eq!((arguments.verbose, arguments.stats_interval), (5, 30_000));
+        assert_eq!(arguments.mbuf_size, 16_384);
+        assert_eq!((arguments.output, arguments.pid_file), (None, None));
+        assert!(!arguments.daemonize && !arguments.test_conf);
+    }
+
+    #[test]
+    fn all_options_of_nutcracker_are_understood() {
+        let short = "-d -v 7 -o l -c f -s 1 -a ::1 -i 100 -p q -m 512";
+        let long = "--daemonize --verbose=7 --output=l --conf-file=f --stats-port=1 \
+            --stats-addr=::1 --stats-interval=100 --pid-file=q --mbuf-size=512";
+        let attached = "-dv7 -ol -cf -s1 -a::1 -i100 -pq -m512";
+        let shortened = "--daemon --verb 7 --out l --conf f --stats-p 1 --stats-a ::1 \
+            --stats-i 100 --pid q --mbuf 512";
+        for line in [short, long, attached, shortened] {
+            let arguments = parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+            assert!(arguments.daemonize);
+            assert_eq!((arguments.verbose, arguments.mbuf_size), (7, 512));
+            assert_eq!(arguments.output.as_deref(), Some(Path::new("l")));
+            assert_eq!(arguments.conf_file, Path::new("f"));
+            assert_eq!(arguments.pid_file.as_deref(), Some(Path::new("q")));
+            assert_eq!(arguments.stats_address().unwrap(), "[::1]:1".parse().unwrap());
+        }
+        assert!(parse("-h").unwrap().help && parse("-?").unwrap().help);
+        assert!(parse("-V").unwrap().version && parse("--version").unwrap().version);
+        assert!(parse("-D").unwrap().describe_stats && parse("-t").unwrap().test_conf);
+    }
+
+    #[test]
+    fn the_last_of_several_counts() {
+        assert_eq!(parse("-s 1 -s 2").unwrap().stats_port, 2);
+        assert!(parse("-t -t").unwrap().test_conf);
+    }
+
+    #[test]
+    fn levels_beyond_the_last_are_the_last() {
+        assert_eq!(parse("-v 0").unwrap().verbose, 0);
+        assert_eq!(parse("-v 12").unwrap().verbose, 11);
+        assert_eq!(parse("-v 99999999999").unwrap().verbose, 11);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            "-Z",
+            "-c",
+            "-s 0",
+            "-s 65536",
+            "-s x",
+            "-m 511",
+            "-m 16777217",
+            "-v x",
+            "-v -1",
+            "-v +1",
+            "-i x",
+            "-i -1",
+            "extra",
+            "--no-such-option",
+            "worker",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        assert!(parse("-a not..an..address").unwrap().stats_address().is_err());
+    }
+
+    #[test]
+    fn children_stay_hidden() {
+        assert!(!Arguments::help().contains("worker --") && !Arguments::help().contains("admin"));
+        assert!(!Arguments::help().contains("stdin"));
+        let child = parse("worker --slot 3 --log-level 5").unwrap().child;
+        assert!(matches!(child, Some(ChildArguments::Worker { slot: 3, log_level: 5 })));
+    }
+
+    fn parse(line: &str) -> Result<Arguments, clap::Error> {
+        Arguments::try_parse_from(std::iter::once("cashew").chain(line.split_whitespace()))
+    }
+}

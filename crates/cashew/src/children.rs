@@ -1,0 +1,77 @@
+//! How the children of the master are started and what they do first.
+
+use std::error::Error;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cashew_process::log;
+use cashew_supervisor::{Role, Spawn};
+use tracing::error;
+
+use crate::admin;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+pub(crate) fn spawn_processes() -> Spawn {
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Spawn::Processes(Box::new(move |role, log_level| {
+        // The running image, even when the file it came from has been replaced.
+        let mut command = Command::new("/proc/self/exe");
+        // So `ps` tells "cashew: worker --slot 0".
+        command.arg0("cashew:");
+        match role {
+            Role::Worker { slot } => command.args(["worker", "--slot", &slot.to_string()]),
+            Role::Admin => command.args(["admin", "--started-at", &started.as_secs().to_string()]),
+        };
+        command.args(["--log-level", &log_level.to_string()]);
+        command
+    }))
+}
+
+pub(crate) fn spawn_threads() -> Spawn {
+    Spawn::Threads {
+        worker: serve_worker,
+        admin: |control| admin::serve(control, SystemTime::now()),
+    }
+}
+
+pub(crate) fn worker(slot: u32, log_level: u8) -> ExitCode {
+    child(format!("worker-{slot}"), log_level, serve_worker)
+}
+
+pub(crate) fn admin(log_level: u8, started_at: u64) -> ExitCode {
+    let started = UNIX_EPOCH + Duration::from_secs(started_at);
+    child("admin".into(), log_level, |control| admin::serve(control, started))
+}
+
+fn serve_worker(control: OwnedFd) -> Result<()> {
+    Ok(cashew_worker::run(control)?)
+}
+
+fn child(name: String, log_level: u8, serve: impl FnOnce(OwnedFd) -> Result<()>) -> ExitCode {
+    log::init(name, log_level);
+    match take_control().map_err(Into::into).and_then(serve) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn take_control() -> io::Result<OwnedFd> {
+    set_process_name()?;
+    let control = io::stdin().as_fd().try_clone_to_owned()?;
+    // The channel must be closed when its owner closes it.
+    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    Ok(control)
+}
+
+/// Started from /proc/self/exe, the kernel knows a process by the name "exe".
+pub(crate) fn set_process_name() -> io::Result<()> {
+    Ok(rustix::thread::set_name(c"cashew")?)
+}

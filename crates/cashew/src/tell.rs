@@ -1,0 +1,50 @@
+//! What is asked of the executable without running an instance. As nutcracker does, it answers on
+//! standard error.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::arguments::Arguments;
+
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Version, help and statistics can be asked for at once.
+pub(crate) fn about(arguments: &Arguments) -> ExitCode {
+    eprintln!("This is cashew-{VERSION}");
+    if arguments.help {
+        eprintln!("\n{}", Arguments::help());
+    }
+    if arguments.describe_stats {
+        eprintln!("\n{}", cashew_admin::describe());
+    }
+    ExitCode::SUCCESS
+}
+
+/// Exits with nutcracker's 1, where clap would with 2.
+pub(crate) fn misuse(error: &clap::Error) -> ExitCode {
+    let message = error.to_string();
+    eprintln!("{}", message.trim_end());
+    if !message.contains("Usage:") {
+        eprintln!("\nUsage: cashew [OPTIONS]");
+    }
+    eprintln!("\nFor more information, try '--help'.");
+    ExitCode::FAILURE
+}
+
+pub(crate) fn test_conf(path: &Path) -> ExitCode {
+    let file = path.display();
+    match cashew_config::load(path) {
+        Ok(loaded) => {
+            for warning in loaded.warnings {
+                eprintln!("{warning}");
+            }
+            eprintln!("cashew: configuration file '{file}' syntax is ok");
+            ExitCode::SUCCESS
+        }
+        Err(errors) => {
+            eprintln!("{errors}");
+            eprintln!("cashew: configuration file '{file}' syntax is invalid");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The executable as an operator meets it.
+
+use std::fs;
+use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn questions_are_answered_on_standard_error() {
+    let asked = [("-V", "\n"), ("-h", "\nUsage: cashew [OPTIONS]\n"), ("-D", "\npool stats:\n")];
+    for (option, expected) in asked {
+        let output = cashew(&[option]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(output.stdout.is_empty());
+        let text = stderr(&output);
+        assert!(text.starts_with("This is cashew-") && text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn misuse_shows_the_usage_and_exits_with_1() {
+    for arguments in [&["-Z"][..], &["-c"], &["-s", "0"], &["-m", "511"], &["-v", "x"], &["extra"]]
+    {
+        let output = cashew(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(stderr(&output).contains("Usage: cashew [OPTIONS]"), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_configuration_is_tested() {
+    let place = Place::new("test-conf");
+    let file = place.file("cashew.yml");
+    let test = || cashew(&["-t", "-c", &file]);
+
+    place.configure(1);
+    let output = test();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(stderr(&output), format!("cashew: configuration file '{file}' syntax is ok\n"));
+
+    fs::write(&file, "alpha:\n  listen: nowhere\n").unwrap();
+    let output = test();
+    assert_eq!(output.status.code(), Some(1));
+    let invalid = format!("cashew: configuration file '{file}' syntax is invalid\n");
+    assert!(stderr(&output).ends_with(&invalid), "{}", stderr(&output));
+    assert!(stderr(&output).contains(":2:"), "the place is told: {}", stderr(&output));
+
+    fs::remove_file(&file).unwrap();
+    assert!(stderr(&test()).ends_with(&invalid));
+}
+
+#[test]
+fn a_failed_start_is_told_and_exits_with_1() {
+    let place = Place::new("failed-start");
+    place.configure(1);
+    let _theirs = TcpListener::bind(place.address).unwrap();
+    let log = place.file("log");
+    for more in [&[][..], &["-o", &log], &["-d"], &["-d", "-o", &log]] {
+        let output = place.command().args(more).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{more:?}");
+        let text = stderr(&output);
+        assert!(text.contains("another process already listens there"), "{more:?}: {text}");
+    }
+    assert_eq!(fs::read_to_string(log).unwrap().matches("ERROR").count(), 2);
+    assert!(!Path::new(&place.file("pid")).exists());
+}
+
+#[test]
+fn an_address_that_is_none_fails_the_start() {
+    let place = Place::new("no-address");
+    place.configure(1);
+    let output = place.command().args(["-a", "no address"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("'no address'"));
+}
+
+#[test]
+fn an_instance_serves_statistics_until_it_is_stopped() {
+    for workers in [0, 2] {
+        let place = Place::new(&format!("instance-{workers}"));
+        place.configure(workers);
+        let mut command = place.command();
+        let mut master = Running(command.stderr(Stdio::null()).spawn().unwrap());
+        wait_until(|| Path::new(&place.file("pid")).exists());
+        assert!(place.statistics().contains("\"alpha\""));
+        TcpStream::connect(place.address).unwrap();
+        kill(master.0.id(), Signal::TERM);
+        assert_eq!(master.0.wait().unwrap().code(), Some(0));
+        assert!(TcpStream::connect(place.address).is_err());
+        assert!(!Path::new(&place.file("pid")).exists());
+    }
+}
+
+#[test]
+fn the_admin_is_replaced() {
+    let place = Place::new("admin");
+    place.configure(1);
+    let log = place.file("log");
+    let master = Running(place.command().args(["-o", &log]).spawn().unwrap());
+    wait_until(|| Path::new(&place.file("pid")).exists());
+    let admin = place.child(master.0.id(), "admin");
+    kill(admin, Signal::KILL);
+    assert!(place.statistics().contains("\"alpha\""));
+    assert_ne!(place.child(master.0.id(), "admin"), admin);
+}
+
+#[test]
+fn a_daemon_outlives_who_started_it() {
+    let place = Place::new("daemon");
+    place.configure(2);
+    let log = place.file("log");
+    let output = place.command().args(["-d", "-o", &log]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+    // It serves as soon as the command returns.
+    assert!(place.statistics().contains("\"alpha\""));
+    let pid: u32 = fs::read_to_string(place.file("pid")).unwrap().trim().parse().unwrap();
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    assert_eq!(fields[3], pid.to_string(), "it has a session of its own");
+    assert!(stat.contains("(cashew)"));
+    kill(pid, Signal::TERM);
+    wait_until(|| has_ended(pid));
+    assert!(fs::read_to_string(log).unwrap().ends_with("stopped\n"));
+}
+
+fn cashew(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_cashew")).args(arguments).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn kill(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+/// Whoever inherited it may take its time to reap it.
+fn has_ended(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
+}
+
+fn wait_until(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "it does not come to pass");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
+}
+
+/// A directory and addresses of a test's own.
+struct Place {
+    directory: PathBuf,
+    address: SocketAddr,
+    statistics: SocketAddr,
+}
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let directory = std::env::temp_dir().join(format!("cashew-{}-{name}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        Self { directory, address: free_address(), statistics: free_address() }
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.directory.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn configure(&self, workers: u32) {
+        let text = format!(
+            "global:
+  worker_processes: {workers}
+  worker_shutdown_timeout: 1
+pools:
+  alpha:
+    listen: {}
+    servers:
+      - 127.0.0.1:1:1
+",
+            self.address
+        );
+        fs::write(self.file("cashew.yml"), text).unwrap();
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cashew"));
+        command.args(["-c", &self.file("cashew.yml"), "-p", &self.file("pid")]);
+        command.args(["-a", "127.0.0.1", "-s", &self.statistics.port().to_string()]);
+        command
+    }
+
+    fn statistics(&self) -> String {
+        let mut stream = TcpStream::connect(self.statistics).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn child(&self, master: u32, role: &str) -> u32 {
+        let children =
+            fs::read_to_string(format!("/proc/{master}/task/{master}/children")).unwrap();
+        let mut children = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
+        let is_role = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.split('\0').nth(1) == Some(role))
+        };
+        children.find(is_role).expect("the master has such a child")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Its children notice.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,33 @@
+//! One worker without a master or an admin, in a process of one thread: for profilers that follow
+//! neither children nor threads.
+//!
+//! `alone CONFIGURATION` serves the TCP pools of the file until it is killed.
+
+use std::error::Error;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+
+use cashew_config::snapshot::Listen;
+use cashew_control::{MasterChannel, ToChild, pair, seal};
+use cashew_metrics::{Layout, Segments};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args().nth(1).ok_or("usage: alone CONFIGURATION")?;
+    let snapshot = cashew_config::load(path.as_ref())?.snapshot;
+    let (ours, control) = pair()?;
+    // The channel holds everything a worker is told before it starts; nobody reads its answers.
+    let master = MasterChannel::new(ours);
+    let sealed = seal(&cashew_config::to_json(&snapshot))?;
+    let (metrics, _segments) = Segments::create(&Layout::new(&snapshot), 1)?;
+    master.send(&ToChild::Init { slot: 0, workers: 1 }, &[sealed.as_fd(), metrics.as_fd()])?;
+    for (pool, config) in snapshot.pools.iter().enumerate() {
+        let Listen::Tcp(address) = config.listen else {
+            return Err(format!("pool {}: only TCP is served here", config.name).into());
+        };
+        let socket = TcpListener::bind(address)?;
+        socket.set_nonblocking(true)?;
+        master.send(&ToChild::Listen { pool: pool as u32 }, &[socket.as_fd()])?;
+    }
+    master.send(&ToChild::Start, &[])?;
+    Ok(cashew_worker::run(control)?)
+}
