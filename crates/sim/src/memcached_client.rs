@@ -77,10 +77,34 @@ impl MemcachedClient {
         let end: &[u8] = if noreply { b" noreply\r\n" } else { b"\r\n" };
         let bytes = [tag.as_slice(), b" ", key, words.as_bytes(), end, &value, b"\r\n"].concat();
         if value.len() as u64 > asking.temper.request_size_max {
-            let reply = "SERVER_ERROR object too large for cache\r\n";
-            return Request { silent: noreply, ..local(bytes, reply) };
+            return self.too_large(verb, bytes, &keys[0], noreply, asking);
         }
         Self::one(bytes, tag, keys, Some(value), noreply)
+    }
+
+    /// The gateway refuses it, and drops what a set would have replaced.
+    fn too_large(
+        &mut self,
+        verb: &str,
+        bytes: Vec<u8>,
+        key: &[u8],
+        silent: bool,
+        asking: &Asking<'_>,
+    ) -> Request {
+        let drops = verb == "set";
+        let keys = [key.to_vec()];
+        if drops && !asking.is_free(b"delete", &keys) {
+            return local("foo bar\r\n", "ERROR\r\n");
+        }
+        let reply = "SERVER_ERROR object too large for cache\r\n";
+        let mut request = Request { silent, ..local(bytes, reply) };
+        if drops {
+            let [key] = keys;
+            request.access = Access::Write;
+            request.tag = b"delete".to_vec();
+            request.parts = vec![Part { key, outcome: None, payload: None, shared: false }];
+        }
+        request
     }
 
     fn change(&mut self, asking: &mut Asking<'_>) -> Request {

@@ -223,9 +223,12 @@ impl Oracle {
             ledger.tags.remove(&name);
         }
         assert!((ledger.pool, ledger.gateway) == (pool, gateway), "I1: {} elsewhere", what());
-        // The gateway parses a request when its last byte is there, and no sooner.
-        assert!(entry.read_at <= now, "{} before it was sent", what());
-        let (read_at, access) = (entry.read_at, entry.request.access);
+        // The gateway parses a request when its last byte is there, and no sooner, but what it
+        // refuses it may refuse by the first line.
+        let is_local = matches!(entry.request.answer, Answer::Local(_));
+        assert!(entry.read_at <= now || is_local, "{} before it was sent", what());
+        let (read_at, access) = (entry.read_at.min(now), entry.request.access);
+        let read_at = if is_local { entry.sent_at } else { read_at };
         if !is_broadcast {
             let mut open = entry.request.parts.iter_mut().filter(|part| {
                 part.key == key && part.outcome.is_none() && part.payload.as_deref() == payload

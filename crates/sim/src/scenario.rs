@@ -112,6 +112,7 @@ impl Scenario {
                 user: None,
                 group: None,
                 worker_shutdown_timeout_ms: 10_000,
+                batch_window_max_us: 0,
             },
             pools,
         };
