@@ -104,7 +104,7 @@ impl Scenario {
             limits.client_output_pause = limits.client_output_max / 2;
         }
         let pools = (0..random.range(1, 2)).map(|index| pool(index, limits, random)).collect();
-        let snapshot = Snapshot {
+        let mut snapshot = Snapshot {
             epoch: 1,
             global: Global {
                 worker_processes: gateways,
@@ -136,6 +136,13 @@ impl Scenario {
             cuts: random.pick(&[0, 10, 50, 90]),
             short_writes: random.pick(&[0, 5, 40]),
         };
+        // Nobody but a server that is not well makes a request time out.
+        let bytes = u64::from(clients) * temper.pipeline * 5 * (value_size_max + 100);
+        let windows = bytes / weather.capacity as u64 + 10;
+        let patience_ms = windows * (2 * weather.latency_max_us + 200) / 1000;
+        for pool in &mut snapshot.pools {
+            pool.timeout_ms = pool.timeout_ms.map(|timeout| timeout.max(patience_ms));
+        }
         Self {
             seed,
             snapshot,
