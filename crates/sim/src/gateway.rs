@@ -256,8 +256,8 @@ impl Gateway {
                     wishes.push(Wish::Connect { token, pool, server });
                 }
                 Action::Close { conn } => {
-                    let socket = self.sockets.remove(&conn.token());
-                    let socket = socket.expect("the engine closes what is open");
+                    // It may have ended by itself in the same tick.
+                    let Some(socket) = self.sockets.remove(&conn.token()) else { continue };
                     if let Some(conn) = socket.conn {
                         self.close(conn, fabric);
                     }

@@ -89,6 +89,8 @@ pub(crate) struct Ledger {
     read: u64,
     /// The first request that the gateway has not read to its end.
     unread: u32,
+    /// Longest time from a request to its reply.
+    pub(crate) slowest_us: u64,
     end: End,
 }
 
@@ -142,6 +144,7 @@ impl Oracle {
             sent: 0,
             read: 0,
             unread: 0,
+            slowest_us: 0,
             end: if self.drained.contains(&gateway) { End::Draining } else { End::Open },
         });
         self.ledgers.len() as u32 - 1
@@ -285,7 +288,10 @@ impl Oracle {
         let is_local = matches!(entry.request.answer, Answer::Local(_));
         assert!(entry.read_at <= now || is_local, "I1: answered before it came: {}", what());
         if entry.request.expected().is_some_and(|expected| expected == reply) {
-            self.counts.slowest_us = self.counts.slowest_us.max(now - entry.sent_at);
+            let waited = now - entry.sent_at;
+            self.counts.slowest_us = self.counts.slowest_us.max(waited);
+            let slowest = &mut self.ledgers[client as usize].slowest_us;
+            *slowest = waited.max(*slowest);
             self.check_broadcast(client, index, now);
             return;
         }

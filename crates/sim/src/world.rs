@@ -21,6 +21,8 @@ use crate::trace::Trace;
 const TALK_MAX_US: u64 = 6_000_000;
 /// How long it may take after that until everything owed is paid.
 const SETTLE_MAX_US: u64 = 40_000_000;
+/// How long a reply may take when only others are slow: some dozen journeys and turns of the loop.
+const UNDISTURBED_MAX_US: u64 = 20_000;
 /// A run of more events does not end by itself.
 const STEPS_MAX: u64 = 3_000_000;
 /// Longest that a gateway refuses to try a server again.
@@ -165,6 +167,9 @@ impl<'a> World<'a> {
 
     fn play(&mut self) {
         self.advance(TALK_MAX_US, true);
+        if self.scenario.isolation {
+            self.check_isolation();
+        }
         self.heal();
         let end = self.fabric.clock.now() + SETTLE_MAX_US;
         self.advance(end, true);
@@ -186,6 +191,18 @@ impl<'a> World<'a> {
             if self.drained.is_empty() {
                 self.fabric.oracle.check_all_done();
             }
+        }
+    }
+
+    /// I6: who asks well servers and reads his replies does not notice those who do otherwise.
+    fn check_isolation(&self) {
+        for client in &self.clients {
+            let (id, ledger) = (client.id, &self.fabric.oracle.ledgers[client.id as usize]);
+            let is_well = !is_stalled(id) && !never_reads(id);
+            assert_eq!(client.is_gone(), is_well, "I6: client {id}: {}", ledger.describe());
+            let slowest = ledger.slowest_us;
+            let in_time = !is_well || slowest <= UNDISTURBED_MAX_US;
+            assert!(in_time, "I6: client {id} waited {slowest} us for a reply");
         }
     }
 
