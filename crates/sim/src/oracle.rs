@@ -34,6 +34,9 @@ pub(crate) struct Oracle {
     tight_queues: bool,
     tight_outputs: bool,
     has_faults: bool,
+    /// By pool: how long a request that the gateway has read may go without an answer, whatever
+    /// its server does. `None` where something else may hold it up as well.
+    patience_us: Vec<Option<u64>>,
     /// Gateways that take no more requests.
     drained: BTreeSet<u32>,
     pub(crate) counts: Counts,
@@ -126,6 +129,12 @@ impl Oracle {
             tight_queues: scenario.tight_queues,
             tight_outputs: scenario.tight_outputs,
             has_faults: scenario.faults.any(),
+            patience_us: scenario
+                .snapshot
+                .pools
+                .iter()
+                .map(|pool| scenario.patience_us(pool))
+                .collect(),
             drained: BTreeSet::new(),
             counts: Counts::default(),
         }
@@ -287,6 +296,10 @@ impl Oracle {
         // What the gateway refuses it need not have read to its end.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
         assert!(entry.read_at <= now || is_local, "I1: answered before it came: {}", what());
+        if let Some(patience_us) = self.patience_us[ledger.pool as usize] {
+            let waited = now.saturating_sub(entry.read_at);
+            assert!(waited <= patience_us, "I3: {waited} us for {}", what());
+        }
         if entry.request.expected().is_some_and(|expected| expected == reply) {
             let waited = now - entry.sent_at;
             self.counts.slowest_us = self.counts.slowest_us.max(waited);

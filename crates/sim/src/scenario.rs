@@ -201,6 +201,19 @@ impl Scenario {
     }
 }
 
+impl Scenario {
+    /// How long a request of the pool may go without an answer while servers hang. It may have to
+    /// wait for a connection, for one more, and for its reply; then it travels.
+    pub(crate) fn patience_us(&self, pool: &Pool) -> Option<u64> {
+        let limits = &pool.limits;
+        let is_held_up = self.temper.stalls > 0
+            || u64::from(limits.client_requests_max) < self.temper.pipeline
+            || limits.client_output_pause < 1 << 20;
+        let timeout_ms = pool.timeout_ms.filter(|_| !is_held_up)?;
+        Some((4 * timeout_ms + 100) * 1000)
+    }
+}
+
 /// Limits that slow clients down, without refusing anything.
 fn limits(random: &mut Random) -> Limits {
     let mut limits = Limits::default();
