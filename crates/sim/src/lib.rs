@@ -10,6 +10,8 @@
 mod client;
 mod clock;
 mod coordinator;
+mod counts;
+mod faults;
 mod gateway;
 mod memcached_client;
 mod memcached_server;
@@ -25,6 +27,6 @@ mod server;
 mod trace;
 mod world;
 
-pub use oracle::Counts;
+pub use counts::Counts;
 pub use scenario::Scenario;
 pub use world::{Report, run};

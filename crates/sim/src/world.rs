@@ -8,12 +8,13 @@ use cashew_engine::{Admission, CloseReason};
 use crate::client::{Client, Temper};
 use crate::clock::{Clock, Event};
 use crate::coordinator::{Coordinator, Order};
+use crate::counts::Counts;
 use crate::gateway::{Gateway, Input, Wish};
 use crate::network::{Arrival, Network, Peer, Side};
-use crate::oracle::{Counts, Oracle};
+use crate::oracle::Oracle;
 use crate::random::Random;
 use crate::request::Access;
-use crate::scenario::{Fault, Scenario};
+use crate::scenario::Scenario;
 use crate::server::{Health, Server};
 use crate::trace::Trace;
 
@@ -25,10 +26,8 @@ const SETTLE_MAX_US: u64 = 40_000_000;
 const UNDISTURBED_MAX_US: u64 = 20_000;
 /// A run of more events does not end by itself.
 const STEPS_MAX: u64 = 3_000_000;
-/// Longest that a gateway refuses to try a server again.
-const BACKOFF_MAX_US: u64 = 1_050_000;
 /// An unanswered attempt to connect is repeated, as TCP does.
-const CONNECT_AGAIN_US: u64 = 1_000_000;
+pub(crate) const CONNECT_AGAIN_US: u64 = 1_000_000;
 
 /// What a run came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,20 +77,20 @@ impl Fabric {
     }
 }
 
-struct World<'a> {
-    scenario: &'a Scenario,
-    fabric: Fabric,
-    gateways: Vec<Gateway>,
-    servers: Vec<Server>,
-    clients: Vec<Client>,
+pub(crate) struct World<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) fabric: Fabric,
+    pub(crate) gateways: Vec<Gateway>,
+    pub(crate) servers: Vec<Server>,
+    pub(crate) clients: Vec<Client>,
     coordinator: Coordinator,
     attempts: Vec<Attempt>,
     letters: Vec<Letter>,
     /// By gateway: when the last message to it arrives, so that they arrive in order.
     last_letter: Vec<u64>,
     drained: BTreeSet<u32>,
-    faults: u64,
-    healed: bool,
+    pub(crate) faults: u64,
+    pub(crate) healed: bool,
     steps: u64,
 }
 
@@ -173,7 +172,7 @@ impl<'a> World<'a> {
         self.heal();
         let end = self.fabric.clock.now() + SETTLE_MAX_US;
         self.advance(end, true);
-        for client in self.clients.iter().filter(|client| !client.is_gone()) {
+        if let Some(client) = self.clients.iter().find(|client| !client.is_gone()) {
             let ledger = &self.fabric.oracle.ledgers[client.id as usize];
             panic!("I3: client {} waits for ever: {}", client.id, ledger.describe());
         }
@@ -412,133 +411,6 @@ impl<'a> World<'a> {
             }
         }
     }
-
-    // Faults.
-
-    fn fault(&mut self) {
-        let faults = &self.scenario.faults;
-        if self.healed || self.faults >= faults.count_max {
-            return;
-        }
-        self.faults += 1;
-        self.fabric.oracle.counts.faults += 1;
-        let now = self.fabric.clock.now();
-        let gap = self.fabric.random.below(faults.gap_max_us);
-        self.fabric.clock.plan(now + gap, Event::Fault);
-        let at = self.fabric.random.below(self.servers.len() as u64) as usize;
-        // Who recovers does so before something else happens to him.
-        if self.servers[at].health != Health::Well {
-            self.recover(at);
-            return;
-        }
-        let kind = self.fabric.random.pick(&faults.kinds);
-        let length = self.fabric.random.range(100, faults.length_max_us);
-        self.break_down(at, kind, length);
-    }
-
-    fn break_down(&mut self, at: usize, kind: Fault, length: u64) {
-        let Self { fabric, servers, .. } = self;
-        let server = &mut servers[at];
-        let now = fabric.clock.now();
-        let what: &'static str = match kind {
-            Fault::HangUp { abruptly: true } => "fault: reset of",
-            Fault::HangUp { abruptly: false } => "fault: close of",
-            Fault::Break => "fault: break of",
-            Fault::Garble => "fault: garble of",
-            Fault::Stray => "fault: stray reply of",
-            Fault::Restart => "fault: restart of",
-            Fault::Hang => "fault: hang of",
-            Fault::Down => "fault: down is",
-            Fault::Unreachable => "fault: unreachable is",
-            Fault::Slow => "fault: slow is",
-            Fault::Unfriendly => "fault: unfriendly is",
-            Fault::Moody => "fault: moody is",
-        };
-        fabric.trace.note(now, what, [at as u64, length, 0]);
-        let conns: Vec<u32> = server.sessions.keys().copied().collect();
-        let conn = match conns.is_empty() {
-            true => None,
-            false => Some(fabric.random.pick(&conns)),
-        };
-        let session = conn.and_then(|conn| server.sessions.get_mut(&conn));
-        match kind {
-            Fault::HangUp { abruptly } => {
-                if let Some(conn) = conn {
-                    server.hang_up(conn, abruptly, fabric);
-                }
-            }
-            Fault::Break => {
-                if let Some(session) = session {
-                    session.breaks = true;
-                }
-            }
-            Fault::Garble => {
-                if let Some(session) = session {
-                    session.garbles = true;
-                }
-            }
-            Fault::Stray => {
-                if let Some(conn) = conn
-                    && server.stray(conn, fabric)
-                {
-                    let gateway = fabric.network.conn(conn).gateway;
-                    self.gateways[gateway as usize].push(Input::Readable { conn }, fabric);
-                }
-            }
-            Fault::Restart | Fault::Down => {
-                server.restart(fabric);
-                server.health = Health::Down;
-            }
-            Fault::Hang => server.health = Health::Hung,
-            Fault::Unreachable => {
-                // Connections that stand are as good as dead, too.
-                server.health = Health::Unreachable;
-                if fabric.random.percent(50) {
-                    server.restart(fabric);
-                }
-            }
-            Fault::Slow => server.health = Health::Slow,
-            Fault::Unfriendly => server.health = Health::Unfriendly,
-            Fault::Moody => server.health = Health::Moody,
-        }
-        let (pool, index) = (server.pool, server.index);
-        // Broken and garbled replies come some time; what was agreed on a connection may be
-        // refused until the run is healed.
-        self.fabric.oracle.trouble(pool, index, now);
-        if self.servers[at].health != Health::Well {
-            self.fabric.clock.plan(now + length, Event::Recover { server: at as u32 });
-        } else if !matches!(kind, Fault::Break | Fault::Garble) {
-            self.end_trouble(at);
-        }
-    }
-
-    fn recover(&mut self, at: usize) {
-        self.servers[at].recover(&mut self.fabric);
-        self.fabric.trace.note(self.fabric.clock.now(), "recovers: server", [at as u64, 0, 0]);
-        self.end_trouble(at);
-    }
-
-    /// Errors may be blamed on the server for a while yet: as long as gateways do not try again.
-    fn end_trouble(&mut self, at: usize) {
-        let (pool, server) = (self.servers[at].pool, self.servers[at].index);
-        let config = &self.fabric.pools[pool as usize];
-        let connect_ms = config.limits.server_connect_timeout_ms;
-        let wait_ms = config.timeout_ms.map_or(connect_ms, |timeout| timeout.min(connect_ms));
-        let now = self.fabric.clock.now();
-        let until = now + 2 * BACKOFF_MAX_US + CONNECT_AGAIN_US + wait_ms * 1000;
-        self.fabric.oracle.trouble_ends(pool, server, until);
-    }
-
-    fn heal(&mut self) {
-        self.healed = true;
-        self.fabric.trace.note(self.fabric.clock.now(), "all is healed", [0; 3]);
-        for at in 0..self.servers.len() {
-            self.recover(at);
-        }
-        for client in &mut self.clients {
-            client.calm(&mut self.fabric);
-        }
-    }
 }
 
 impl Drop for World<'_> {
@@ -552,7 +424,7 @@ impl Drop for World<'_> {
 
 /// In runs about isolation: clients of the server that hangs.
 fn is_stalled(client: u32) -> bool {
-    client % 3 == 0
+    client.is_multiple_of(3)
 }
 
 /// In runs about isolation: clients that do not read.
