@@ -143,7 +143,12 @@ impl Engine {
                 }
             }
         }
-        self.scratch.redis.push(parser);
+        if used == 0 && !buf.is_empty() {
+            // The client was blocked before its request could go on.
+            self.clients[index].parser = Some(Parser::Redis(parser));
+        } else {
+            self.scratch.redis.push(parser);
+        }
         Step::Rest { used, need }
     }
 
@@ -157,7 +162,8 @@ impl Engine {
                 parser
             }
         };
-        let mut used = self.swallow(index, buf.len());
+        let swallowed = self.swallow(index, buf.len());
+        let mut used = swallowed;
         let mut need = 0;
         while used < buf.len() && self.may_consume(index) {
             let bytes = &buf[used..];
@@ -203,7 +209,11 @@ impl Engine {
                 }
             }
         }
-        self.scratch.memcached.push(parser);
+        if used == swallowed && used < buf.len() {
+            self.clients[index].parser = Some(Parser::Memcached(parser));
+        } else {
+            self.scratch.memcached.push(parser);
+        }
         Step::Rest { used, need }
     }
 
