@@ -1,0 +1,60 @@
+# What scripts/demo and scripts/test share: where things are, and how missing ones are installed.
+# To be sourced from the project's root.
+
+say() { printf '\n== %s\n' "$*"; }
+fail() {
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+    exit 1
+}
+
+PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin:/usr/local/go/bin
+export PATH
+
+# Installs packages of the distribution by the commands that are missing:
+# install COMMAND=PACKAGE...
+install() {
+    local pair missing=()
+    for pair in "$@"; do
+        command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
+    done
+    install_packages "${missing[@]}"
+}
+
+install_packages() {
+    (($# > 0)) || return 0
+    command -v apt-get >/dev/null ||
+        fail "this needs $*, and can install packages only on Debian and Ubuntu"
+    local as_root=()
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || fail "this needs $*; as root: apt-get install $*"
+        as_root=(sudo)
+    fi
+    say "Installing $*"
+    "${as_root[@]}" apt-get update -qq || echo 'The package lists could not be renewed; going on.'
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
+        fail "apt-get could not install $*"
+}
+
+# Whether version $1 is at least version $2.
+at_least() { [[ $(printf '%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
+
+rust_version() { cargo --version 2>/dev/null | cut -d ' ' -f 2; }
+
+# A Rust that can build Cashew; a newer one comes from rustup, which this may install.
+install_rust() {
+    local wanted
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    at_least "$(rust_version)" "$wanted" && return
+    if ! command -v rustup >/dev/null && apt-cache show rustup >/dev/null 2>&1; then
+        install_packages rustup
+    fi
+    command -v rustup >/dev/null ||
+        fail "Cashew needs Rust $wanted or newer (here: $(rust_version || true)), which this" \
+            "distribution does not have. Install rustup as the Rust project tells, and run" \
+            "this again."
+    say "Installing the stable Rust with rustup"
+    rustup toolchain install stable --profile minimal
+    at_least "$(rust_version)" "$wanted" || rustup default stable
+    at_least "$(rust_version)" "$wanted" || fail "Rust $wanted or newer is needed"
+}

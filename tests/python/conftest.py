@@ -1,0 +1,51 @@
+"""Fixtures: a place where a test starts what it needs, and everything stops when it ends."""
+
+import contextlib
+
+import pytest
+
+from harness import Gateway, Memcached, NUTCRACKER, Redis, remove_directory, temporary_directory
+
+
+class Place:
+    """A temporary directory and the processes started in it, stopped last first."""
+
+    def __init__(self):
+        self.directory = temporary_directory()
+        self.stack = contextlib.ExitStack()
+        self.stack.callback(remove_directory, self.directory)
+
+    def redis(self, *options, **named):
+        return self._keep(Redis(self.directory, *options, **named))
+
+    def memcached(self, *options, **named):
+        return self._keep(Memcached(self.directory, *options, **named))
+
+    def cashew(self, pools, settings=None, arguments=(), **named):
+        return self._keep(Gateway(self.directory, pools, settings, arguments, **named))
+
+    def nutcracker(self, pools, arguments=()):
+        return self._keep(Gateway(self.directory, pools, None, arguments, binary=NUTCRACKER))
+
+    def keep(self, closable):
+        """Closes a connection or a fake server with the rest."""
+        self.stack.callback(closable.close)
+        return closable
+
+    def _keep(self, process):
+        self.stack.callback(process.stop)
+        return process
+
+
+@pytest.fixture
+def place():
+    place = Place()
+    with place.stack:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def module_place():
+    place = Place()
+    with place.stack:
+        yield place

@@ -1,0 +1,74 @@
+"""The README's first command: what it prints can be typed, and Ctrl-C ends all that it started."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+from harness import CASHEW, ROOT, alive, wait_until
+
+
+def descendants(session_leader):
+    """Processes started by the demo: its children, and theirs, in whatever session they are."""
+    found = []
+    for line in subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True,
+                               check=True).stdout.splitlines():
+        pid, parent = map(int, line.split())
+        if parent == session_leader or parent in found:
+            found.append(pid)
+    return found
+
+
+def shell(line):
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=20,
+                          stdin=subprocess.DEVNULL)
+    return done.stdout + done.stderr
+
+
+def test_the_demo_does_what_it_says(place):
+    output = place.directory / "demo.out"
+    with open(output, "wb") as out:
+        demo = subprocess.Popen(
+            [ROOT / "scripts" / "demo"], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            env={**os.environ, "CASHEW": CASHEW}, start_new_session=True)
+    started = []
+    try:
+        wait_until(lambda: "Ctrl-C" in output.read_text() or demo.poll() is not None,
+                   "the demo is up", 60)
+        text = output.read_text()
+        assert demo.poll() is None, text
+        started = descendants(demo.pid)
+        assert len(started) >= 7
+        lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+        typed = {line: shell(line) for line in lines if re.match(
+            "redis-cli|for |printf|curl", line) and "INCR" not in line}
+        said = list(typed.values())
+        assert len(said) == 6, typed
+        assert said[0] == "OK\n"
+        assert said[1].split() == ["4", "3", "2", "1"], said[1]
+        assert [line.split(": ")[1] for line in said[2].splitlines()] == [
+            "apple", "cherry", "grape", "walnut"]
+        assert "STORED" in said[3] and "VALUE colour 0 3" in said[3] and "red" in said[3]
+        assert '"redis"' in said[4] and '"memcached"' in said[4]
+        assert "cashew_request_duration_seconds_count" in said[5]
+        shell(next(line for line in lines if line.startswith("kill ")))
+        time.sleep(0.3)
+        replies = shell(next(line for line in lines if "INCR" in line)).split("\n")
+        assert "Connection refused" in replies[0]
+        assert [line for line in replies if line.isdigit()] == ["3", "4", "5"], replies
+        directory = re.search(r"its configuration is (.*)/cashew.yml", text)[1]
+    finally:
+        # As the terminal does it: to the whole group in the foreground.
+        os.killpg(demo.pid, signal.SIGINT)
+        try:
+            status = demo.wait(30)
+        except subprocess.TimeoutExpired:
+            demo.kill()
+            for pid in started:
+                os.kill(pid, signal.SIGKILL)
+            raise
+    assert status == 0, output.read_text()
+    for pid in started:
+        assert not alive(pid), f"{pid} is left behind"
+    assert not os.path.exists(directory)
