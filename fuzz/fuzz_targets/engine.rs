@@ -25,10 +25,10 @@ a:
   server_connections: 2
   client_requests_max: 3
   client_output_pause: 1kb
-  client_output_max: 64kb
-  request_size_max: 64kb
+  client_output_max: 1mb
+  request_size_max: 512kb
   server_queue_max: 6
-  server_queue_size_max: 64kb
+  server_queue_size_max: 512kb
   servers:
    - 127.0.0.1:11:1 s0
    - 127.0.0.1:12:1 s1
@@ -40,10 +40,10 @@ b:
   server_retry_timeout: 200
   client_requests_max: 3
   client_output_pause: 1kb
-  client_output_max: 64kb
-  request_size_max: 64kb
+  client_output_max: 1mb
+  request_size_max: 512kb
   server_queue_max: 6
-  server_queue_size_max: 64kb
+  server_queue_size_max: 512kb
   servers:
    - 127.0.0.1:13:1 s0
    - 127.0.0.1:14:1 s1
@@ -79,11 +79,11 @@ const REQUESTS: [&[u8]; 24] = [
     b"hello 2\r\n",
     b"command\r\n",
     b"sunion a b c\r\n",
-    b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$30000\r\n",
+    b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$300000\r\n",
     b"set a 0 0 1\r\nx\r\n",
     b"set b 0 0 1 noreply\r\nx\r\n",
-    b"set b 0 0 30000\r\n",
-    b"set b 0 0 70000\r\n",
+    b"set b 0 0 300000\r\n",
+    b"set b 0 0 600000\r\n",
     b"get a b c d a\r\n",
     b"flush_all\r\n",
     b"flush_all noreply\r\n",
@@ -92,7 +92,7 @@ const REQUESTS: [&[u8]; 24] = [
 ];
 
 /// The same for servers.
-const REPLIES: [&[u8]; 16] = [
+const REPLIES: [&[u8]; 18] = [
     b"+OK\r\n",
     b"$1\r\nx\r\n",
     b"$-1\r\n",
@@ -101,17 +101,23 @@ const REPLIES: [&[u8]; 16] = [
     b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
     b"*3\r\n$1\r\na\r\n$1\r\nb\r\n:1\r\n",
     b"$30000\r\n",
+    b"$300000\r\n",
     b"END\r\n",
     b"VALUE a 0 1\r\nx\r\nEND\r\n",
     b"VALUE b 0 1\r\nx\r\nEND\r\n",
     b"VALUE a 0 30000\r\n",
+    b"VALUE a 0 300000\r\n",
     b"STORED\r\n",
     b"OK\r\n",
     b"VERSION 1\r\n",
     b"SERVER_ERROR no\r\n",
 ];
 
-const LARGE: [u8; 20_000] = [b'x'; 20_000];
+/// The end of a value, of which [`LARGE_SIZES`] take more or less. Both what is referenced instead
+/// of copied and what has a lane of its own is among them.
+static LARGE: LazyLock<Vec<u8>> = LazyLock::new(|| [&[b'x'; 300_000][..], b"\r\n"].concat());
+
+const LARGE_SIZES: [usize; 8] = [300_002, 270_000, 30_002, 30_002, 20_000, 10_002, 1_000, 2];
 
 const REASONS: [CloseReason; 6] = [
     CloseReason::Eof,
@@ -160,7 +166,7 @@ impl<'a> Script<'a> {
         let choice = usize::from(self.byte()?);
         Some(match choice {
             choice if choice < ready.len() => ready[choice],
-            choice if choice < 32 => &LARGE[..LARGE.len() >> (choice % 8)],
+            choice if choice < 32 => &LARGE[LARGE.len() - LARGE_SIZES[choice % 8]..],
             choice => {
                 let (text, rest) = self.0.split_at((choice - 31).min(self.0.len()));
                 self.0 = rest;
