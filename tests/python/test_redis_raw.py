@@ -487,7 +487,10 @@ def test_protocol_error_comes_after_what_is_owed_and_closes(stack, name, cut):
     assert text.startswith(b"-ERR Protocol error: "), text
     data = b"".join(owed) + PROTOCOL_ERRORS[name]
     with stack.gateway.connect() as conn:
-        conn.send(data, sizes(cut, len(data)))
+        try:
+            conn.send(data, sizes(cut, len(data)))
+        except ConnectionError:
+            pass  # it may close before it has seen the end of what makes no sense
         conn.expect(b"+OK\r\n*30\r\n" + b"$-1\r\n" * 30 + b"+PONG\r\n" + text)
         conn.expect_closed()
 
