@@ -18,7 +18,8 @@ pub(crate) struct Client {
     pub(crate) flushing: u32,
     pub(crate) head: u32,
     pub(crate) tail: u32,
-    /// Length of the chain from `head`.
+    /// Length of the chain from `flushing`: a client whose output never runs empty must not keep
+    /// an endless one.
     pub(crate) requests: u32,
     /// Received and not consumed: the start of a request, or whatever came while paused.
     pub(crate) input: Vec<u8>,
@@ -34,6 +35,9 @@ pub(crate) struct Client {
     pub(crate) dirty: bool,
     /// Not read and not parsed until a limit is respected again.
     pub(crate) paused: bool,
+    /// A large request or reply is on its way by another lane than the rest: nothing is dispatched
+    /// before it is answered, or the order of requests to a server could change.
+    pub(crate) fenced: bool,
     /// Listed among the clients that may go on.
     pub(crate) resumable: bool,
     /// The client has shut down its sending side: close when all is answered.
@@ -83,6 +87,7 @@ impl Client {
             state: State::Open,
             dirty: false,
             paused: false,
+            fenced: false,
             resumable: false,
             read_closed: false,
             noreply: false,

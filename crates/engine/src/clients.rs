@@ -5,6 +5,7 @@ use cashew_metrics::{PoolCounter, PoolGauge};
 use cashew_protocol::{memcached, resp};
 
 use crate::action::Action;
+use crate::bulk::BULK_SIZE;
 use crate::client::{Parser, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
@@ -17,6 +18,8 @@ pub(crate) enum Plan {
     Done,
     /// Its bytes go to this lane as this request.
     Forward { lane: u32, request: u32 },
+    /// Nothing is done: it is to be dispatched when the client is owed nothing any more.
+    Wait,
 }
 
 /// How far consuming a buffer got.
@@ -112,7 +115,15 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes, limit) {
                 resp::Parsed::Complete { len } => {
-                    let plan = self.redis_request(index, &parser, &bytes[..len]);
+                    let plan = match self.must_wait(index, len) {
+                        true => Plan::Wait,
+                        false => self.redis_request(index, &parser, &bytes[..len]),
+                    };
+                    self.fence(index, len, &plan);
+                    if let Plan::Wait = plan {
+                        parser.reset();
+                        break;
+                    }
                     if let Plan::Forward { lane, request } = plan {
                         let inline = parser.inline_encoded();
                         if owned && used == 0 && inline.is_none() && len >= crate::buffer::LARGE {
@@ -163,7 +174,15 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 memcached::Parsed::Complete { len } => {
-                    let plan = self.memcached_request(index, &parser, &bytes[..len]);
+                    let plan = match self.must_wait(index, len) {
+                        true => Plan::Wait,
+                        false => self.memcached_request(index, &parser, &bytes[..len]),
+                    };
+                    self.fence(index, len, &plan);
+                    if let Plan::Wait = plan {
+                        parser.reset();
+                        break;
+                    }
                     if let Plan::Forward { lane, request } = plan {
                         match parser.noreply() {
                             None if owned && used == 0 && len >= crate::buffer::LARGE => {
@@ -188,6 +207,12 @@ impl Engine {
                     return Step::Rest { used, need };
                 }
                 memcached::Parsed::Reject { len, swallow, reply, noreply, close } => {
+                    if parser.verb() == memcached::Verb::Set
+                        && parser.data().is_none()
+                        && let [key] = parser.keys()
+                    {
+                        self.drop_stored(index, key.of(bytes));
+                    }
                     parser.reset();
                     if !noreply {
                         self.answer(index, |out| out.extend_from_slice(reply));
@@ -226,7 +251,25 @@ impl Engine {
             self.pause(index);
             return false;
         }
+        self.clients[index].fenced = false;
         true
+    }
+
+    /// Whether a request of this length has to wait until the client is owed nothing.
+    #[inline]
+    fn must_wait(&self, index: u32, len: usize) -> bool {
+        len >= BULK_SIZE && self.clients[index].requests > 0
+    }
+
+    /// Keeps what follows a large request, or the request itself, from being dispatched too early.
+    #[inline]
+    fn fence(&mut self, index: u32, len: usize, plan: &Plan) {
+        if let Plan::Wait = plan {
+            self.clients[index].fenced = true;
+            self.pause(index);
+        } else if len >= BULK_SIZE {
+            self.clients[index].fenced = true;
+        }
     }
 
     #[inline]
@@ -234,6 +277,7 @@ impl Engine {
         let client = &self.clients[index];
         let pool = &self.pools[client.pool as usize];
         pool.held
+            || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
     }
@@ -244,10 +288,6 @@ impl Engine {
         if !client.paused {
             client.paused = true;
             self.actions.push_back(Action::PauseRead { conn });
-        }
-        let pool = &mut self.pools[client.pool as usize];
-        if pool.held {
-            pool.waiting.push(conn);
         }
     }
 
@@ -343,7 +383,6 @@ impl Engine {
     pub(crate) fn pop_head(&mut self, index: u32) {
         let client = &mut self.clients[index];
         client.head = self.requests[client.head].next_in_client;
-        client.requests -= 1;
     }
 
     /// Bytes of the client's output are written.
@@ -352,11 +391,17 @@ impl Engine {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
         if client.output.is_empty() {
-            self.release_flushed(index);
-            self.close_if_finished(index);
+            self.client_flushed(index);
         } else {
             self.unblock(index);
         }
+    }
+
+    /// Nothing is left to be written to the client.
+    #[inline]
+    pub(crate) fn client_flushed(&mut self, index: u32) {
+        self.release_flushed(index);
+        self.close_if_finished(index);
     }
 
     /// All replies moved to the output are in the kernel's hands: their requests are over.
@@ -366,7 +411,7 @@ impl Engine {
         let metrics = self.pools[client.pool as usize].metrics;
         let mut at = client.flushing;
         let head = client.head;
-        let mut count = 0;
+        let mut count: u32 = 0;
         while at != head {
             let request = &self.requests[at];
             let next = request.next_in_client;
@@ -380,7 +425,8 @@ impl Engine {
         if head == NONE {
             client.tail = NONE;
         }
-        self.metrics.add_pool(metrics, PoolCounter::Responses, count);
+        client.requests -= count;
+        self.metrics.add_pool(metrics, PoolCounter::Responses, u64::from(count));
         self.unblock(index);
     }
 

@@ -5,6 +5,7 @@ use cashew_protocol::memcached;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
+use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::request::{Gather, Merge, Role};
@@ -41,6 +42,7 @@ impl Engine {
     /// The last bytes of a reply; the request has left its lane.
     #[inline]
     pub(crate) fn deliver(&mut self, index: u32, bytes: &[u8]) {
+        self.learn_size(index, bytes.len());
         let request = &mut self.requests[index];
         if let Role::Single = request.role {
             let client = request.client;
@@ -68,6 +70,17 @@ impl Engine {
         self.hold(index, bytes);
         let reply = std::mem::take(&mut self.requests[index].reply);
         self.deliver_buf(index, reply);
+    }
+
+    /// Remembers whether the reply, of which these are the last bytes, was large.
+    #[inline]
+    fn learn_size(&mut self, index: u32, bytes: usize) {
+        let request = &self.requests[index];
+        let is_large = request.arrived + bytes as u64 >= BULK_SIZE as u64;
+        let replies = &mut self.pools[request.pool as usize].large_replies;
+        if is_large != replies.contains(request.mark) {
+            replies.learn(request.mark, is_large);
+        }
     }
 
     /// A whole reply in a buffer; the request has left its lane.
@@ -103,6 +116,7 @@ impl Engine {
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
         let request = &mut self.requests[index];
+        request.arrived += bytes.len() as u64;
         let client = request.client;
         let is_single = matches!(request.role, Role::Single);
         if request.silent || (is_single && client == NONE) {
@@ -213,18 +227,17 @@ impl Engine {
             out.extend_from_slice(error);
             return out;
         }
+        let mut places = std::mem::take(&mut self.scratch.places);
+        places.clear();
         let merged = match merge {
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
-            Merge::Same => {
-                self.fragment_replies(fragments).next().map(|reply| out.extend_from_slice(reply))
-            }
+            Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
-                merge_elements(self.fragment_replies(fragments), gather, &mut out)
+                self.merge_elements(fragments, gather, &mut places, &mut out)
             }
-            Merge::Values(gather) => {
-                merge_values(self.fragment_replies(fragments), gather, &mut out)
-            }
+            Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
         };
+        self.scratch.places = places;
         if merged.is_none() {
             let pool = self.requests[parent].pool;
             self.count_forward_error(pool);
@@ -233,6 +246,93 @@ impl Engine {
         }
         out
     }
+
+    /// Where to begin in each fragment's reply.
+    fn places(&self, first: u32, start: impl Fn(&[u8]) -> Option<usize>, out: &mut Vec<Place>) {
+        let mut at = first;
+        while let Role::Fragment { next, .. } = self.requests[at].role {
+            let start = start(&self.requests[at].reply).unwrap_or(usize::MAX);
+            out.push(Place { fragment: at, at: start });
+            if next == NONE {
+                return;
+            }
+            at = next;
+        }
+    }
+
+    /// What of a fragment's reply is not dealt out yet.
+    fn undealt(&self, place: Place) -> Option<&[u8]> {
+        self.requests[place.fragment].reply.get(place.at..)
+    }
+
+    /// Deals the elements of the fragments' arrays to the positions of the keys.
+    fn merge_elements(
+        &self,
+        fragments: u32,
+        gather: &Gather,
+        places: &mut Vec<Place>,
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
+        // A lane's scanner has found each reply whole, so that only its elements' ends are looked
+        // for, and none missing or left over at the end shows that their number was right.
+        let start = |reply: &[u8]| {
+            let is_array = reply.starts_with(b"*");
+            reply.iter().position(|&byte| is_array && byte == b'\n').map(|end| end + 1)
+        };
+        self.places(fragments, start, places);
+        encode::write_array_header(out, gather.owners.len());
+        for &owner in &gather.owners {
+            let place = &mut places[owner as usize];
+            let rest = self.undealt(*place)?;
+            let resp::Scan::Complete(len) = resp::ReplyScanner::default().scan(rest) else {
+                return None;
+            };
+            out.extend_from_slice(&rest[..len]);
+            place.at += len;
+        }
+        places.iter().all(|&place| self.undealt(place) == Some(b"")).then_some(())
+    }
+
+    /// Puts the VALUE blocks of the fragments' replies in the order of the keys. A server names
+    /// its hits in the order it was asked, so a key that is not the next hit is a miss.
+    fn merge_values(
+        &self,
+        fragments: u32,
+        gather: &Gather,
+        places: &mut Vec<Place>,
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
+        self.places(fragments, |_| Some(0), places);
+        for (key, &owner) in gather.keys.iter().zip(&gather.owners) {
+            let place = &mut places[owner as usize];
+            let next = memcached::Values::new(self.undealt(*place)?).next();
+            if let Some(hit) = next.filter(|hit| hit.key == key.of(&gather.text)) {
+                out.extend_from_slice(hit.block);
+                place.at += hit.block.len();
+            }
+        }
+        for &place in &*places {
+            let rest = self.undealt(place)?;
+            if memcached::is_error(rest) {
+                // The server broke off behind its first hits.
+                out.clear();
+                out.extend_from_slice(rest);
+                return Some(());
+            }
+            if rest != b"END\r\n" {
+                return None;
+            }
+        }
+        out.extend_from_slice(b"END\r\n");
+        Some(())
+    }
+}
+
+/// How far a fragment's reply is dealt out.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    fragment: u32,
+    at: usize,
 }
 
 fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
@@ -245,41 +345,8 @@ fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> 
     Some(())
 }
 
-/// Deals the elements of the fragments' arrays to the positions of the keys.
-fn merge_elements<'r>(
-    replies: impl Iterator<Item = &'r [u8]>,
-    gather: &Gather,
-    out: &mut Vec<u8>,
-) -> Option<()> {
-    let mut arrays = Vec::new();
-    for reply in replies {
-        let Some(Reply::Array(elements)) = resp::reply(reply) else { return None };
-        arrays.push(elements);
-    }
-    encode::write_array_header(out, gather.owners.len());
-    for &owner in &gather.owners {
-        out.extend_from_slice(arrays[owner as usize].next()?);
-    }
-    Some(())
-}
-
-/// Puts the VALUE blocks of the fragments' replies in the order of the keys. A server names its
-/// hits in the order it was asked, so a key that is not the next hit is a miss.
-fn merge_values<'r>(
-    replies: impl Iterator<Item = &'r [u8]>,
-    gather: &Gather,
-    out: &mut Vec<u8>,
-) -> Option<()> {
-    let mut hits: Vec<_> = replies.map(|reply| memcached::Values::new(reply).peekable()).collect();
-    for (key, &owner) in gather.keys.iter().zip(&gather.owners) {
-        let key = key.of(&gather.text);
-        if let Some(hit) = hits[owner as usize].next_if(|hit| hit.key == key) {
-            out.extend_from_slice(hit.block);
-        }
-    }
-    if hits.iter_mut().any(|rest| rest.peek().is_some()) {
-        return None;
-    }
-    out.extend_from_slice(b"END\r\n");
-    Some(())
+fn merge_same<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    let first = replies.next()?;
+    out.extend_from_slice(first);
+    replies.all(|reply| reply == first).then_some(())
 }

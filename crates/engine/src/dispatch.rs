@@ -5,6 +5,7 @@ use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Access;
 
+use crate::bulk::{BULK_SIZE, Mark};
 use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::failure::Failure;
@@ -86,8 +87,22 @@ impl Engine {
         expect: Expect,
         size: usize,
     ) -> Plan {
-        let server = self.route(self.clients[client].pool, key, access);
-        self.forward_to(client, server, expect, size)
+        let pool = self.clients[client].pool;
+        let mark = Mark::of(key);
+        let mut size = size;
+        if self.pools[pool as usize].large_replies.contains(mark) {
+            if self.clients[client].requests > 0 {
+                return Plan::Wait;
+            }
+            self.clients[client].fenced = true;
+            size = size.max(BULK_SIZE);
+        }
+        let server = self.route(pool, key, access);
+        let plan = self.forward_to(client, server, expect, size);
+        if let Plan::Forward { request, .. } = plan {
+            self.requests[request].mark = mark;
+        }
+        plan
     }
 
     /// Sends a request to a server as it is.
@@ -121,13 +136,17 @@ impl Engine {
         Plan::Done
     }
 
-    /// The client's lane to a server, if it can take `size` more bytes.
+    /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
+    /// large.
     #[inline]
     fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
         let client = &self.clients[client];
         let pool = &self.pools[client.pool as usize];
         let server = &pool.servers[server as usize];
-        let index = server.first_lane + client.lane_choice % server.lanes;
+        let index = match size < BULK_SIZE {
+            true => server.first_lane + client.lane_choice % server.lanes,
+            false => server.bulk_lane(),
+        };
         let lane = &self.lanes[index as usize];
         let queued = lane.output.len();
         let full = lane.in_flight + lane.unsent >= pool.limits.server_queue_max
@@ -197,9 +216,14 @@ impl Engine {
         access: Access,
         split: &mut Split,
     ) -> Result<Option<u32>, Failure> {
-        split.begin(self.pools[pool as usize].servers.len());
+        let config = &self.pools[pool as usize];
+        let is_one_shard = config.router.is_one_shard();
+        split.begin(config.servers.len());
         for key in keys {
-            let server = self.route(pool, key, access).ok_or(Failure::NoServer)?;
+            let server = match split.parts.first() {
+                Some(part) if is_one_shard => part.server,
+                _ => self.route(pool, key, access).ok_or(Failure::NoServer)?,
+            };
             split.add(server);
         }
         Ok(match split.parts[..] {

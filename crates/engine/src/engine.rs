@@ -11,7 +11,7 @@ use cashew_protocol::{Span, memcached, resp};
 use crate::action::Action;
 use crate::buffer::BufPool;
 use crate::client::{Client, Session, State};
-use crate::failure::CloseReason;
+use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::pool::{Pool, Queues, Server};
@@ -90,6 +90,7 @@ pub(crate) struct Scratch {
     pub(crate) keys: Vec<Span>,
     pub(crate) split: crate::dispatch::Split,
     pub(crate) gathers: Vec<Box<Gather>>,
+    pub(crate) places: Vec<crate::deliver::Place>,
 }
 
 impl Engine {
@@ -101,7 +102,7 @@ impl Engine {
             let count = lanes_here(config.server_connections, slot, workers);
             let servers = (0..config.servers.len()).map(|server_index| {
                 let first_lane = lanes.len() as u32;
-                for _ in 0..count {
+                for _ in 0..count + 1 {
                     lanes.push(Lane::new(pool_index as u32, server_index as u32, config.protocol));
                 }
                 Server {
@@ -114,6 +115,7 @@ impl Engine {
                     failing: false,
                     ejected: false,
                     change_asked: false,
+                    probe_at: Time::NEVER,
                     queues: Queues::default(),
                 }
             });
@@ -148,11 +150,14 @@ impl Engine {
     }
 
     fn preconnect(&mut self) {
-        for index in 0..self.lanes.len() as u32 {
-            if self.pools[self.lanes[index as usize].pool as usize].preconnect {
-                self.connect(index);
-            }
-        }
+        let lanes: Vec<u32> = self
+            .pools
+            .iter()
+            .filter(|pool| pool.preconnect)
+            .flat_map(|pool| &pool.servers)
+            .flat_map(|server| server.first_lane..server.bulk_lane())
+            .collect();
+        lanes.into_iter().for_each(|lane| self.connect(lane));
     }
 
     // Events.
@@ -214,7 +219,9 @@ impl Engine {
     pub fn handle_read_closed(&mut self, conn: ConnId, now: Time) {
         self.now = now;
         if conn.is_lane() {
-            self.handle_closed(conn, CloseReason::Eof, now);
+            if let Some(lane) = self.current_lane(conn) {
+                self.lane_down(lane, Failure::Closed, Closed::ByUs);
+            }
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.clients[conn.index()].read_closed = true;
             self.close_if_finished(conn.index());
@@ -255,10 +262,18 @@ impl Engine {
     /// Time has passed: whatever is due happens.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = now;
-        while let Some(timer) = self.timers.pop_due(now) {
+        while let Some((at, timer)) = self.timers.pop_due(now) {
             match timer {
-                Timer::Lane(lane) => self.lane_timeout(lane),
-                Timer::Probe { pool, server } => self.probe(pool, server),
+                Timer::Lane(lane) => {
+                    if self.lanes[lane as usize].armed == at {
+                        self.lane_timeout(lane);
+                    }
+                }
+                Timer::Probe { pool, server } => {
+                    if self.pools[pool as usize].servers[server as usize].probe_at == at {
+                        self.probe(pool, server);
+                    }
+                }
                 Timer::Housekeeping => {
                     self.bufs.trim();
                     self.requests.shrink();
@@ -295,27 +310,40 @@ impl Engine {
         if state.router.live() != live {
             state.router.set_live(live.to_vec());
         }
-        for (index, &live) in live.iter().enumerate() {
-            let server = &mut state.servers[index];
-            server.change_asked = false;
-            if server.ejected != live {
-                continue;
-            }
-            server.ejected = !live;
-            server.failures = 0;
-            self.metrics.set_server(server.metrics, ServerGauge::Ejected, u64::from(!live));
-            if !live {
-                self.metrics.set_server(server.metrics, ServerGauge::EjectedAt, wall_us);
-                // All workers eject, one counts.
-                if self.slot == 0 {
-                    self.metrics.add_pool(state.metrics, PoolCounter::ServerEjects, 1);
-                }
-                let at = now.plus_millis(self.rng.jitter(state.retry_ms).max(1));
-                self.timers.arm(at, Timer::Probe { pool, server: index as u32 });
+        for (server, &live) in live.iter().enumerate() {
+            self.set_ejected(pool, server as u32, !live, wall_us);
+        }
+        for client in self.clients.indices().collect::<Vec<u32>>() {
+            if self.clients[client].pool == pool {
+                self.unblock(client);
             }
         }
-        let waiting = std::mem::take(&mut state.waiting);
-        self.resumable.extend(waiting);
+    }
+
+    fn set_ejected(&mut self, pool_index: u32, index: u32, ejected: bool, wall_us: u64) {
+        let pool = &mut self.pools[pool_index as usize];
+        let server = &mut pool.servers[index as usize];
+        server.change_asked = false;
+        if server.ejected == ejected {
+            return;
+        }
+        server.ejected = ejected;
+        server.failures = 0;
+        self.metrics.set_server(server.metrics, ServerGauge::Ejected, u64::from(ejected));
+        if ejected {
+            self.metrics.set_server(server.metrics, ServerGauge::EjectedAt, wall_us);
+            // All workers eject, one counts.
+            if self.slot == 0 {
+                self.metrics.add_pool(pool.metrics, PoolCounter::ServerEjects, 1);
+            }
+            self.arm_probe(pool_index, index);
+            return;
+        }
+        // Another worker found it well; here it may be known as failing still.
+        let lane = server.first_lane;
+        if server.failing && self.lanes[lane as usize].link == Link::Idle {
+            self.connect(lane);
+        }
     }
 
     /// Stop gracefully: no request is taken any more, connections close as soon as what they wait
@@ -370,7 +398,12 @@ impl Engine {
                 lane.dirty = false;
             }
         } else if self.clients.is_current(conn.index(), conn.generation()) {
-            self.clients[conn.index()].dirty = false;
+            let client = &mut self.clients[conn.index()];
+            client.dirty = false;
+            if client.output.is_empty() {
+                // What was answered wanted no reply: there will be no `handle_sent`.
+                self.client_flushed(conn.index());
+            }
         }
         Some(conn)
     }

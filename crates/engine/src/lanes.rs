@@ -167,7 +167,6 @@ impl Engine {
         }
         if answered > 0 {
             self.metrics.add_server(server, ServerCounter::Responses, answered);
-            self.server_of(index).failures = 0;
             self.publish_queues(index);
         }
     }
@@ -190,8 +189,9 @@ impl Engine {
         if lane.answered == batch.end {
             lane.batches.pop_front();
         }
-        let server = self.pools[lane.pool as usize].servers[lane.server as usize].metrics;
-        self.metrics.record_server(server, latency);
+        let server = &mut self.pools[lane.pool as usize].servers[lane.server as usize];
+        server.failures = 0;
+        self.metrics.record_server(server.metrics, latency);
     }
 
     /// Consumes replies to the handshake; returns what is left of `bytes`.
@@ -261,7 +261,11 @@ impl Engine {
             self.note_failure(index, failure);
         }
         let lane = &mut self.lanes[index as usize];
-        let wanted = lane.unsent > 0 || self.pools[lane.pool as usize].preconnect;
+        let pool = &self.pools[lane.pool as usize];
+        let server = &pool.servers[lane.server as usize];
+        // What fails gets no reads while there are replicas, so nothing but this finds it well.
+        let is_missed = server.failing && !server.ejected;
+        let wanted = lane.unsent > 0 || pool.preconnect || is_missed;
         if settled || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled);
             if wanted {
@@ -508,8 +512,7 @@ impl Engine {
             Protocol::Redis => b"*1\r\n$4\r\nPING\r\n",
             Protocol::Memcached => b"version\r\n",
         };
-        let again = self.now.plus_millis(self.rng.jitter(pool.retry_ms).max(1));
-        self.timers.arm(again, Timer::Probe { pool: pool_index, server: server_index });
+        self.arm_probe(pool_index, server_index);
         let link = self.lanes[lane as usize].link;
         let is_waiting = matches!(link, Link::Connecting { .. } | Link::Handshaking { .. });
         let is_asked = self.lanes[lane as usize].unsent + self.lanes[lane as usize].in_flight > 0;
@@ -522,6 +525,13 @@ impl Engine {
         let role = Role::Probe { server: server_index };
         let (request, _) = self.requests.insert(Request::new(pool_index, NONE, role, self.now));
         self.send(lane, request, Payload::Bytes(text));
+    }
+
+    pub(crate) fn arm_probe(&mut self, pool_index: u32, server_index: u32) {
+        let pool = &mut self.pools[pool_index as usize];
+        let at = self.now.plus_millis(self.rng.jitter(pool.retry_ms).max(1));
+        pool.servers[server_index as usize].probe_at = at;
+        self.timers.arm(at, Timer::Probe { pool: pool_index, server: server_index });
     }
 
     /// The reply to a probe.
@@ -546,7 +556,7 @@ impl Engine {
         let server = &mut self.pools[pool as usize].servers[server as usize];
         let mut queues = Queues::default();
         let first = server.first_lane as usize;
-        for lane in &self.lanes[first..first + server.lanes as usize] {
+        for lane in &self.lanes[first..=server.bulk_lane() as usize] {
             queues.unsent += u64::from(lane.unsent);
             queues.unsent_size += lane.output.len();
             queues.in_flight += u64::from(lane.in_flight);

@@ -7,6 +7,7 @@
 
 mod action;
 mod buffer;
+mod bulk;
 mod client;
 mod clients;
 mod deliver;

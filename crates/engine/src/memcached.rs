@@ -5,7 +5,7 @@ use cashew_protocol::redis::Access;
 
 use crate::client::State;
 use crate::clients::Plan;
-use crate::dispatch::FragmentText;
+use crate::dispatch::{FragmentText, Payload};
 use crate::engine::Engine;
 use crate::request::Merge;
 
@@ -59,6 +59,23 @@ impl Engine {
         };
         self.clients[client].noreply = false;
         plan
+    }
+
+    /// The value of a set was too large: like memcached, drops what is stored, which the client
+    /// takes to be overwritten.
+    pub(crate) fn drop_stored(&mut self, client: u32, key: &[u8]) {
+        let mut text = self.bufs.take();
+        text.extend_from_slice(b"delete ");
+        text.extend_from_slice(key);
+        text.extend_from_slice(b"\r\n");
+        self.clients[client].noreply = true;
+        let server = self.route(self.clients[client].pool, key, Access::Write);
+        let plan = self.forward_to(client, server, Expect::Line, text.len());
+        self.clients[client].noreply = false;
+        match plan {
+            Plan::Forward { lane, request } => self.send(lane, request, Payload::Owned(text)),
+            Plan::Done | Plan::Wait => self.bufs.give(text),
+        }
     }
 
     /// get, gets, gat, gats: split by server when the keys are on several.

@@ -3,6 +3,7 @@
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 
+use crate::bulk::Mark;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -32,6 +33,10 @@ pub(crate) struct Request {
     pub(crate) started: Time,
     /// Its bytes in the lane's output.
     pub(crate) wire_len: u64,
+    /// Bytes that have arrived of the reply so far.
+    pub(crate) arrived: u64,
+    /// Of its key, when there is one and the reply may be large.
+    pub(crate) mark: Mark,
     /// What has arrived of the reply and is not with the client yet.
     pub(crate) reply: Vec<u8>,
 }
@@ -103,6 +108,8 @@ impl Request {
             expect: Expect::Line,
             started,
             wire_len: 0,
+            arrived: 0,
+            mark: Mark::default(),
             reply: Vec::new(),
         }
     }

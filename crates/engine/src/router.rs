@@ -59,6 +59,11 @@ impl Router {
         &self.live
     }
 
+    /// Whether any server that may answer for one key may answer for all.
+    pub(crate) fn is_one_shard(&self) -> bool {
+        matches!(self.shards, Shards::Replicated { .. })
+    }
+
     /// Whether the server may be left out of the ring: a master has no substitute.
     pub(crate) fn may_eject(&self, server: u32) -> bool {
         match self.shards {

@@ -17,8 +17,8 @@ pub(crate) enum Timer {
     Housekeeping,
 }
 
-/// Deadlines in order. Whoever arms a timer remembers what is armed, so that few entries are
-/// stale; what fires too early just finds nothing due.
+/// Deadlines in order. Whoever arms a timer remembers for when, and ignores what fires at another
+/// time: that was armed before and replaced.
 #[derive(Default)]
 pub(crate) struct Timers(BinaryHeap<Reverse<(Time, Timer)>>);
 
@@ -31,10 +31,11 @@ impl Timers {
         self.0.peek().map_or(Time::NEVER, |Reverse((at, _))| *at)
     }
 
-    pub(crate) fn pop_due(&mut self, now: Time) -> Option<Timer> {
+    /// What is due, and for when it was armed.
+    pub(crate) fn pop_due(&mut self, now: Time) -> Option<(Time, Timer)> {
         if self.next() > now {
             return None;
         }
-        self.0.pop().map(|Reverse((_, timer))| timer)
+        self.0.pop().map(|Reverse(entry)| entry)
     }
 }

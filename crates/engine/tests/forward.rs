@@ -123,8 +123,8 @@ fn a_large_value_passes_in_both_directions() {
     let (mut world, lanes) = two_servers();
     let [a, _] = lanes_of_keys(&mut world, lanes);
     let client = world.client();
-    let value = vec![b'v'; 300_000];
-    let mut set = format!("*3\r\n$3\r\nSET\r\n$1\r\n{A}\r\n$300000\r\n").into_bytes();
+    let value = vec![b'v'; 200_000];
+    let mut set = format!("*3\r\n$3\r\nSET\r\n$1\r\n{A}\r\n$200000\r\n").into_bytes();
     set.extend_from_slice(&value);
     set.extend_from_slice(b"\r\n");
     let mut all = set.clone();
@@ -134,13 +134,72 @@ fn a_large_value_passes_in_both_directions() {
     }
     set.extend_from_slice(get(A).as_bytes());
     assert!(world.received(a) == set);
-    let mut reply = b"+OK\r\n$300000\r\n".to_vec();
+    let mut reply = b"+OK\r\n$200000\r\n".to_vec();
     reply.extend_from_slice(&value);
     reply.extend_from_slice(b"\r\n");
     for chunk in reply.chunks(65_536) {
         world.send(a, chunk);
     }
     assert!(world.received(client) == reply);
+    world.assert_idle();
+}
+
+#[test]
+fn a_huge_request_takes_a_lane_of_its_own_and_keeps_its_place() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let (huge, small) = (world.client(), world.client());
+    let value = "v".repeat(1 << 20);
+    let set = format!("*3\r\n$3\r\nSET\r\n$1\r\n{A}\r\n$1048576\r\n{value}\r\n");
+    world.send(huge, get(A) + &set + &get(A));
+    let shared = world.accept(0);
+    // What comes before it is answered first, what comes behind waits for it.
+    world.expect(shared, get(A));
+    world.send(shared, "$-1\r\n");
+    world.expect(huge, "$-1\r\n");
+    let bulk = world.accept(0);
+    assert!(world.received(bulk) == set.as_bytes());
+    world.expect(shared, "");
+    // Others are not held up.
+    world.send(small, get(A));
+    world.expect(shared, get(A));
+    world.send(shared, "$1\r\n1\r\n");
+    world.expect(small, "$1\r\n1\r\n");
+    world.send(bulk, "+OK\r\n");
+    world.expect(huge, "+OK\r\n");
+    world.expect(shared, get(A));
+    world.send(shared, "$1\r\n2\r\n");
+    world.expect(huge, "$1\r\n2\r\n");
+    assert!(world.paused.is_empty());
+    world.assert_idle();
+}
+
+#[test]
+fn a_key_with_a_huge_reply_is_read_on_the_bulk_lane_from_then_on() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    let huge = format!("$1048576\r\n{}\r\n", "v".repeat(1 << 20));
+    world.send(client, get(A));
+    let shared = world.accept(0);
+    world.expect(shared, get(A));
+    world.send(shared, &huge);
+    assert!(world.received(client) == huge.as_bytes());
+    // The first GET is owed when the second comes, which has to wait, and so has the third.
+    world.send(client, get(B) + &get(A) + &get(B));
+    world.expect(shared, get(B));
+    assert!(!world.connects_to(0));
+    world.send(shared, "$-1\r\n");
+    let bulk = world.accept(0);
+    world.expect(bulk, get(A));
+    world.expect(shared, "");
+    world.send(bulk, "$5\r\nsmall\r\n");
+    world.expect(client, "$-1\r\n$5\r\nsmall\r\n");
+    world.expect(shared, get(B));
+    world.send(shared, "$-1\r\n");
+    // It is small again: back to the shared lane.
+    world.send(client, get(A));
+    world.expect(shared, get(A));
+    world.send(shared, "$-1\r\n");
+    world.expect(client, "$-1\r\n$-1\r\n");
     world.assert_idle();
 }
 
@@ -436,4 +495,36 @@ fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
     world.expect(probe, get(A));
     world.send(probe, "$-1\r\n");
     world.assert_idle();
+}
+
+#[test]
+fn a_client_that_never_reads_all_there_is_has_a_bounded_number_of_requests() {
+    let mut world = World::new(&pool("redis: true\nclient_requests_max: 4", 1));
+    let client = world.client();
+    world.stuck.push(client);
+    for _ in 0..20 {
+        if !world.paused.contains(&client) {
+            world.send(client, "PING\r\n");
+            world.write_some(client, 6);
+            world.send(client, "PING\r\n");
+        }
+        assert!(world.engine.requests_pending() <= 4);
+    }
+    assert_eq!(world.paused, [client]);
+    world.stuck.clear();
+    world.write(client);
+    world.tick();
+    assert!(world.paused.is_empty());
+    world.assert_idle();
+}
+
+#[test]
+fn ping_takes_one_argument_at_most() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    world.send(client, "PING\r\nPING a\r\nPING a b\r\n");
+    world.expect(
+        client,
+        "+PONG\r\n$1\r\na\r\n-ERR wrong number of arguments for 'ping' command\r\n",
+    );
 }

@@ -31,6 +31,13 @@ pub(crate) fn pool(options: &str, servers: usize) -> Snapshot {
     ))
 }
 
+/// The words of `line` as a Redis request.
+pub(crate) fn redis(line: &str) -> String {
+    let words: Vec<&str> = line.split(' ').collect();
+    let bulks: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+    format!("*{}\r\n{bulks}", words.len())
+}
+
 pub(crate) struct World {
     pub(crate) engine: Engine,
     pub(crate) metrics: Writer,
@@ -194,6 +201,26 @@ impl World {
         self.engine.handle_connected(conn, self.now);
         self.tick();
         conn
+    }
+
+    /// Accepts all that the engine wants to connect; returns the newest connection of each of the
+    /// first `servers` servers, connected or not.
+    pub(crate) fn accept_all<const N: usize>(&mut self) -> [Option<ConnId>; N] {
+        std::array::from_fn(|server| {
+            let server = server as u32;
+            while self.connects_to(server) {
+                self.accept(server);
+            }
+            self.lanes.get(&server).and_then(|lanes| lanes.last().copied())
+        })
+    }
+
+    /// A pool whose servers are all connected: the connections, by server.
+    #[track_caller]
+    pub(crate) fn connected<const N: usize>(snapshot: &Snapshot) -> (Self, [ConnId; N]) {
+        let mut world = Self::new(snapshot);
+        let lanes = world.accept_all().map(|lane| lane.expect("a pool with preconnect"));
+        (world, lanes)
     }
 
     /// The server refuses the connection.
