@@ -850,6 +850,26 @@ def test_a_slow_reader_does_not_delay_others(stack):
         slow.close()
 
 
+def test_a_client_that_is_paused_within_a_request(place):
+    """It does not read 20 MB of replies while a request of its own is half sent; what the parser
+    knows of that one must not be taken for the beginning of another client's."""
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines([place.redis()])}},
+        {"worker_processes": 1})
+    with gateway.connect(timeout=30) as paused, gateway.connect() as other:
+        paused.call("SET", "big", b"x" * MIB)
+        request = resp("SET", "mine", "y" * 1000)
+        paused.send(resp("GET", "big") * 20 + request[:100])
+        time.sleep(0.3)
+        paused.send(request[100:300])
+        for n in range(20):
+            other.send(resp("SET", "theirs", n) + resp("GET", "theirs"))
+            other.expect(b"+OK\r\n$%d\r\n%d\r\n" % (len(str(n)), n))
+        paused.send(request[300:])
+        paused.expect((b"$1048576\r\n" + b"x" * MIB + b"\r\n") * 20 + b"+OK\r\n")
+        assert other.call("GET", "mine") == b"y" * 1000
+
+
 def test_a_deep_pipeline_without_reading(stack):
     """A client that writes 20,000 requests before it reads is held back, not lost."""
     with stack.gateway.connect(timeout=60) as conn:
