@@ -5,6 +5,7 @@ use cashew_metrics::{PoolCounter, PoolGauge};
 use cashew_protocol::{memcached, resp};
 
 use crate::action::Action;
+use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::client::{Parser, State};
 use crate::dispatch::Payload;
@@ -39,9 +40,7 @@ impl Engine {
             return;
         }
         if client.input.capacity() > 0 || client.paused {
-            if client.input.capacity() == 0 {
-                client.input = self.bufs.take();
-            }
+            self.bufs.reserve(&mut client.input, bytes.len());
             client.input.extend_from_slice(bytes);
             if !client.paused {
                 self.consume_input(index);
@@ -63,8 +62,7 @@ impl Engine {
         if rest.is_empty() || client.state == State::Closing {
             return;
         }
-        client.input = self.bufs.take();
-        client.input.reserve(need.max(rest.len()));
+        client.input = self.bufs.take_for(need.max(rest.len()));
         client.input.extend_from_slice(rest);
     }
 
@@ -84,7 +82,8 @@ impl Engine {
                         self.bufs.give(input);
                     } else {
                         input.drain(..used);
-                        input.reserve(need.saturating_sub(input.len()));
+                        let missing = need.saturating_sub(input.len());
+                        self.bufs.reserve(&mut input, missing);
                         client.input = input;
                     }
                     return;
@@ -105,7 +104,7 @@ impl Engine {
     fn consume_redis(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
         let mut parser = match self.clients[index].parser.take() {
             Some(Parser::Redis(parser)) => parser,
-            _ => self.scratch.redis.pop().unwrap_or_default(),
+            _ => self.scratch.redis.take().unwrap_or_default(),
         };
         let limit = self.pools[self.clients[index].pool as usize].limits.request_size_max;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -126,9 +125,9 @@ impl Engine {
                     }
                     if let Plan::Forward { lane, request } = plan {
                         let inline = parser.inline_encoded();
-                        if owned && used == 0 && inline.is_none() && len >= crate::buffer::LARGE {
+                        if owned && used == 0 && inline.is_none() && len >= LARGE {
                             parser.reset();
-                            self.scratch.redis.push(parser);
+                            self.scratch.redis.give(parser);
                             return Step::Large { len, lane, request };
                         }
                         let payload = inline.unwrap_or(&bytes[..len]);
@@ -154,7 +153,7 @@ impl Engine {
                 }
             }
         }
-        self.scratch.redis.push(parser);
+        self.scratch.redis.give(parser);
         Step::Rest { used, need }
     }
 
@@ -163,7 +162,7 @@ impl Engine {
             Some(Parser::Memcached(parser)) => parser,
             _ => {
                 let limits = &self.pools[self.clients[index].pool as usize].limits;
-                let mut parser = self.scratch.memcached.pop().unwrap_or_default();
+                let mut parser = self.scratch.memcached.take().unwrap_or_default();
                 parser.set_value_size_max(limits.request_size_max);
                 parser
             }
@@ -185,9 +184,9 @@ impl Engine {
                     }
                     if let Plan::Forward { lane, request } = plan {
                         match parser.noreply() {
-                            None if owned && used == 0 && len >= crate::buffer::LARGE => {
+                            None if owned && used == 0 && len >= LARGE => {
                                 parser.reset();
-                                self.scratch.memcached.push(parser);
+                                self.scratch.memcached.give(parser);
                                 return Step::Large { len, lane, request };
                             }
                             None => self.send(lane, request, Payload::Bytes(&bytes[..len])),
@@ -228,7 +227,7 @@ impl Engine {
                 }
             }
         }
-        self.scratch.memcached.push(parser);
+        self.scratch.memcached.give(parser);
         Step::Rest { used, need }
     }
 
@@ -321,8 +320,13 @@ impl Engine {
     /// Answers a request here, in its turn.
     pub(crate) fn answer(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
         let request = self.new_request(index, Role::Single);
-        let mut reply = self.bufs.take();
-        write(&mut reply);
+        let mut text = std::mem::take(&mut self.scratch.text);
+        text.clear();
+        write(&mut text);
+        let mut reply = self.bufs.take_for(text.len());
+        reply.extend_from_slice(&text);
+        text.shrink_to(LARGE);
+        self.scratch.text = text;
         self.clients[index].held += reply.len() as u64;
         let slot = &mut self.requests[request];
         slot.reply = reply;

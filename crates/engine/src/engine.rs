@@ -9,7 +9,7 @@ use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
-use crate::buffer::BufPool;
+use crate::buffer::{BufPool, LARGE};
 use crate::client::{Client, Session, State};
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
@@ -18,6 +18,7 @@ use crate::pool::{Pool, Queues, Server};
 use crate::request::{Gather, Request};
 use crate::rng::Rng;
 use crate::slab::Slab;
+use crate::spares::Spares;
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
 
@@ -83,13 +84,14 @@ pub struct Engine {
 
 /// Memory that requests use for the moment of their parsing, kept to be used again.
 #[derive(Default)]
-#[expect(clippy::vec_box, reason = "the boxes move to clients and requests and come back")]
 pub(crate) struct Scratch {
-    pub(crate) redis: Vec<Box<resp::RequestParser>>,
-    pub(crate) memcached: Vec<Box<memcached::RequestParser>>,
+    pub(crate) redis: Spares<Box<resp::RequestParser>>,
+    pub(crate) memcached: Spares<Box<memcached::RequestParser>>,
     pub(crate) keys: Vec<Span>,
     pub(crate) split: crate::dispatch::Split,
-    pub(crate) gathers: Vec<Box<Gather>>,
+    /// A reply while it is written.
+    pub(crate) text: Vec<u8>,
+    pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) places: Vec<crate::deliver::Place>,
 }
 
@@ -215,6 +217,26 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::handle_received`], but takes the buffer, and leaves an empty one in its place,
+    /// where that saves a copy: in the middle of a large reply.
+    #[inline]
+    pub fn handle_received_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>, now: Time) {
+        self.now = now;
+        if buffer.len() >= LARGE
+            && conn.is_lane()
+            && let Some(lane) = self.current_lane(conn)
+            && self.lane_received_buffer(lane, buffer)
+        {
+            return;
+        }
+        self.handle_received(conn, buffer, now);
+    }
+
+    /// An empty buffer of at least this capacity, one that was taken earlier if there is any.
+    pub fn buffer(&mut self, capacity: usize) -> Vec<u8> {
+        self.bufs.take_for(capacity)
+    }
+
     /// The peer will send nothing more, but may still read.
     pub fn handle_read_closed(&mut self, conn: ConnId, now: Time) {
         self.now = now;
@@ -276,6 +298,9 @@ impl Engine {
                 }
                 Timer::Housekeeping => {
                     self.bufs.trim();
+                    self.scratch.redis.trim(drop);
+                    self.scratch.memcached.trim(drop);
+                    self.scratch.gathers.trim(drop);
                     self.requests.shrink();
                     self.clients.shrink();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);

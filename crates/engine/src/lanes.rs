@@ -57,14 +57,14 @@ impl Engine {
         handshake.replies_owed = 0;
         if let Some(password) = &pool.auth {
             handshake.replies_owed += 1;
-            handshake.output.write_with(&mut self.bufs, |out| {
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"AUTH", password.as_bytes()]);
             });
         }
         if pool.database > 0 {
             handshake.replies_owed += 1;
             let database = pool.database.to_string();
-            handshake.output.write_with(&mut self.bufs, |out| {
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"SELECT", database.as_bytes()]);
             });
         }
@@ -128,6 +128,26 @@ impl Engine {
             lane.batches.push_back(Batch { end: lane.written, at: self.now });
         }
         self.publish_queues(index);
+    }
+
+    /// Passes a buffer on whole, if all of it is the middle of one reply that its client gets as it
+    /// comes. Returns whether it did.
+    pub(crate) fn lane_received_buffer(&mut self, index: u32, buffer: &mut Vec<u8>) -> bool {
+        let lane = &mut self.lanes[index as usize];
+        if lane.in_flight == 0 || !self.requests[lane.head].streaming {
+            return false;
+        }
+        let request = lane.head;
+        if !lane.scanner.is_inside(buffer.len()) {
+            return false;
+        }
+        let Scan::Partial = lane.scanner.scan(self.requests[request].expect, buffer) else {
+            unreachable!("the scanner said that the reply goes on behind these bytes");
+        };
+        let server = self.server_of(index).metrics;
+        self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
+        self.deliver_middle(request, std::mem::take(buffer));
+        true
     }
 
     /// Bytes arrived from the server.

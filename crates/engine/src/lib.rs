@@ -24,6 +24,7 @@ mod request;
 mod rng;
 mod router;
 mod slab;
+mod spares;
 mod time;
 mod timers;
 

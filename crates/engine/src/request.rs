@@ -85,6 +85,12 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        let owners = self.owners.capacity() * size_of::<u32>();
+        owners + self.text.capacity() + self.keys.capacity() * size_of::<Span>()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.owners.clear();
         self.text.clear();

@@ -78,9 +78,13 @@ impl Handler for Core {
     }
 
     #[inline]
-    fn received(&mut self, conn: Token, bytes: &[u8]) {
+    fn received(&mut self, conn: Token, bytes: &mut Vec<u8>) {
         self.events += 1;
-        self.engine.handle_received(ConnId::from_token(conn.0), bytes, self.now);
+        self.engine.handle_received_buffer(ConnId::from_token(conn.0), bytes, self.now);
+    }
+
+    fn buffer(&mut self, capacity: usize) -> Vec<u8> {
+        self.engine.buffer(capacity)
     }
 
     fn read_closed(&mut self, conn: Token) {
