@@ -3,7 +3,7 @@
 
 use cashew_sim::{Counts, Report, Scenario, run};
 
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 300;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
