@@ -501,21 +501,25 @@ class Conn:
         self.socket.setblocking(False)
         try:
             while view:
-                left = deadline - time.monotonic()
-                readable, writable, _ = select.select(
-                    [self.socket], [self.socket], [], max(0.0, left)
-                )
-                if not readable and not writable:
+                events = self._poll(select.POLLIN | select.POLLOUT, deadline - time.monotonic())
+                if not events:
                     raise AssertionError(f"cannot send within {self.timeout} s")
-                if writable:
+                if events & select.POLLOUT:
                     view = view[self.socket.send(view[: 1 << 20]) :]
-                if readable:
+                if events & select.POLLIN:
                     piece = self.socket.recv(1 << 20)
                     if not piece:
                         raise ConnectionResetError("closed by the other side while sending")
                     self.buffer += piece
         finally:
             self.socket.settimeout(self.timeout)
+
+    def _poll(self, events, seconds):
+        """The events that are there within that time, as bits; 0 when there are none."""
+        poll = select.poll()
+        poll.register(self.socket, events)
+        found = poll.poll(max(0.0, seconds) * 1000)
+        return found[0][1] if found else 0
 
     def _fill(self, deadline):
         """Reads something more; False at the end of the stream."""
@@ -589,8 +593,8 @@ class Conn:
 
     def expect_silence(self, seconds):
         assert not self.buffer, f"expected silence, have {bytes(self.buffer[:300])!r}"
-        readable, _, _ = select.select([self.socket], [], [], seconds)
-        assert not readable, f"expected silence, got {self.socket.recv(300)!r}"
+        assert not self._poll(select.POLLIN, seconds), (
+            f"expected silence, got {self.socket.recv(300)!r}")
 
     def reply(self, seconds=None):
         """One RESP2 reply: str for a status, bytes or None for a bulk, ReplyError for an error."""

@@ -385,6 +385,28 @@ def test_noreply_of_one_client_and_replies_of_another(stack):
     assert not failures, failures
 
 
+def test_a_client_that_is_paused_within_a_request(place):
+    """It does not read 20 MB of replies while a request of its own is half sent; what the parser
+    knows of that one must not be taken for the beginning of another client's."""
+    gateway = place.cashew(
+        {"beta": {"servers": server_lines([place.memcached()])}}, {"worker_processes": 1})
+    value = b"x" * 1_000_000
+    with gateway.connect(timeout=30) as paused, gateway.connect() as other:
+        paused.send(b"set big 0 0 1000000\r\n" + value + b"\r\n")
+        paused.expect(b"STORED\r\n")
+        request = b"set mine 0 0 1000\r\n" + b"y" * 1000 + b"\r\n"
+        paused.send(b"get big\r\n" * 20 + request[:100])
+        time.sleep(0.3)
+        paused.send(request[100:300])
+        for n in range(20):
+            other.send(b"set theirs 0 0 4\r\n%04d\r\nget theirs none\r\n" % n)
+            other.expect(b"STORED\r\nVALUE theirs 0 4\r\n%04d\r\nEND\r\n" % n)
+        paused.send(request[300:])
+        paused.expect((b"VALUE big 0 1000000\r\n" + value + b"\r\nEND\r\n") * 20 + b"STORED\r\n")
+        other.send(b"get mine\r\n")
+        other.expect(b"VALUE mine 0 1000\r\n" + b"y" * 1000 + b"\r\nEND\r\n")
+
+
 def test_a_slow_reader_does_not_delay_others(stack):
     with stack.gateway.connect() as conn:
         conn.send(b"set big 0 0 1000000\r\n" + b"x" * 1_000_000 + b"\r\nset small 0 0 1\r\n1\r\n")

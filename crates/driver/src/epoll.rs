@@ -51,7 +51,6 @@ pub struct EpollDriver {
 struct Listener {
     id: u32,
     socket: OwnedFd,
-    options: ClientOptions,
     /// Out of descriptors: not watched until one is free again.
     parked: bool,
 }
@@ -89,7 +88,7 @@ impl EpollDriver {
             listeners: Vec::new(),
             unread: Vec::new(),
             reading: Vec::new(),
-            buffer: vec![0; READ_SIZE],
+            buffer: Vec::with_capacity(READ_SIZE),
         })
     }
 
@@ -195,7 +194,12 @@ impl EpollDriver {
             return;
         }
         let Some(descriptor) = &socket.descriptor else { return };
-        match net::recv(descriptor, &mut self.buffer[..], RecvFlags::empty()) {
+        if self.buffer.capacity() < READ_SIZE {
+            self.buffer = handler.buffer(READ_SIZE);
+        }
+        self.buffer.clear();
+        let room = self.buffer.capacity();
+        match net::recv(descriptor, spare_capacity(&mut self.buffer), RecvFlags::empty()) {
             Ok((0, _)) => {
                 socket.state.readable = false;
                 if !std::mem::replace(&mut socket.state.ended, true) {
@@ -204,12 +208,12 @@ impl EpollDriver {
             }
             Ok((len, _)) => {
                 // A short read means empty: the next bytes make a new edge.
-                if len == self.buffer.len() || socket.state.ending {
+                if len == room || socket.state.ending {
                     self.list(conn);
                 } else {
                     socket.state.readable = false;
                 }
-                handler.received(conn, &self.buffer[..len]);
+                handler.received(conn, &mut self.buffer);
             }
             Err(Errno::AGAIN) => socket.state.readable = false,
             Err(Errno::INTR) => self.list(conn),
@@ -233,8 +237,6 @@ impl EpollDriver {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match net::accept_with(&listener.socket, flags) {
                 Ok(descriptor) => {
-                    let options = listener.options;
-                    set_up_client(descriptor.as_fd(), options);
                     if let Some(conn) = handler.accepted(id)
                         && self.insert(conn, descriptor, false).is_err()
                     {
@@ -246,6 +248,7 @@ impl EpollDriver {
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(_) => {
                     self.park(id);
+                    handler.accept_blocked(id);
                     return;
                 }
             }
@@ -274,7 +277,8 @@ impl EpollDriver {
 
 impl Driver for EpollDriver {
     fn listen(&mut self, id: u32, socket: OwnedFd, options: ClientOptions) -> io::Result<()> {
-        let listener = Listener { id, socket, options, parked: false };
+        set_up_clients(socket.as_fd(), options);
+        let listener = Listener { id, socket, parked: false };
         watch_listener(&self.epoll, &listener)?;
         self.listeners.push(listener);
         Ok(())
@@ -306,10 +310,16 @@ impl Driver for EpollDriver {
     }
 
     fn close(&mut self, conn: Token) {
+        let has_ended = self.socket(conn).is_some_and(|socket| socket.state.ended);
         let Some(descriptor) = self.remove(conn) else { return };
         for _ in 0..FINAL_READS_MAX {
-            match net::recv(&descriptor, &mut self.buffer[..], RecvFlags::empty()) {
-                Ok((len, _)) if len == self.buffer.len() => {}
+            if has_ended {
+                break;
+            }
+            self.buffer.clear();
+            let room = self.buffer.capacity();
+            match net::recv(&descriptor, spare_capacity(&mut self.buffer), RecvFlags::empty()) {
+                Ok((len, _)) if len == room && len > 0 => {}
                 _ => break,
             }
         }
@@ -415,12 +425,11 @@ fn watch_listener(epoll: &OwnedFd, listener: &Listener) -> io::Result<()> {
     Ok(())
 }
 
-/// Options that a Unix socket does not know are none of its concern.
-fn set_up_client(descriptor: BorrowedFd<'_>, options: ClientOptions) {
-    let _ = sockopt::set_tcp_nodelay(descriptor, true);
-    if options.keepalive {
-        let _ = sockopt::set_socket_keepalive(descriptor, true);
-    }
+/// What is set on a listening socket holds for those accepted from it (tcp(7), socket(7)), which
+/// saves a system call for each. Options that a Unix socket does not know are none of its concern.
+fn set_up_clients(listener: BorrowedFd<'_>, options: ClientOptions) {
+    let _ = sockopt::set_tcp_nodelay(listener, true);
+    let _ = sockopt::set_socket_keepalive(listener, options.keepalive);
 }
 
 fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {
@@ -457,6 +466,7 @@ fn close_kind(errno: Errno) -> CloseKind {
         Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN => {
             CloseKind::Unreachable
         }
+        Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => CloseKind::Exhausted,
         _ => CloseKind::Reset,
     }
 }

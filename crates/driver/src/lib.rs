@@ -47,6 +47,8 @@ pub enum CloseKind {
     Reset,
     TimedOut,
     Unreachable,
+    /// This process, or the system, is out of descriptors or of memory for sockets.
+    Exhausted,
 }
 
 /// How accepted connections are set up.
@@ -62,9 +64,14 @@ pub trait Handler {
     fn woken(&mut self);
     /// A client connected. Its token, or `None` to close it at once.
     fn accepted(&mut self, listener: u32) -> Option<Token>;
+    /// Out of descriptors: clients wait to be accepted until another connection closes.
+    fn accept_blocked(&mut self, listener: u32);
     fn connected(&mut self, conn: Token);
-    /// Never empty. What is not kept during the call is gone.
-    fn received(&mut self, conn: Token, bytes: &[u8]);
+    /// Bytes arrived; never none. The handler may take the buffer away, or leave it and what is in
+    /// it to be overwritten.
+    fn received(&mut self, conn: Token, bytes: &mut Vec<u8>);
+    /// A buffer in place of one that was taken, empty, of at least this capacity.
+    fn buffer(&mut self, capacity: usize) -> Vec<u8>;
     /// The peer will send nothing more.
     fn read_closed(&mut self, conn: Token);
     /// The connection is gone, its descriptor closed, the token free.

@@ -3,60 +3,94 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
+use crate::spares::Spares;
+
 /// At least this much is referenced where it lies instead of being copied. Below, the copy costs
 /// less than an iovec entry of its own.
 pub(crate) const LARGE: usize = 16 * 1024;
 
+/// Capacities that buffers are made with. Each is pooled apart from the others, so that small
+/// things do not sit in large buffers, nor large ones have to grow.
+const CAPACITIES: [usize; 6] = [512, 2048, 8192, 32 * 1024, 64 * 1024, 128 * 1024];
 /// Larger buffers go back to the allocator instead of into the pool.
-const POOLED_CAPACITY_MAX: usize = 64 * 1024;
+const POOLED_CAPACITY_MAX: usize = CAPACITIES[CAPACITIES.len() - 1];
 const POOLED_SIZE_MAX: usize = 8 << 20;
-const FRESH_CAPACITY: usize = 512;
+/// An output that is longer goes on in another buffer: one that keeps growing would be copied again
+/// and again. What is added at once, usually one read at most, leaves it small enough to be pooled.
+const TAIL_SIZE_MAX: usize = POOLED_CAPACITY_MAX / 2;
+
+/// In a box, for 8 bytes in each connection instead of 32.
+type Front = Box<VecDeque<Vec<u8>>>;
 
 /// Recycles buffers, last in, first out.
 #[derive(Default)]
 pub(crate) struct BufPool {
-    free: Vec<Vec<u8>>,
+    /// By capacity: at least the one of the same index in [`CAPACITIES`].
+    free: [Spares<Vec<u8>>; CAPACITIES.len()],
     /// Bytes of all buffers in `free`.
     size: usize,
-    /// Fewest buffers that lay unused since the last [`BufPool::trim`].
-    idle: usize,
+    fronts: Spares<Front>,
 }
 
 impl BufPool {
     /// An empty buffer with some capacity.
     #[inline]
     pub(crate) fn take(&mut self) -> Vec<u8> {
-        match self.free.pop() {
+        self.take_for(0)
+    }
+
+    /// An empty buffer with room for `len` bytes.
+    #[inline]
+    pub(crate) fn take_for(&mut self, len: usize) -> Vec<u8> {
+        let Some(class) = CAPACITIES.iter().position(|&capacity| capacity >= len) else {
+            return Vec::with_capacity(len);
+        };
+        match self.free[class].take() {
             Some(buf) => {
                 self.size -= buf.capacity();
-                self.idle = self.idle.min(self.free.len());
                 buf
             }
-            None => Vec::with_capacity(FRESH_CAPACITY),
+            None => Vec::with_capacity(CAPACITIES[class]),
         }
+    }
+
+    /// Makes room for `more` bytes in the buffer.
+    #[inline]
+    pub(crate) fn reserve(&mut self, buf: &mut Vec<u8>, more: usize) {
+        if buf.capacity() - buf.len() < more {
+            self.grow(buf, more);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, buf: &mut Vec<u8>, more: usize) {
+        let needed = buf.len().saturating_add(more);
+        if needed > POOLED_CAPACITY_MAX {
+            buf.reserve(more);
+            return;
+        }
+        let mut larger = self.take_for(needed.max(buf.capacity() + 1).min(POOLED_CAPACITY_MAX));
+        larger.extend_from_slice(buf);
+        self.give(std::mem::replace(buf, larger));
     }
 
     #[inline]
     pub(crate) fn give(&mut self, mut buf: Vec<u8>) {
         let capacity = buf.capacity();
-        if capacity == 0 || capacity > POOLED_CAPACITY_MAX {
-            return;
-        }
-        if self.size + capacity <= POOLED_SIZE_MAX {
+        let Some(class) = CAPACITIES.iter().rposition(|&least| least <= capacity) else { return };
+        if capacity <= POOLED_CAPACITY_MAX && self.size + capacity <= POOLED_SIZE_MAX {
             buf.clear();
             self.size += capacity;
-            self.free.push(buf);
+            self.free[class].give(buf);
         }
     }
 
-    /// Drops half of the buffers that nobody needed since the last call.
+    /// Lets go of what nobody needed since the last call.
     pub(crate) fn trim(&mut self) {
-        let surplus = self.idle.div_ceil(2);
-        // The front of the stack is what has been idle longest.
-        let dropped = self.free.drain(..surplus.min(self.free.len()));
-        self.size -= dropped.map(|buf| buf.capacity()).sum::<usize>();
-        self.free.shrink_to(self.free.len() * 2 + 16);
-        self.idle = self.free.len();
+        for free in &mut self.free {
+            free.trim(|buf| self.size -= buf.capacity());
+        }
+        self.fronts.trim(drop);
     }
 }
 
@@ -64,8 +98,7 @@ impl BufPool {
 #[derive(Default)]
 pub(crate) struct Output {
     /// Written before `tail`. Allocated only while something large waits.
-    #[expect(clippy::box_collection, reason = "8 bytes in each connection instead of 32")]
-    front: Option<Box<VecDeque<Vec<u8>>>>,
+    front: Option<Front>,
     tail: Vec<u8>,
     /// Bytes of the first buffer that are written already.
     written: usize,
@@ -84,14 +117,19 @@ impl Output {
 
     #[inline]
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
-        self.tail(pool).extend_from_slice(bytes);
+        self.tail(pool, bytes.len()).extend_from_slice(bytes);
         self.len += bytes.len() as u64;
     }
 
-    /// Appends what `write` appends to the buffer.
+    /// Appends what `write` appends to the buffer, which has room for `room` bytes.
     #[inline]
-    pub(crate) fn write_with(&mut self, pool: &mut BufPool, write: impl FnOnce(&mut Vec<u8>)) {
-        let tail = self.tail(pool);
+    pub(crate) fn write_with(
+        &mut self,
+        pool: &mut BufPool,
+        room: usize,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let tail = self.tail(pool, room);
         let before = tail.len();
         write(tail);
         debug_assert!(tail.len() >= before);
@@ -107,7 +145,7 @@ impl Output {
         }
         self.len += buf.len() as u64;
         let tail = std::mem::take(&mut self.tail);
-        let front = self.front.get_or_insert_default();
+        let front = self.front(pool);
         if tail.is_empty() {
             pool.give(tail);
         } else {
@@ -116,14 +154,20 @@ impl Output {
         front.push_back(buf);
     }
 
+    fn front(&mut self, pool: &mut BufPool) -> &mut Front {
+        self.front.get_or_insert_with(|| pool.fronts.take().unwrap_or_default())
+    }
+
+    /// The last buffer, with room for `more` bytes.
     #[inline]
-    fn tail(&mut self, pool: &mut BufPool) -> &mut Vec<u8> {
+    fn tail(&mut self, pool: &mut BufPool, more: usize) -> &mut Vec<u8> {
         if self.tail.capacity() == 0 {
-            self.tail = pool.take();
-        } else if self.tail.len() >= POOLED_CAPACITY_MAX {
-            // One buffer that keeps growing would be copied again and again.
-            let full = std::mem::replace(&mut self.tail, pool.take());
-            self.front.get_or_insert_default().push_back(full);
+            self.tail = pool.take_for(more);
+        } else if self.tail.len() >= TAIL_SIZE_MAX {
+            let full = std::mem::replace(&mut self.tail, pool.take_for(more));
+            self.front(pool).push_back(full);
+        } else {
+            pool.reserve(&mut self.tail, more);
         }
         &mut self.tail
     }
@@ -169,16 +213,19 @@ impl Output {
                 let first = front.pop_front().expect("it was just looked at");
                 pool.give(first);
             }
-            if front.is_empty() {
-                self.front = None;
+            if front.is_empty()
+                && let Some(front) = self.front.take()
+            {
+                pool.fronts.give(front);
             }
         }
         self.written = written;
     }
 
     pub(crate) fn clear(&mut self, pool: &mut BufPool) {
-        if let Some(front) = self.front.take() {
-            front.into_iter().for_each(|buf| pool.give(buf));
+        if let Some(mut front) = self.front.take() {
+            front.drain(..).for_each(|buf| pool.give(buf));
+            pool.fronts.give(front);
         }
         pool.give(std::mem::take(&mut self.tail));
         self.written = 0;
@@ -229,6 +276,21 @@ mod tests {
     }
 
     #[test]
+    fn a_buffer_that_grows_changes_its_class() {
+        let mut pool = BufPool::default();
+        pool.give(Vec::with_capacity(CAPACITIES[1]));
+        let mut buf = pool.take();
+        buf.extend_from_slice(&[7; 500]);
+        pool.reserve(&mut buf, 100);
+        assert_eq!((buf.len(), buf.capacity()), (500, CAPACITIES[1]));
+        assert_eq!(pool.size, CAPACITIES[0]);
+        pool.reserve(&mut buf, 10 << 20);
+        assert!(buf.capacity() > 10 << 20 && buf == [7; 500]);
+        pool.give(buf);
+        assert_eq!(pool.size, CAPACITIES[0]);
+    }
+
+    #[test]
     fn the_pool_forgets_what_a_peak_left() {
         let mut pool = BufPool::default();
         let peak: Vec<_> = (0..1000).map(|_| pool.take()).collect();
@@ -236,6 +298,6 @@ mod tests {
         for _ in 0..16 {
             pool.trim();
         }
-        assert!(pool.free.len() <= 1);
+        assert!(pool.size <= CAPACITIES[0]);
     }
 }

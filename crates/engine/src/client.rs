@@ -35,6 +35,9 @@ pub(crate) struct Client {
     pub(crate) dirty: bool,
     /// Not read and not parsed until a limit is respected again.
     pub(crate) paused: bool,
+    /// A large request or reply is on its way by another lane than the rest: nothing is dispatched
+    /// before it is answered, or the order of requests to a server could change.
+    pub(crate) fenced: bool,
     /// Listed among the clients that may go on.
     pub(crate) resumable: bool,
     /// The client has shut down its sending side: close when all is answered.
@@ -84,6 +87,7 @@ impl Client {
             state: State::Open,
             dirty: false,
             paused: false,
+            fenced: false,
             resumable: false,
             read_closed: false,
             noreply: false,

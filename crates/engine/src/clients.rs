@@ -5,6 +5,8 @@ use cashew_metrics::{PoolCounter, PoolGauge};
 use cashew_protocol::{memcached, resp};
 
 use crate::action::Action;
+use crate::buffer::LARGE;
+use crate::bulk::BULK_SIZE;
 use crate::client::{Parser, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
@@ -17,6 +19,8 @@ pub(crate) enum Plan {
     Done,
     /// Its bytes go to this lane as this request.
     Forward { lane: u32, request: u32 },
+    /// Nothing is done: it is to be dispatched when the client is owed nothing any more.
+    Wait,
 }
 
 /// How far consuming a buffer got.
@@ -36,9 +40,7 @@ impl Engine {
             return;
         }
         if client.input.capacity() > 0 || client.paused {
-            if client.input.capacity() == 0 {
-                client.input = self.bufs.take();
-            }
+            self.bufs.reserve(&mut client.input, bytes.len());
             client.input.extend_from_slice(bytes);
             if !client.paused {
                 self.consume_input(index);
@@ -60,8 +62,7 @@ impl Engine {
         if rest.is_empty() || client.state == State::Closing {
             return;
         }
-        client.input = self.bufs.take();
-        client.input.reserve(need.max(rest.len()));
+        client.input = self.bufs.take_for(need.max(rest.len()));
         client.input.extend_from_slice(rest);
     }
 
@@ -81,7 +82,8 @@ impl Engine {
                         self.bufs.give(input);
                     } else {
                         input.drain(..used);
-                        input.reserve(need.saturating_sub(input.len()));
+                        let missing = need.saturating_sub(input.len());
+                        self.bufs.reserve(&mut input, missing);
                         client.input = input;
                     }
                     return;
@@ -107,7 +109,7 @@ impl Engine {
     fn consume_redis(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
         let mut parser = match self.clients[index].parser.take() {
             Some(Parser::Redis(parser)) => parser,
-            _ => self.scratch.redis.pop().unwrap_or_default(),
+            _ => self.scratch.redis.take().unwrap_or_default(),
         };
         let limit = self.pools[self.clients[index].pool as usize].limits.request_size_max;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -117,12 +119,20 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes, limit) {
                 resp::Parsed::Complete { len } => {
-                    let plan = self.redis_request(index, &parser, &bytes[..len]);
+                    let plan = match self.must_wait(index, len) {
+                        true => Plan::Wait,
+                        false => self.redis_request(index, &parser, &bytes[..len]),
+                    };
+                    self.fence(index, len, &plan);
+                    if let Plan::Wait = plan {
+                        parser.reset();
+                        break;
+                    }
                     if let Plan::Forward { lane, request } = plan {
                         let inline = parser.inline_encoded();
-                        if owned && used == 0 && inline.is_none() && len >= crate::buffer::LARGE {
+                        if owned && used == 0 && inline.is_none() && len >= LARGE {
                             parser.reset();
-                            self.scratch.redis.push(parser);
+                            self.scratch.redis.give(parser);
                             return Step::Large { len, lane, request };
                         }
                         let payload = inline.unwrap_or(&bytes[..len]);
@@ -148,7 +158,7 @@ impl Engine {
                 }
             }
         }
-        self.scratch.redis.push(parser);
+        self.scratch.redis.give(parser);
         Step::Rest { used, need }
     }
 
@@ -157,7 +167,7 @@ impl Engine {
             Some(Parser::Memcached(parser)) => parser,
             _ => {
                 let limits = &self.pools[self.clients[index].pool as usize].limits;
-                let mut parser = self.scratch.memcached.pop().unwrap_or_default();
+                let mut parser = self.scratch.memcached.take().unwrap_or_default();
                 parser.set_value_size_max(limits.request_size_max);
                 parser
             }
@@ -168,12 +178,20 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 memcached::Parsed::Complete { len } => {
-                    let plan = self.memcached_request(index, &parser, &bytes[..len]);
+                    let plan = match self.must_wait(index, len) {
+                        true => Plan::Wait,
+                        false => self.memcached_request(index, &parser, &bytes[..len]),
+                    };
+                    self.fence(index, len, &plan);
+                    if let Plan::Wait = plan {
+                        parser.reset();
+                        break;
+                    }
                     if let Plan::Forward { lane, request } = plan {
                         match parser.noreply() {
-                            None if owned && used == 0 && len >= crate::buffer::LARGE => {
+                            None if owned && used == 0 && len >= LARGE => {
                                 parser.reset();
-                                self.scratch.memcached.push(parser);
+                                self.scratch.memcached.give(parser);
                                 return Step::Large { len, lane, request };
                             }
                             None => self.send(lane, request, Payload::Bytes(&bytes[..len])),
@@ -214,7 +232,7 @@ impl Engine {
                 }
             }
         }
-        self.scratch.memcached.push(parser);
+        self.scratch.memcached.give(parser);
         Step::Rest { used, need }
     }
 
@@ -237,7 +255,25 @@ impl Engine {
             self.pause(index);
             return false;
         }
+        self.clients[index].fenced = false;
         true
+    }
+
+    /// Whether a request of this length has to wait until the client is owed nothing.
+    #[inline]
+    fn must_wait(&self, index: u32, len: usize) -> bool {
+        len >= BULK_SIZE && self.clients[index].requests > 0
+    }
+
+    /// Keeps what follows a large request, or the request itself, from being dispatched too early.
+    #[inline]
+    fn fence(&mut self, index: u32, len: usize, plan: &Plan) {
+        if let Plan::Wait = plan {
+            self.clients[index].fenced = true;
+            self.pause(index);
+        } else if len >= BULK_SIZE {
+            self.clients[index].fenced = true;
+        }
     }
 
     #[inline]
@@ -245,6 +281,7 @@ impl Engine {
         let client = &self.clients[index];
         let pool = &self.pools[client.pool as usize];
         pool.held
+            || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
     }
@@ -288,8 +325,13 @@ impl Engine {
     /// Answers a request here, in its turn.
     pub(crate) fn answer(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
         let request = self.new_request(index, Role::Single);
-        let mut reply = self.bufs.take();
-        write(&mut reply);
+        let mut text = std::mem::take(&mut self.scratch.text);
+        text.clear();
+        write(&mut text);
+        let mut reply = self.bufs.take_for(text.len());
+        reply.extend_from_slice(&text);
+        text.shrink_to(LARGE);
+        self.scratch.text = text;
         self.clients[index].held += reply.len() as u64;
         let slot = &mut self.requests[request];
         slot.reply = reply;

@@ -5,10 +5,14 @@ use cashew_protocol::memcached;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
+use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
+
+/// What is looked at of a probe's reply.
+const PROBE_REPLY_MAX: usize = 64;
 
 impl Engine {
     /// Who waits for the request's reply in the end, or [`NONE`].
@@ -41,6 +45,7 @@ impl Engine {
     /// The last bytes of a reply; the request has left its lane.
     #[inline]
     pub(crate) fn deliver(&mut self, index: u32, bytes: &[u8]) {
+        self.learn_size(index, bytes.len());
         let request = &mut self.requests[index];
         if let Role::Single = request.role {
             let client = request.client;
@@ -68,6 +73,17 @@ impl Engine {
         self.hold(index, bytes);
         let reply = std::mem::take(&mut self.requests[index].reply);
         self.deliver_buf(index, reply);
+    }
+
+    /// Remembers whether the reply, of which these are the last bytes, was large.
+    #[inline]
+    fn learn_size(&mut self, index: u32, bytes: usize) {
+        let request = &self.requests[index];
+        let is_large = request.arrived + bytes as u64 >= BULK_SIZE as u64;
+        let replies = &mut self.pools[request.pool as usize].large_replies;
+        if is_large != replies.contains(request.mark) {
+            replies.learn(request.mark, is_large);
+        }
     }
 
     /// A whole reply in a buffer; the request has left its lane.
@@ -103,6 +119,7 @@ impl Engine {
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
         let request = &mut self.requests[index];
+        request.arrived += bytes.len() as u64;
         let client = request.client;
         let is_single = matches!(request.role, Role::Single);
         if request.silent || (is_single && client == NONE) {
@@ -132,12 +149,29 @@ impl Engine {
         self.check_output(client);
     }
 
-    /// Keeps bytes of a reply with its request.
-    fn hold(&mut self, index: u32, bytes: &[u8]) {
+    /// A buffer full of bytes of a reply that is being passed on.
+    pub(crate) fn deliver_middle(&mut self, index: u32, buffer: Vec<u8>) {
         let request = &mut self.requests[index];
-        if request.reply.capacity() == 0 {
-            request.reply = self.bufs.take();
+        request.arrived += buffer.len() as u64;
+        let client = request.client;
+        if client == NONE {
+            self.bufs.give(buffer);
+            return;
         }
+        self.clients[client].output.push_buf(buffer, &mut self.bufs);
+        self.mark_client(client);
+        self.check_output(client);
+    }
+
+    /// Keeps bytes of a reply with its request, as far as somebody waits for them.
+    fn hold(&mut self, index: u32, mut bytes: &[u8]) {
+        if self.waiting_client(index) == NONE {
+            let request = &self.requests[index];
+            let Role::Probe { .. } = request.role else { return };
+            bytes = &bytes[..bytes.len().min(PROBE_REPLY_MAX - request.reply.len())];
+        }
+        let request = &mut self.requests[index];
+        self.bufs.reserve(&mut request.reply, bytes.len());
         request.reply.extend_from_slice(bytes);
         self.charge(index, bytes.len());
     }
@@ -203,7 +237,9 @@ impl Engine {
 
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
-        let mut out = self.bufs.take();
+        // No merged reply is longer than what it is made of, but for a number's digits.
+        let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
+        let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) => |reply| reply.starts_with(b"-"),
             Merge::Same => |reply| reply.starts_with(b"-") || memcached::is_error(reply),

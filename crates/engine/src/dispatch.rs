@@ -5,12 +5,17 @@ use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Access;
 
+use crate::buffer::LARGE;
+use crate::bulk::{BULK_SIZE, Mark};
 use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lane::Link;
 use crate::request::{Gather, Merge, Request, Role};
 use crate::slab::NONE;
+
+/// Larger ones are not kept to be used again.
+const GATHER_KEPT_MAX: usize = 64 * 1024;
 
 /// The bytes of a request on their way to a lane.
 pub(crate) enum Payload<'a> {
@@ -86,8 +91,22 @@ impl Engine {
         expect: Expect,
         size: usize,
     ) -> Plan {
-        let server = self.route(self.clients[client].pool, key, access);
-        self.forward_to(client, server, expect, size)
+        let pool = self.clients[client].pool;
+        let mark = Mark::of(key);
+        let mut size = size;
+        if self.pools[pool as usize].large_replies.contains(mark) {
+            if self.clients[client].requests > 0 {
+                return Plan::Wait;
+            }
+            self.clients[client].fenced = true;
+            size = size.max(BULK_SIZE);
+        }
+        let server = self.route(pool, key, access);
+        let plan = self.forward_to(client, server, expect, size);
+        if let Plan::Forward { request, .. } = plan {
+            self.requests[request].mark = mark;
+        }
+        plan
     }
 
     /// Sends a request to a server as it is.
@@ -121,13 +140,17 @@ impl Engine {
         Plan::Done
     }
 
-    /// The client's lane to a server, if it can take `size` more bytes.
+    /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
+    /// large.
     #[inline]
     fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
         let client = &self.clients[client];
         let pool = &self.pools[client.pool as usize];
         let server = &pool.servers[server as usize];
-        let index = server.first_lane + client.lane_choice % server.lanes;
+        let index = match size < BULK_SIZE {
+            true => server.first_lane + client.lane_choice % server.lanes,
+            false => server.bulk_lane(),
+        };
         let lane = &self.lanes[index as usize];
         let queued = lane.output.len();
         let full = lane.in_flight + lane.unsent >= pool.limits.server_queue_max
@@ -232,21 +255,25 @@ impl Engine {
                 }
             }
         }
+        // Beyond it, what is written makes its own room.
+        let room = request.size.min(LARGE);
         for part in &mut split.parts {
             let output = &mut self.lanes[part.lane as usize].output;
             part.start = output.len();
-            output.write_with(&mut self.bufs, |out| (request.head)(out, part.keys));
+            output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
         }
         for (position, &owner) in split.owners.iter().enumerate() {
             let output = &mut self.lanes[split.parts[owner as usize].lane as usize].output;
-            output.write_with(&mut self.bufs, |out| (request.key)(out, position));
+            output.write_with(&mut self.bufs, room, |out| (request.key)(out, position));
         }
         let parent = self.new_request(client, Role::Single);
         let pool = self.clients[client].pool;
         let mut next = NONE;
         for part in split.parts.iter().rev() {
             let output = &mut self.lanes[part.lane as usize].output;
-            output.write_with(&mut self.bufs, |out| out.extend_from_slice(request.foot));
+            output.write_with(&mut self.bufs, request.foot.len(), |out| {
+                out.extend_from_slice(request.foot)
+            });
             let wire_len = output.len() - part.start;
             let mut fragment = Request::new(pool, NONE, Role::Fragment { parent, next }, self.now);
             fragment.expect = request.expect;
@@ -289,7 +316,7 @@ impl Engine {
 
     /// What dealing replies back to keys needs to know.
     pub(crate) fn gather(&mut self, split: &Split) -> Box<Gather> {
-        let mut gather = self.scratch.gathers.pop().unwrap_or_default();
+        let mut gather = self.scratch.gathers.take().unwrap_or_default();
         gather.owners.extend_from_slice(&split.owners);
         gather
     }
@@ -311,14 +338,11 @@ impl Engine {
     }
 
     pub(crate) fn recycle_merge(&mut self, merge: Merge) {
-        const KEPT: usize = 64;
-        const TEXT_MAX: usize = 64 * 1024;
-        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge {
-            let is_small = gather.text.capacity() <= TEXT_MAX && gather.owners.len() <= TEXT_MAX;
-            if is_small && self.scratch.gathers.len() < KEPT {
-                gather.clear();
-                self.scratch.gathers.push(gather);
-            }
+        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge
+            && gather.size() <= GATHER_KEPT_MAX
+        {
+            gather.clear();
+            self.scratch.gathers.give(gather);
         }
     }
 }

@@ -9,7 +9,7 @@ use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
-use crate::buffer::BufPool;
+use crate::buffer::{BufPool, LARGE};
 use crate::client::{Client, Session, State};
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
@@ -18,6 +18,7 @@ use crate::pool::{Pool, Queues, Server};
 use crate::request::{Gather, Request};
 use crate::rng::Rng;
 use crate::slab::Slab;
+use crate::spares::Spares;
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
 
@@ -83,13 +84,14 @@ pub struct Engine {
 
 /// Memory that requests use for the moment of their parsing, kept to be used again.
 #[derive(Default)]
-#[expect(clippy::vec_box, reason = "the boxes move to clients and requests and come back")]
 pub(crate) struct Scratch {
-    pub(crate) redis: Vec<Box<resp::RequestParser>>,
-    pub(crate) memcached: Vec<Box<memcached::RequestParser>>,
+    pub(crate) redis: Spares<Box<resp::RequestParser>>,
+    pub(crate) memcached: Spares<Box<memcached::RequestParser>>,
     pub(crate) keys: Vec<Span>,
     pub(crate) split: crate::dispatch::Split,
-    pub(crate) gathers: Vec<Box<Gather>>,
+    /// A reply while it is written.
+    pub(crate) text: Vec<u8>,
+    pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) places: Vec<crate::deliver::Place>,
 }
 
@@ -102,7 +104,7 @@ impl Engine {
             let count = lanes_here(config.server_connections, slot, workers);
             let servers = (0..config.servers.len()).map(|server_index| {
                 let first_lane = lanes.len() as u32;
-                for _ in 0..count {
+                for _ in 0..count + 1 {
                     lanes.push(Lane::new(pool_index as u32, server_index as u32, config.protocol));
                 }
                 Server {
@@ -150,11 +152,14 @@ impl Engine {
     }
 
     fn preconnect(&mut self) {
-        for index in 0..self.lanes.len() as u32 {
-            if self.pools[self.lanes[index as usize].pool as usize].preconnect {
-                self.connect(index);
-            }
-        }
+        let lanes: Vec<u32> = self
+            .pools
+            .iter()
+            .filter(|pool| pool.preconnect)
+            .flat_map(|pool| &pool.servers)
+            .flat_map(|server| server.first_lane..server.bulk_lane())
+            .collect();
+        lanes.into_iter().for_each(|lane| self.connect(lane));
     }
 
     // Events.
@@ -210,6 +215,26 @@ impl Engine {
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.client_received(conn.index(), bytes);
         }
+    }
+
+    /// As [`Engine::handle_received`], but takes the buffer, and leaves an empty one in its place,
+    /// where that saves a copy: in the middle of a large reply.
+    #[inline]
+    pub fn handle_received_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>, now: Time) {
+        self.now = now;
+        if buffer.len() >= LARGE
+            && conn.is_lane()
+            && let Some(lane) = self.current_lane(conn)
+            && self.lane_received_buffer(lane, buffer)
+        {
+            return;
+        }
+        self.handle_received(conn, buffer, now);
+    }
+
+    /// An empty buffer of at least this capacity, one that was taken earlier if there is any.
+    pub fn buffer(&mut self, capacity: usize) -> Vec<u8> {
+        self.bufs.take_for(capacity)
     }
 
     /// The peer will send nothing more, but may still read.
@@ -273,6 +298,9 @@ impl Engine {
                 }
                 Timer::Housekeeping => {
                     self.bufs.trim();
+                    self.scratch.redis.trim(drop);
+                    self.scratch.memcached.trim(drop);
+                    self.scratch.gathers.trim(drop);
                     self.requests.shrink();
                     self.clients.shrink();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);

@@ -110,6 +110,15 @@ impl Scanner {
         }
     }
 
+    /// Whether more than the next `len` bytes are known to belong to one value.
+    pub(crate) fn is_inside(&self, len: usize) -> bool {
+        let remaining = match self {
+            Self::Redis(scanner) => scanner.remaining_hint(),
+            Self::Memcached(scanner) => scanner.remaining_hint(),
+        };
+        remaining > len as u64
+    }
+
     #[inline]
     pub(crate) fn scan(&mut self, expect: Expect, bytes: &[u8]) -> Scan {
         match self {

@@ -57,14 +57,14 @@ impl Engine {
         handshake.replies_owed = 0;
         if let Some(password) = &pool.auth {
             handshake.replies_owed += 1;
-            handshake.output.write_with(&mut self.bufs, |out| {
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"AUTH", password.as_bytes()]);
             });
         }
         if pool.database > 0 {
             handshake.replies_owed += 1;
             let database = pool.database.to_string();
-            handshake.output.write_with(&mut self.bufs, |out| {
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"SELECT", database.as_bytes()]);
             });
         }
@@ -123,11 +123,38 @@ impl Engine {
         }
         if sent > 0 {
             lane.unsent -= sent;
+            if self.requests[lane.head].is_remnant() {
+                sent -= 1;
+                self.drop_remnant(index);
+            }
+        }
+        let lane = &mut self.lanes[index as usize];
+        if sent > 0 {
             lane.in_flight += sent;
             lane.written += u64::from(sent);
             lane.batches.push_back(Batch { end: lane.written, at: self.now });
         }
         self.publish_queues(index);
+    }
+
+    /// Passes a buffer on whole, if all of it is the middle of one reply that its client gets as it
+    /// comes. Returns whether it did.
+    pub(crate) fn lane_received_buffer(&mut self, index: u32, buffer: &mut Vec<u8>) -> bool {
+        let lane = &mut self.lanes[index as usize];
+        if lane.in_flight == 0 || !self.requests[lane.head].streaming {
+            return false;
+        }
+        let request = lane.head;
+        if !lane.scanner.is_inside(buffer.len()) {
+            return false;
+        }
+        let Scan::Partial = lane.scanner.scan(self.requests[request].expect, buffer) else {
+            unreachable!("the scanner said that the reply goes on behind these bytes");
+        };
+        let server = self.server_of(index).metrics;
+        self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
+        self.deliver_middle(request, std::mem::take(buffer));
+        true
     }
 
     /// Bytes arrived from the server.
@@ -142,15 +169,22 @@ impl Engine {
                 bytes = self.handshake_received(index, bytes);
                 continue;
             }
-            // No reply is owed for what is not wholly written.
-            if lane.in_flight == 0 {
+            // A request may be refused before all of it is written, an unwritten one may not.
+            let is_half_sent = lane.in_flight == 0 && lane.partial > 0;
+            let is_owed =
+                lane.in_flight > 0 || (is_half_sent && !self.requests[lane.head].is_remnant());
+            if !is_owed {
                 self.lane_down(index, Failure::BadReply, Closed::ByUs);
                 break;
             }
             let request = lane.head;
             match lane.scanner.scan(self.requests[request].expect, bytes) {
                 Scan::Complete(len) => {
-                    self.pop_answered(index);
+                    if is_half_sent {
+                        self.leave_remnant(index);
+                    } else {
+                        self.pop_answered(index);
+                    }
                     answered += 1;
                     self.deliver(request, &bytes[..len]);
                     bytes = &bytes[len..];
@@ -169,6 +203,39 @@ impl Engine {
             self.metrics.add_server(server, ServerCounter::Responses, answered);
             self.publish_queues(index);
         }
+    }
+
+    /// The head is answered though part of it is not written, as memcached does with a value that
+    /// is too large. The rest has to be written all the same: a remnant takes the request's place.
+    fn leave_remnant(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let answered = lane.head;
+        let request = &mut self.requests[answered];
+        request.in_lane = false;
+        let mut remnant = Request::new(lane.pool, NONE, Role::Single, self.now);
+        remnant.in_lane = true;
+        remnant.done = true;
+        remnant.wire_len = request.wire_len;
+        remnant.next_in_lane = request.next_in_lane;
+        let (remnant, _) = self.requests.insert(remnant);
+        lane.head = remnant;
+        lane.first_unsent = remnant;
+        if lane.tail == answered {
+            lane.tail = remnant;
+        }
+    }
+
+    /// The remnant at the lane's head is written: no reply is owed for it.
+    fn drop_remnant(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let remnant = lane.head;
+        let request = &self.requests[remnant];
+        lane.in_flight_size -= request.wire_len;
+        lane.head = request.next_in_lane;
+        if lane.head == NONE {
+            lane.tail = NONE;
+        }
+        self.free_request(remnant);
     }
 
     /// The head's reply is here: it leaves the lane.
@@ -257,7 +324,8 @@ impl Engine {
         let is_clean = failure == Failure::Closed && !had_requests;
         let settled = matches!(link, Link::Ready { since }
             if self.now.micros_since(since) >= SETTLED_AFTER_US);
-        if !is_clean {
+        // Being out of descriptors here is no fault of the server's.
+        if !is_clean && failure != Failure::Exhausted {
             self.note_failure(index, failure);
         }
         let lane = &mut self.lanes[index as usize];
@@ -556,7 +624,7 @@ impl Engine {
         let server = &mut self.pools[pool as usize].servers[server as usize];
         let mut queues = Queues::default();
         let first = server.first_lane as usize;
-        for lane in &self.lanes[first..first + server.lanes as usize] {
+        for lane in &self.lanes[first..=server.bulk_lane() as usize] {
             queues.unsent += u64::from(lane.unsent);
             queues.unsent_size += lane.output.len();
             queues.in_flight += u64::from(lane.in_flight);

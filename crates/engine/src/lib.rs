@@ -7,6 +7,7 @@
 
 mod action;
 mod buffer;
+mod bulk;
 mod client;
 mod clients;
 mod deliver;
@@ -23,6 +24,7 @@ mod request;
 mod rng;
 mod router;
 mod slab;
+mod spares;
 mod time;
 mod timers;
 

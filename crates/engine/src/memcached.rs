@@ -69,11 +69,12 @@ impl Engine {
         text.extend_from_slice(key);
         text.extend_from_slice(b"\r\n");
         self.clients[client].noreply = true;
-        let plan = self.forward_key(client, key, Access::Write, Expect::Line, text.len());
+        let server = self.route(self.clients[client].pool, key, Access::Write);
+        let plan = self.forward_to(client, server, Expect::Line, text.len());
         self.clients[client].noreply = false;
         match plan {
             Plan::Forward { lane, request } => self.send(lane, request, Payload::Owned(text)),
-            Plan::Done => self.bufs.give(text),
+            Plan::Done | Plan::Wait => self.bufs.give(text),
         }
     }
 

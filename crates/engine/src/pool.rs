@@ -3,6 +3,7 @@
 use cashew_config::snapshot::{self, Limits, Protocol};
 use cashew_metrics::{PoolId, ServerId};
 
+use crate::bulk::LargeReplies;
 use crate::router::Router;
 use crate::time::Time;
 
@@ -19,6 +20,7 @@ pub(crate) struct Pool {
     pub(crate) auto_eject: bool,
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
+    pub(crate) large_replies: LargeReplies,
     pub(crate) clients: u64,
     /// Number of the ring in use; grows with every change.
     pub(crate) ring_version: u64,
@@ -29,6 +31,7 @@ pub(crate) struct Pool {
 /// A server as this worker knows it.
 pub(crate) struct Server {
     pub(crate) metrics: ServerId,
+    /// Its shared lanes come first, then the bulk lane.
     pub(crate) first_lane: u32,
     pub(crate) lanes: u32,
     pub(crate) connections: u32,
@@ -71,6 +74,7 @@ impl Pool {
             auto_eject: pool.auto_eject_hosts,
             retry_ms: pool.server_retry_timeout_ms,
             failure_limit: pool.server_failure_limit.max(1),
+            large_replies: LargeReplies::new(),
             clients: 0,
             ring_version: 0,
             held: false,
@@ -90,6 +94,10 @@ impl Pool {
 }
 
 impl Server {
+    pub(crate) fn bulk_lane(&self) -> u32 {
+        self.first_lane + self.lanes
+    }
+
     pub(crate) fn is_up(&self) -> bool {
         !self.failing && !self.ejected
     }

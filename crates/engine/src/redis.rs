@@ -39,7 +39,7 @@ impl Engine {
             Lookup::Found(command) => match command.rule {
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
-                Rule::Local(local) => self.local_redis(client, local, bytes, args),
+                Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
                 Rule::Unsupported => {
                     self.say_with(client, |out| table::unknown_command_error(out, bytes, args))
                 }
@@ -164,10 +164,21 @@ impl Engine {
         })
     }
 
-    fn local_redis(&mut self, client: u32, local: Local, bytes: &[u8], args: &[Span]) -> Plan {
+    fn local_redis(
+        &mut self,
+        client: u32,
+        command: &Command,
+        local: Local,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
         let arg = |at: usize| args.get(at).map(|span| span.of(bytes));
         match local {
             Local::Ping => match arg(1) {
+                // The table cannot say that there is a most.
+                Some(_) if args.len() > 2 => {
+                    self.say_with(client, |out| table::wrong_arity_error(out, command))
+                }
                 None => self.say(client, b"+PONG\r\n"),
                 Some(text) => self.say_with(client, |out| encode::write_bulk(out, text)),
             },

@@ -3,6 +3,7 @@
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 
+use crate::bulk::Mark;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -32,6 +33,10 @@ pub(crate) struct Request {
     pub(crate) started: Time,
     /// Its bytes in the lane's output.
     pub(crate) wire_len: u64,
+    /// Bytes that have arrived of the reply so far.
+    pub(crate) arrived: u64,
+    /// Of its key, when there is one and the reply may be large.
+    pub(crate) mark: Mark,
     /// What has arrived of the reply and is not with the client yet.
     pub(crate) reply: Vec<u8>,
 }
@@ -80,6 +85,12 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        let owners = self.owners.capacity() * size_of::<u32>();
+        owners + self.text.capacity() + self.keys.capacity() * size_of::<Span>()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.owners.clear();
         self.text.clear();
@@ -88,6 +99,11 @@ impl Gather {
 }
 
 impl Request {
+    /// Whether this is what is left to be written of a request that was answered already.
+    pub(crate) fn is_remnant(&self) -> bool {
+        self.done && self.in_lane
+    }
+
     pub(crate) fn new(pool: u32, client: u32, role: Role, started: Time) -> Self {
         Self {
             pool,
@@ -103,6 +119,8 @@ impl Request {
             expect: Expect::Line,
             started,
             wire_len: 0,
+            arrived: 0,
+            mark: Mark::default(),
             reply: Vec::new(),
         }
     }

@@ -11,6 +11,8 @@ pub(crate) struct Slab<T> {
     entries: Vec<Entry<T>>,
     free: u32,
     len: u32,
+    /// The largest `len` since the last [`Slab::shrink`].
+    peak: u32,
     generation: u32,
 }
 
@@ -21,7 +23,7 @@ enum Entry<T> {
 
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
-        Self { entries: Vec::new(), free: NONE, len: 0, generation: 0 }
+        Self { entries: Vec::new(), free: NONE, len: 0, peak: 0, generation: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -34,6 +36,7 @@ impl<T> Slab<T> {
         self.generation = self.generation.wrapping_add(1);
         let entry = Entry::Used { generation: self.generation, value };
         self.len += 1;
+        self.peak = self.peak.max(self.len);
         if self.free == NONE {
             let index = self.entries.len() as u32;
             assert!(index < NONE >> 1, "slab is full");
@@ -81,14 +84,17 @@ impl<T> Slab<T> {
         self.entries.iter().enumerate().filter_map(used)
     }
 
-    /// Gives trailing free slots back when most of the array is unused: O(slots), so only for now
-    /// and then.
+    /// Gives trailing free slots back when most of the array was unused since the last call:
+    /// O(slots), so only for now and then.
     pub(crate) fn shrink(&mut self) {
         const KEPT: usize = 256;
-        if self.entries.len() < KEPT.max(4 * self.len as usize) {
+        let needed = std::mem::replace(&mut self.peak, self.len) as usize;
+        if self.entries.len() < KEPT.max(4 * needed) {
             return;
         }
-        while self.entries.len() > KEPT && matches!(self.entries.last(), Some(Entry::Free { .. })) {
+        while self.entries.len() > KEPT.max(2 * needed)
+            && matches!(self.entries.last(), Some(Entry::Free { .. }))
+        {
             self.entries.pop();
         }
         self.free = NONE;
@@ -146,6 +152,8 @@ mod tests {
         for &index in &indices[1..] {
             slab.remove(index);
         }
+        // The first one still sees the peak.
+        slab.shrink();
         slab.shrink();
         assert!(slab.entries.len() <= 256 && slab.entries.capacity() < 1024);
         assert_eq!(slab[0], 0);

@@ -123,8 +123,8 @@ fn a_large_value_passes_in_both_directions() {
     let (mut world, lanes) = two_servers();
     let [a, _] = lanes_of_keys(&mut world, lanes);
     let client = world.client();
-    let value = vec![b'v'; 300_000];
-    let mut set = format!("*3\r\n$3\r\nSET\r\n$1\r\n{A}\r\n$300000\r\n").into_bytes();
+    let value = vec![b'v'; 200_000];
+    let mut set = format!("*3\r\n$3\r\nSET\r\n$1\r\n{A}\r\n$200000\r\n").into_bytes();
     set.extend_from_slice(&value);
     set.extend_from_slice(b"\r\n");
     let mut all = set.clone();
@@ -134,13 +134,72 @@ fn a_large_value_passes_in_both_directions() {
     }
     set.extend_from_slice(get(A).as_bytes());
     assert!(world.received(a) == set);
-    let mut reply = b"+OK\r\n$300000\r\n".to_vec();
+    let mut reply = b"+OK\r\n$200000\r\n".to_vec();
     reply.extend_from_slice(&value);
     reply.extend_from_slice(b"\r\n");
     for chunk in reply.chunks(65_536) {
         world.send(a, chunk);
     }
     assert!(world.received(client) == reply);
+    world.assert_idle();
+}
+
+#[test]
+fn a_huge_request_takes_a_lane_of_its_own_and_keeps_its_place() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let (huge, small) = (world.client(), world.client());
+    let value = "v".repeat(1 << 20);
+    let set = format!("*3\r\n$3\r\nSET\r\n$1\r\n{A}\r\n$1048576\r\n{value}\r\n");
+    world.send(huge, get(A) + &set + &get(A));
+    let shared = world.accept(0);
+    // What comes before it is answered first, what comes behind waits for it.
+    world.expect(shared, get(A));
+    world.send(shared, "$-1\r\n");
+    world.expect(huge, "$-1\r\n");
+    let bulk = world.accept(0);
+    assert!(world.received(bulk) == set.as_bytes());
+    world.expect(shared, "");
+    // Others are not held up.
+    world.send(small, get(A));
+    world.expect(shared, get(A));
+    world.send(shared, "$1\r\n1\r\n");
+    world.expect(small, "$1\r\n1\r\n");
+    world.send(bulk, "+OK\r\n");
+    world.expect(huge, "+OK\r\n");
+    world.expect(shared, get(A));
+    world.send(shared, "$1\r\n2\r\n");
+    world.expect(huge, "$1\r\n2\r\n");
+    assert!(world.paused.is_empty());
+    world.assert_idle();
+}
+
+#[test]
+fn a_key_with_a_huge_reply_is_read_on_the_bulk_lane_from_then_on() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    let huge = format!("$1048576\r\n{}\r\n", "v".repeat(1 << 20));
+    world.send(client, get(A));
+    let shared = world.accept(0);
+    world.expect(shared, get(A));
+    world.send(shared, &huge);
+    assert!(world.received(client) == huge.as_bytes());
+    // The first GET is owed when the second comes, which has to wait, and so has the third.
+    world.send(client, get(B) + &get(A) + &get(B));
+    world.expect(shared, get(B));
+    assert!(!world.connects_to(0));
+    world.send(shared, "$-1\r\n");
+    let bulk = world.accept(0);
+    world.expect(bulk, get(A));
+    world.expect(shared, "");
+    world.send(bulk, "$5\r\nsmall\r\n");
+    world.expect(client, "$-1\r\n$5\r\nsmall\r\n");
+    world.expect(shared, get(B));
+    world.send(shared, "$-1\r\n");
+    // It is small again: back to the shared lane.
+    world.send(client, get(A));
+    world.expect(shared, get(A));
+    world.send(shared, "$-1\r\n");
+    world.expect(client, "$-1\r\n$-1\r\n");
     world.assert_idle();
 }
 
@@ -456,5 +515,59 @@ fn a_client_that_never_reads_all_there_is_has_a_bounded_number_of_requests() {
     world.write(client);
     world.tick();
     assert!(world.paused.is_empty());
+    world.assert_idle();
+}
+
+#[test]
+fn ping_takes_one_argument_at_most() {
+    let mut world = World::new(&pool(REDIS, 1));
+    let client = world.client();
+    world.send(client, "PING\r\nPING a\r\nPING a b\r\n");
+    world.expect(
+        client,
+        "+PONG\r\n$1\r\na\r\n-ERR wrong number of arguments for 'ping' command\r\n",
+    );
+}
+
+#[test]
+fn a_request_may_be_refused_before_all_of_it_is_written() {
+    let mut world = World::new(&pool("timeout: 400", 1));
+    let client = world.client();
+    world.send(client, "get a\r\n");
+    let lane = world.accept(0);
+    world.send(lane, "END\r\n");
+    world.expect(client, "END\r\n");
+    world.received(lane);
+
+    let set = format!("set a 0 0 100000\r\n{}\r\n", "v".repeat(100_000));
+    world.stuck.push(lane);
+    world.send(client, &set);
+    world.send(client, "get b\r\n");
+    world.write_some(lane, 1000);
+    world.send(lane, "SERVER_ERROR object too large for cache\r\n");
+    world.expect(client, "SERVER_ERROR object too large for cache\r\n");
+    world.stuck.clear();
+    world.write(lane);
+    assert_eq!(world.received(lane), (set + "get b\r\n").into_bytes());
+    world.send(lane, "END\r\n");
+    world.expect(client, "END\r\n");
+    assert!(!world.closed.contains(&lane));
+    world.assert_idle();
+}
+
+#[test]
+fn a_refused_request_gets_no_second_reply_while_the_rest_is_written() {
+    let mut world = World::new(&pool("timeout: 400", 1));
+    let client = world.client();
+    world.send(client, "get a\r\n");
+    let lane = world.accept(0);
+    world.send(lane, "END\r\n");
+    world.received(client);
+    world.stuck.push(lane);
+    world.send(client, format!("set a 0 0 100000\r\n{}\r\n", "v".repeat(100_000)));
+    world.write_some(lane, 1000);
+    world.send(lane, "SERVER_ERROR a\r\nSERVER_ERROR b\r\n");
+    world.expect(client, "SERVER_ERROR a\r\n");
+    assert!(world.closed.contains(&lane));
     world.assert_idle();
 }

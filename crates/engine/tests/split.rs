@@ -300,20 +300,6 @@ fn large_values_pass_through_a_split() {
 }
 
 #[test]
-fn what_a_client_that_left_would_have_got_is_not_kept() {
-    let (mut world, client, [a, b, ..]) = four_servers();
-    world.send(client, redis("MGET a b"));
-    world.close(client, CloseReason::Reset);
-    world.send(a, "*1\r\n$10000000\r\n");
-    for _ in 0..100 {
-        world.send(a, vec![b'x'; 100_000]);
-    }
-    world.send(a, "\r\n");
-    world.send(b, "*1\r\n$-1\r\n");
-    world.assert_idle();
-}
-
-#[test]
 fn keys_of_several_servers_without_a_merge_are_refused() {
     let (mut world, client, lanes) = four_servers();
     let error = |name: &str| {

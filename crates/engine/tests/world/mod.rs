@@ -176,7 +176,7 @@ impl World {
     }
 
     pub(crate) fn send(&mut self, conn: ConnId, bytes: impl AsRef<[u8]>) {
-        self.engine.handle_received(conn, bytes.as_ref(), self.now);
+        self.engine.handle_received_buffer(conn, &mut bytes.as_ref().to_vec(), self.now);
         self.tick();
     }
 

@@ -62,6 +62,12 @@ impl ReplyScanner {
         scan
     }
 
+    /// Bytes of the current data block still to come, without its line end; 0 outside of one.
+    #[inline]
+    pub fn remaining_hint(&self) -> u64 {
+        if self.state == State::Data { self.number } else { 0 }
+    }
+
     #[inline]
     fn scan_line(&mut self, buf: &[u8], at: usize) -> Scan {
         let left = REPLY_LINE_SIZE_MAX - self.line_len as usize;

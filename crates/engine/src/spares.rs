@@ -1,0 +1,59 @@
+//! Things that are kept to be used again.
+
+/// Recycles values, last in, first out, and lets go of those that nobody needs any more.
+pub(crate) struct Spares<T> {
+    free: Vec<T>,
+    /// Fewest values that lay unused since the last [`Spares::trim`].
+    idle: usize,
+    /// Most values that lay unused since then.
+    most: usize,
+}
+
+impl<T> Default for Spares<T> {
+    fn default() -> Self {
+        Self { free: Vec::new(), idle: 0, most: 0 }
+    }
+}
+
+impl<T> Spares<T> {
+    pub(crate) fn take(&mut self) -> Option<T> {
+        let value = self.free.pop()?;
+        self.idle = self.idle.min(self.free.len());
+        Some(value)
+    }
+
+    pub(crate) fn give(&mut self, value: T) {
+        self.free.push(value);
+        self.most = self.most.max(self.free.len());
+    }
+
+    /// Drops half of the values that nobody needed since the last call.
+    pub(crate) fn trim(&mut self, dropped: impl FnMut(T)) {
+        let surplus = self.idle.div_ceil(2);
+        // The front of the stack is what has been idle longest.
+        self.free.drain(..surplus).for_each(dropped);
+        self.free.shrink_to(self.most * 2);
+        self.idle = self.free.len();
+        self.most = self.free.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_needed_is_kept_and_a_peak_is_forgotten() {
+        let mut spares = Spares::default();
+        for n in 0..1000 {
+            spares.give(n);
+        }
+        for _ in 0..20 {
+            spares.trim(drop);
+            let taken: Vec<i32> = (0..100).filter_map(|_| spares.take()).collect();
+            assert_eq!(taken.len(), 100);
+            taken.into_iter().for_each(|value| spares.give(value));
+        }
+        assert!(spares.free.len() <= 101, "{}", spares.free.len());
+    }
+}
