@@ -65,7 +65,8 @@ impl World<'_> {
             }
             Fault::Break => {
                 if let Some(session) = session {
-                    session.breaks = true;
+                    // Large replies are on their way to the client before they end.
+                    session.breaks = Some(fabric.random.pick(&[0, 20_000]));
                 }
             }
             Fault::Garble => {

@@ -47,7 +47,12 @@ pub(crate) struct Gateway {
     inbox: VecDeque<Input>,
     /// When the next tick is planned; later ones are stale.
     tick_at: u64,
+    /// Tokens of connections that are closed.
+    stale: VecDeque<u64>,
 }
+
+/// Closed connections that are remembered.
+const STALE_MAX: usize = 8;
 
 struct Socket {
     /// `None` while connecting.
@@ -77,6 +82,7 @@ impl Gateway {
             sockets: BTreeMap::new(),
             inbox: VecDeque::new(),
             tick_at: u64::MAX,
+            stale: VecDeque::new(),
         };
         gateway.wake(0, &mut fabric.clock);
         gateway
@@ -109,6 +115,9 @@ impl Gateway {
         for input in std::mem::take(&mut self.inbox) {
             self.take(input, fabric);
         }
+        if fabric.random.percent(2) {
+            self.report_stale(fabric);
+        }
         let now = fabric.clock.time();
         if self.engine.poll_timeout() <= now {
             self.engine.handle_timeout(now);
@@ -123,6 +132,32 @@ impl Gateway {
         let next = Clock::instant(self.engine.poll_timeout()).max(fabric.clock.now() + 10);
         self.wake(next, &mut fabric.clock);
         wishes
+    }
+
+    /// Reports something of a connection that is closed, which the engine must ignore.
+    fn report_stale(&mut self, fabric: &mut Fabric) {
+        if self.stale.is_empty() {
+            return;
+        }
+        let at = fabric.random.below(self.stale.len() as u64) as usize;
+        let (conn, now) = (ConnId::from_token(self.stale[at]), fabric.clock.time());
+        match fabric.random.below(5) {
+            0 => self.engine.handle_received(conn, b"+STALE\r\n", now),
+            1 => self.engine.handle_read_closed(conn, now),
+            2 => self.engine.handle_closed(conn, CloseReason::Reset, now),
+            3 => self.engine.handle_connected(conn, now),
+            _ => self.engine.handle_sent(conn, 1, now),
+        }
+    }
+
+    /// Forgets a connection. Its token may come back to no good use.
+    fn remove(&mut self, token: u64) -> Option<Socket> {
+        let socket = self.sockets.remove(&token)?;
+        if self.stale.len() == STALE_MAX {
+            self.stale.pop_front();
+        }
+        self.stale.push_back(token);
+        Some(socket)
     }
 
     fn take(&mut self, input: Input, fabric: &mut Fabric) {
@@ -149,7 +184,7 @@ impl Gateway {
                 self.read(conn, fabric);
             }
             Input::Failed { token, why } => {
-                if self.sockets.remove(&token).is_some() {
+                if self.remove(token).is_some() {
                     self.engine.handle_closed(ConnId::from_token(token), why, now);
                 }
             }
@@ -164,7 +199,7 @@ impl Gateway {
             }
             Input::Reset { conn } => {
                 let token = fabric.network.conn(conn).token;
-                if self.sockets.remove(&token).is_some() {
+                if self.remove(token).is_some() {
                     let reason = CloseReason::Reset;
                     self.engine.handle_closed(ConnId::from_token(token), reason, now);
                 }
@@ -257,7 +292,7 @@ impl Gateway {
                 }
                 Action::Close { conn } => {
                     // It may have ended by itself in the same tick.
-                    let Some(socket) = self.sockets.remove(&conn.token()) else { continue };
+                    let Some(socket) = self.remove(conn.token()) else { continue };
                     if let Some(conn) = socket.conn {
                         self.close(conn, fabric);
                     }
@@ -309,7 +344,10 @@ impl Gateway {
             match fabric.network.conn(conn).peer {
                 Peer::Client(client) => {
                     let pool = fabric.oracle.pool_of(client) as usize;
-                    let limit = fabric.pools[pool].limits.client_output_max as usize;
+                    let limits = &fabric.pools[pool].limits;
+                    // The gateway's own answers may repeat a request (ECHO), one at a time.
+                    let local = limits.client_output_pause + fabric.request_size_max;
+                    let limit = limits.client_output_max.max(local) as usize;
                     assert!(waiting <= limit, "I4: {waiting} bytes wait for client {client}");
                 }
                 Peer::Server(server) => {

@@ -196,6 +196,35 @@ impl Scenario {
         scenario
     }
 
+    /// Servers hang for long and pools have short timeouts: every request is answered in time.
+    pub fn impatience(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x1a9a_71e4_0000_0000);
+        scenario.drain_at = None;
+        (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        for pool in &mut scenario.snapshot.pools {
+            pool.timeout_ms = Some(random.pick(&[20, 60, 150]));
+            pool.limits = Limits::default();
+        }
+        let temper = &mut scenario.temper;
+        (temper.stalls, temper.value_size_max) = (0, 100);
+        temper.request_size_max = Limits::default().request_size_max;
+        temper.pipeline = temper.pipeline.min(16);
+        scenario.weather = Weather {
+            latency_min_us: 20,
+            latency_max_us: 200,
+            capacity: 64_000,
+            ..scenario.weather
+        };
+        scenario.faults = Faults {
+            kinds: vec![Fault::Hang, Fault::Hang, Fault::Unreachable, Fault::Down],
+            gap_max_us: 50_000,
+            length_max_us: 2_000_000,
+            count_max: 20,
+        };
+        scenario
+    }
+
     pub(crate) fn is_clean(&self) -> bool {
         !self.faults.any() && self.temper.vanishes == 0 && !self.tight_queues && !self.tight_outputs
     }

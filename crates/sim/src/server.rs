@@ -56,8 +56,8 @@ pub(crate) struct Session {
     pub(crate) database: u32,
     /// The next reply is not one.
     pub(crate) garbles: bool,
-    /// The connection ends in the middle of the next reply.
-    pub(crate) breaks: bool,
+    /// The connection ends in the middle of the next reply of this size at least.
+    pub(crate) breaks: Option<usize>,
     planned: bool,
 }
 
@@ -172,7 +172,8 @@ impl Server {
             fabric.oracle.executed(client, &execution, now);
         }
         let reply_len = done.reply.len();
-        if session.garbles || session.breaks {
+        let breaks = session.breaks.is_some_and(|size| reply_len >= size);
+        if session.garbles || breaks {
             fabric.oracle.trouble(self.pool, self.index, now);
         }
         if std::mem::take(&mut session.garbles) {
@@ -183,7 +184,7 @@ impl Server {
                 Model::Memcached(_) => vec![b'x'; 10_000],
             });
         }
-        if std::mem::take(&mut session.breaks) {
+        if breaks {
             session.output.truncate(session.output.len() - reply_len.div_ceil(2));
             self.flush(conn, fabric);
             self.hang_up(conn, false, fabric);
