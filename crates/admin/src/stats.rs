@@ -31,14 +31,13 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const POOL_STATS: [PoolStat; 13] = [
+pub(crate) const POOL_STATS: [PoolStat; 12] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
     PoolStat::Counter(PoolCounter::ServerEjects),
     PoolStat::Counter(PoolCounter::ForwardError),
     PoolStat::Counter(PoolCounter::Fragments),
-    PoolStat::Counter(PoolCounter::ClientTimedout),
     PoolStat::Counter(PoolCounter::ClientsAccepted),
     PoolStat::Counter(PoolCounter::ClientsRefused),
     PoolStat::Counter(PoolCounter::ClientsOverflowed),
@@ -322,7 +321,6 @@ mod tests {
         let pool_additions = [
             "client_requests",
             "client_responses",
-            "client_timedout",
             "clients_accepted",
             "clients_overflowed",
             "clients_refused",

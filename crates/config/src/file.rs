@@ -45,8 +45,8 @@ section! {
         hash_tag: HashTag = none,
         /// How hashes are mapped to servers.
         distribution: Distribution = "ketama",
-        /// Milliseconds that a request may take, from its last byte to its reply, connecting
-        /// included. 0 or -1 is without limit.
+        /// Milliseconds that a request may wait for its reply once it is sent, and before that for
+        /// a connection to be sent on. 0 or -1 is without limit.
         timeout: Timeout = "-1",
         /// Connections that may wait to be accepted, as given to listen(2).
         backlog: Number<0, 2147483647> = "512",
@@ -67,9 +67,10 @@ section! {
         auto_eject_hosts: Switch = "false",
         /// Shared connections to each server over all workers; every worker has at least one.
         server_connections: Number<1, 2147483647> = "1",
-        /// Milliseconds that an ejected server stays out of the ring.
+        /// Milliseconds until an ejected server is probed, and between probes, less up to half of
+        /// it at random. It is back when it answers one.
         server_retry_timeout: Number<0, 2147483647> = "30000",
-        /// Consecutive failures that eject a server. 0 counts as 1.
+        /// Consecutive failures, as one worker sees them, that eject a server. 0 counts as 1.
         server_failure_limit: Number<0, 2147483647> = "2",
         /// Bytes of the largest request. A client that sends more gets an error and is closed.
         request_size_max: Size<1024, 4294967296> = "1gb",

@@ -44,8 +44,8 @@ pub struct Pool {
     /// Sorted by (name length, name bytes); a server's index everywhere is its position here.
     /// Never empty, at most [`SERVERS_MAX`].
     pub servers: Vec<Server>,
-    /// From a request's last byte written to its reply; `None` waits as long as the connection
-    /// lives.
+    /// For the reply once a request is sent, and before that for a connection to send it on;
+    /// `None` waits as long as it takes.
     pub timeout_ms: Option<u64>,
     pub backlog: u32,
     /// Clients of this pool over all workers; 0 = no limit but that of descriptors.

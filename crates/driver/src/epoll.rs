@@ -248,6 +248,7 @@ impl EpollDriver {
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(_) => {
                     self.park(id);
+                    handler.accept_blocked(id);
                     return;
                 }
             }
@@ -465,6 +466,7 @@ fn close_kind(errno: Errno) -> CloseKind {
         Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN => {
             CloseKind::Unreachable
         }
+        Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => CloseKind::Exhausted,
         _ => CloseKind::Reset,
     }
 }

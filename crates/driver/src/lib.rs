@@ -47,6 +47,8 @@ pub enum CloseKind {
     Reset,
     TimedOut,
     Unreachable,
+    /// This process, or the system, is out of descriptors or of memory for sockets.
+    Exhausted,
 }
 
 /// How accepted connections are set up.
@@ -62,6 +64,8 @@ pub trait Handler {
     fn woken(&mut self);
     /// A client connected. Its token, or `None` to close it at once.
     fn accepted(&mut self, listener: u32) -> Option<Token>;
+    /// Out of descriptors: clients wait to be accepted until another connection closes.
+    fn accept_blocked(&mut self, listener: u32);
     fn connected(&mut self, conn: Token);
     /// Bytes arrived; never none. The handler may take the buffer away, or leave it and what is in
     /// it to be overwritten.

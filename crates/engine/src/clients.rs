@@ -95,6 +95,11 @@ impl Engine {
     /// Parses and dispatches whole requests from the start of `buf`. With `owned`, a large request
     /// at the very front is left to the caller, who can pass the buffer on without a copy.
     fn consume(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+        // A parser in the middle of a request stays with its client: among the spare ones it
+        // would take another client's bytes for the rest of that request.
+        if !self.may_consume(index) {
+            return Step::Rest { used: 0, need: 0 };
+        }
         match self.protocol_of(index) {
             Protocol::Redis => self.consume_redis(index, buf, owned),
             Protocol::Memcached => self.consume_memcached(index, buf, owned),

@@ -14,6 +14,8 @@ pub enum CloseReason {
     Unreachable,
     /// The server's name has no address.
     Unresolved,
+    /// There was no descriptor for it.
+    Exhausted,
 }
 
 /// Why the gateway itself has to answer a request, with an error.
@@ -24,6 +26,8 @@ pub enum Failure {
     Reset,
     Unreachable,
     Unresolved,
+    /// The gateway has no descriptor to connect with.
+    Exhausted,
     /// The server closed the connection while a reply was owed.
     Closed,
     /// The server sent what is no reply, or a reply that nobody asked for.
@@ -44,6 +48,7 @@ impl Failure {
             Self::Reset => "Connection reset by peer",
             Self::Unreachable => "No route to host",
             Self::Unresolved => "Host is down",
+            Self::Exhausted => "Too many open files",
             Self::Closed => "Server closed the connection",
             Self::BadReply => "Server sent an invalid reply",
             Self::HandshakeRefused => "Server refused AUTH or SELECT",
@@ -71,6 +76,7 @@ impl From<CloseReason> for Failure {
             CloseReason::TimedOut => Self::TimedOut,
             CloseReason::Unreachable => Self::Unreachable,
             CloseReason::Unresolved => Self::Unresolved,
+            CloseReason::Exhausted => Self::Exhausted,
         }
     }
 }

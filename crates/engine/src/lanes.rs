@@ -123,6 +123,13 @@ impl Engine {
         }
         if sent > 0 {
             lane.unsent -= sent;
+            if self.requests[lane.head].is_remnant() {
+                sent -= 1;
+                self.drop_remnant(index);
+            }
+        }
+        let lane = &mut self.lanes[index as usize];
+        if sent > 0 {
             lane.in_flight += sent;
             lane.written += u64::from(sent);
             lane.batches.push_back(Batch { end: lane.written, at: self.now });
@@ -162,15 +169,22 @@ impl Engine {
                 bytes = self.handshake_received(index, bytes);
                 continue;
             }
-            // No reply is owed for what is not wholly written.
-            if lane.in_flight == 0 {
+            // A request may be refused before all of it is written, an unwritten one may not.
+            let is_half_sent = lane.in_flight == 0 && lane.partial > 0;
+            let is_owed =
+                lane.in_flight > 0 || (is_half_sent && !self.requests[lane.head].is_remnant());
+            if !is_owed {
                 self.lane_down(index, Failure::BadReply, Closed::ByUs);
                 break;
             }
             let request = lane.head;
             match lane.scanner.scan(self.requests[request].expect, bytes) {
                 Scan::Complete(len) => {
-                    self.pop_answered(index);
+                    if is_half_sent {
+                        self.leave_remnant(index);
+                    } else {
+                        self.pop_answered(index);
+                    }
                     answered += 1;
                     self.deliver(request, &bytes[..len]);
                     bytes = &bytes[len..];
@@ -189,6 +203,39 @@ impl Engine {
             self.metrics.add_server(server, ServerCounter::Responses, answered);
             self.publish_queues(index);
         }
+    }
+
+    /// The head is answered though part of it is not written, as memcached does with a value that
+    /// is too large. The rest has to be written all the same: a remnant takes the request's place.
+    fn leave_remnant(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let answered = lane.head;
+        let request = &mut self.requests[answered];
+        request.in_lane = false;
+        let mut remnant = Request::new(lane.pool, NONE, Role::Single, self.now);
+        remnant.in_lane = true;
+        remnant.done = true;
+        remnant.wire_len = request.wire_len;
+        remnant.next_in_lane = request.next_in_lane;
+        let (remnant, _) = self.requests.insert(remnant);
+        lane.head = remnant;
+        lane.first_unsent = remnant;
+        if lane.tail == answered {
+            lane.tail = remnant;
+        }
+    }
+
+    /// The remnant at the lane's head is written: no reply is owed for it.
+    fn drop_remnant(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let remnant = lane.head;
+        let request = &self.requests[remnant];
+        lane.in_flight_size -= request.wire_len;
+        lane.head = request.next_in_lane;
+        if lane.head == NONE {
+            lane.tail = NONE;
+        }
+        self.free_request(remnant);
     }
 
     /// The head's reply is here: it leaves the lane.
@@ -277,7 +324,8 @@ impl Engine {
         let is_clean = failure == Failure::Closed && !had_requests;
         let settled = matches!(link, Link::Ready { since }
             if self.now.micros_since(since) >= SETTLED_AFTER_US);
-        if !is_clean {
+        // Being out of descriptors here is no fault of the server's.
+        if !is_clean && failure != Failure::Exhausted {
             self.note_failure(index, failure);
         }
         let lane = &mut self.lanes[index as usize];

@@ -99,6 +99,11 @@ impl Gather {
 }
 
 impl Request {
+    /// Whether this is what is left to be written of a request that was answered already.
+    pub(crate) fn is_remnant(&self) -> bool {
+        self.done && self.in_lane
+    }
+
     pub(crate) fn new(pool: u32, client: u32, role: Role, started: Time) -> Self {
         Self {
             pool,

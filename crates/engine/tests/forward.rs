@@ -528,3 +528,46 @@ fn ping_takes_one_argument_at_most() {
         "+PONG\r\n$1\r\na\r\n-ERR wrong number of arguments for 'ping' command\r\n",
     );
 }
+
+#[test]
+fn a_request_may_be_refused_before_all_of_it_is_written() {
+    let mut world = World::new(&pool("timeout: 400", 1));
+    let client = world.client();
+    world.send(client, "get a\r\n");
+    let lane = world.accept(0);
+    world.send(lane, "END\r\n");
+    world.expect(client, "END\r\n");
+    world.received(lane);
+
+    let set = format!("set a 0 0 100000\r\n{}\r\n", "v".repeat(100_000));
+    world.stuck.push(lane);
+    world.send(client, &set);
+    world.send(client, "get b\r\n");
+    world.write_some(lane, 1000);
+    world.send(lane, "SERVER_ERROR object too large for cache\r\n");
+    world.expect(client, "SERVER_ERROR object too large for cache\r\n");
+    world.stuck.clear();
+    world.write(lane);
+    assert_eq!(world.received(lane), (set + "get b\r\n").into_bytes());
+    world.send(lane, "END\r\n");
+    world.expect(client, "END\r\n");
+    assert!(!world.closed.contains(&lane));
+    world.assert_idle();
+}
+
+#[test]
+fn a_refused_request_gets_no_second_reply_while_the_rest_is_written() {
+    let mut world = World::new(&pool("timeout: 400", 1));
+    let client = world.client();
+    world.send(client, "get a\r\n");
+    let lane = world.accept(0);
+    world.send(lane, "END\r\n");
+    world.received(client);
+    world.stuck.push(lane);
+    world.send(client, format!("set a 0 0 100000\r\n{}\r\n", "v".repeat(100_000)));
+    world.write_some(lane, 1000);
+    world.send(lane, "SERVER_ERROR a\r\nSERVER_ERROR b\r\n");
+    world.expect(client, "SERVER_ERROR a\r\n");
+    assert!(world.closed.contains(&lane));
+    world.assert_idle();
+}

@@ -42,8 +42,6 @@ stats! {
             "Client connections closed by the client";
         ClientErr => "client_err", "cashew_client_errors_total",
             "Client connections closed because of an error";
-        ClientTimedout => "client_timedout", "cashew_client_timeouts_total",
-            "Client connections closed because of a timeout";
         ServerEjects => "server_ejects", "cashew_server_ejects_total",
             "Times a server was ejected from the ring";
         ForwardError => "forward_error", "cashew_forward_errors_total",

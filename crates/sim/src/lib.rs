@@ -1,1 +1,32 @@
+//! The engine in a world that can be replayed: a virtual clock, a network that cuts and delays
+//! bytes as it likes, model servers, model clients, and an oracle that knows what every request
+//! must be answered.
+//!
+//! A seed decides everything: topology, limits, traffic, faults and the order of events. Nothing
+//! here reads a clock or does I/O, so a failing seed fails again. [`run`] plays one seed and panics
+//! at the first violation, after which the last events of the run are printed.
 #![forbid(unsafe_code)]
+
+mod client;
+mod clock;
+mod coordinator;
+mod counts;
+mod faults;
+mod gateway;
+mod memcached_client;
+mod memcached_server;
+mod network;
+mod oracle;
+mod random;
+mod redis_client;
+mod redis_server;
+mod request;
+mod rings;
+mod scenario;
+mod server;
+mod trace;
+mod world;
+
+pub use counts::Counts;
+pub use scenario::Scenario;
+pub use world::{Report, run};

@@ -17,7 +17,7 @@ pub(crate) fn raise_open_files(wanted: u64) {
         let maximum = before.maximum.map(|maximum| maximum.max(limit));
         if setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum }).is_ok() {
             if limit < wanted {
-                warn!("each process may open {limit} files, not the {wanted} of max_open_files");
+                warn!("each process may open {limit} files, not the {wanted} of max_openfiles");
             } else {
                 info!("each process may open {limit} files");
             }

@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Token};
@@ -13,6 +14,9 @@ use crate::clock::Clock;
 /// What the driver watches for the worker.
 pub(crate) const WATCH_CONTROL: u32 = 0;
 pub(crate) const WATCH_RESOLVER: u32 = 1;
+
+/// How often the log says that there are no descriptors.
+const BLOCKED_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Everything of a worker but its driver, so that the driver can call it.
 pub(crate) struct Core {
@@ -27,6 +31,8 @@ pub(crate) struct Core {
     pub(crate) pool_ids: Vec<PoolId>,
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
+    /// When clients last had to wait for descriptors.
+    pub(crate) last_blocked: Option<Time>,
     /// Connections to servers that failed, which may have another address to try.
     pub(crate) failed_connects: Vec<(Token, CloseKind)>,
 }
@@ -58,6 +64,7 @@ fn close_reason(kind: CloseKind) -> CloseReason {
         CloseKind::Reset => CloseReason::Reset,
         CloseKind::TimedOut => CloseReason::TimedOut,
         CloseKind::Unreachable => CloseReason::Unreachable,
+        CloseKind::Exhausted => CloseReason::Exhausted,
     }
 }
 
@@ -75,6 +82,18 @@ impl Handler for Core {
 
     fn connected(&mut self, conn: Token) {
         self.engine.handle_connected(ConnId::from_token(conn.0), self.now);
+    }
+
+    fn accept_blocked(&mut self, listener: u32) {
+        let due = self.last_blocked.is_none_or(|last| self.now - last >= BLOCKED_REPORT_INTERVAL);
+        if due {
+            self.last_blocked = Some(self.now);
+            let pool = &self.snapshot.pools[listener as usize].name;
+            tracing::warn!(
+                "pool {pool}: out of file descriptors: clients wait until others leave; \
+                 raise max_openfiles or lower client_connections"
+            );
+        }
     }
 
     #[inline]

@@ -80,6 +80,7 @@ impl<D: Driver> Worker<D> {
             pool_ids,
             control_readable: false,
             resolver_readable: false,
+            last_blocked: None,
             failed_connects: Vec::new(),
         };
         let pace = Pace::new(core.snapshot.global.batch_window_max_us);

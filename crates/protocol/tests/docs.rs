@@ -1,0 +1,222 @@
+//! The tables of docs/commands.md are those of the code.
+//!
+//! `CASHEW_BLESS=1 cargo test -p cashew-protocol docs` writes them anew.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use cashew_protocol::memcached::{Parsed, RequestParser, Verb};
+use cashew_protocol::redis::{Access, COMMANDS, Command, Group, Keys, Merge, Rule};
+
+/// Commands of Redis 7 that clients may look for in vain, by what they would need.
+const MISSING: &[(&str, &[&str])] = &[
+    (
+        "block, and would hold up the server connection that clients share",
+        &[
+            "blpop",
+            "brpop",
+            "blmove",
+            "brpoplpush",
+            "blmpop",
+            "bzpopmin",
+            "bzpopmax",
+            "bzmpop",
+            "wait",
+        ],
+    ),
+    ("are transactions", &["multi", "exec", "discard", "watch", "unwatch"]),
+    (
+        "are publish and subscribe",
+        &["subscribe", "psubscribe", "ssubscribe", "unsubscribe", "publish", "spublish", "pubsub"],
+    ),
+    (
+        "concern the keys of all servers",
+        &["scan", "keys", "dbsize", "randomkey", "flushdb", "flushall", "swapdb"],
+    ),
+    ("load scripts and functions on all servers", &["script", "function"]),
+    ("go from server to server by address", &["migrate", "replicaof", "failover", "cluster"]),
+    (
+        "administer a server",
+        &[
+            "config", "acl", "monitor", "slowlog", "latency", "debug", "shutdown", "save",
+            "bgsave", "time", "reset",
+        ],
+    ),
+];
+
+#[test]
+fn the_docs_of_commands_are_current() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/commands.md");
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    let mut made = written.clone();
+    for (name, table) in [
+        ("redis commands", redis_tables()),
+        ("missing redis commands", missing_table()),
+        ("memcached commands", memcached_table()),
+    ] {
+        made = replace(&made, name, &table);
+    }
+    if std::env::var_os("CASHEW_BLESS").is_some() {
+        std::fs::write(&path, made).unwrap();
+    } else {
+        assert!(
+            made == written,
+            "docs/commands.md is not current; run: CASHEW_BLESS=1 cargo test -p cashew-protocol docs"
+        );
+    }
+}
+
+/// Puts `table` between the comments that name it.
+fn replace(text: &str, name: &str, table: &str) -> String {
+    let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
+    let (before, rest) = text.split_once(&begin).expect("the document has the first comment");
+    let (_, after) = rest.split_once(&end).expect("the document has the last comment");
+    format!("{before}{begin}\n{table}\n{end}{after}")
+}
+
+fn redis_tables() -> String {
+    let mut groups: Vec<Group> = Vec::new();
+    for command in COMMANDS {
+        if !groups.contains(&command.group) {
+            groups.push(command.group);
+        }
+    }
+    let mut text = String::new();
+    for group in groups {
+        writeln!(text, "### {}\n", heading(group)).unwrap();
+        text += "| Command | Keys | Access | Served |\n|---|---|---|---|\n";
+        let of_group = COMMANDS.iter().filter(|command| command.group == group);
+        for command in of_group.filter(|command| command.rule != Rule::Unsupported) {
+            let (keys, access, served) = (keys(command), access(command), served(command));
+            let name = shown(command.name);
+            writeln!(text, "| `{name}` | {keys} | {access} | {served} |").unwrap();
+        }
+        text.push('\n');
+    }
+    text.trim_end().to_owned() + "\n"
+}
+
+fn heading(group: Group) -> &'static str {
+    match group {
+        Group::Bitmap => "Bitmaps",
+        Group::Connection => "Connection",
+        Group::Generic => "Keys of any type",
+        Group::Geo => "Geo",
+        Group::Hash => "Hashes",
+        Group::Hyperloglog => "HyperLogLog",
+        Group::List => "Lists",
+        Group::Scripting => "Scripts and functions",
+        Group::Server => "Server",
+        Group::Set => "Sets",
+        Group::SortedSet => "Sorted sets",
+        Group::Stream => "Streams",
+        Group::String => "Strings",
+    }
+}
+
+fn shown(name: &str) -> String {
+    name.to_ascii_uppercase().replace('|', " ")
+}
+
+fn keys(command: &Command) -> String {
+    // Arguments are counted behind the name, a subcommand's too.
+    let names = command.name.split('|').count() as u16;
+    match command.keys {
+        Keys::None => "none".into(),
+        Keys::Range { first, last, .. } if i32::from(first) == i32::from(last) => {
+            format!("argument {}", first + 1 - names)
+        }
+        Keys::Range { first: 1, last: -1, .. } => "every argument".into(),
+        Keys::Range { first, last: -1, .. } => format!("arguments from {first} on"),
+        Keys::Range { first, last, .. } => format!("arguments {first} and {last}"),
+        Keys::Pairs { .. } => "every other argument".into(),
+        Keys::Numkeys { at, destination: 0, .. } => format!("as many as argument {at} says"),
+        Keys::Numkeys { at, destination, .. } => {
+            format!("argument {destination}, and as many as argument {at} says")
+        }
+        Keys::Sort => "argument 1, and that of STORE".into(),
+        Keys::Georadius => "argument 1, and those of STORE and STOREDIST".into(),
+        Keys::Streams => "behind STREAMS".into(),
+    }
+}
+
+fn access(command: &Command) -> &'static str {
+    match command.access {
+        Access::Read => "read",
+        Access::Write => "write",
+        Access::None if command.keys == Keys::None => "–",
+        Access::None => "as write",
+    }
+}
+
+fn served(command: &Command) -> &'static str {
+    match command.rule {
+        Rule::Forward if command.single_key().is_some() => "forwarded",
+        Rule::Forward => "forwarded, keys on one server",
+        Rule::Split(Merge::Gather) => "split, array in the order of the keys",
+        Rule::Split(Merge::Sum) => "split, sum",
+        Rule::Split(Merge::AllOk) => "split, `+OK` when all say so",
+        Rule::Local(_) => "answered here",
+        Rule::Unsupported => unreachable!("left out"),
+    }
+}
+
+fn missing_table() -> String {
+    let mut text = String::from("| Commands that … | |\n|---|---|\n");
+    for (reason, names) in MISSING {
+        for name in *names {
+            let known = COMMANDS.iter().any(|command| command.name == *name);
+            assert!(!known, "{name} is there");
+        }
+        let names: Vec<String> = names.iter().map(|name| format!("`{}`", shown(name))).collect();
+        writeln!(text, "| {reason} | {} |", names.join(" ")).unwrap();
+    }
+    text
+}
+
+fn memcached_table() -> String {
+    let mut text = String::from("| Command | Access | Served |\n|---|---|---|\n");
+    for request in [
+        "get k k2",
+        "gets k k2",
+        "gat 0 k k2",
+        "gats 0 k k2",
+        "set k 0 0 1\r\nx",
+        "add k 0 0 1\r\nx",
+        "replace k 0 0 1\r\nx",
+        "append k 0 0 1\r\nx",
+        "prepend k 0 0 1\r\nx",
+        "cas k 0 0 1 1\r\nx",
+        "delete k",
+        "incr k 1",
+        "decr k 1",
+        "touch k 0",
+        "flush_all",
+        "verbosity 1",
+        "version",
+        "quit",
+    ] {
+        let bytes = format!("{request}\r\n");
+        let mut parser = RequestParser::default();
+        assert_eq!(parser.parse(bytes.as_bytes()), Parsed::Complete { len: bytes.len() });
+        let (access, served) = memcached(parser.verb());
+        let name = request.split(' ').next().unwrap_or_default();
+        writeln!(text, "| `{name}` | {access} | {served} |").unwrap();
+    }
+    text
+}
+
+fn memcached(verb: Verb) -> (&'static str, &'static str) {
+    match verb {
+        Verb::Get | Verb::Gets => ("read", "split by server, hits in the order of the keys"),
+        Verb::Gat | Verb::Gats => ("write", "split by server, hits in the order of the keys"),
+        Verb::Set | Verb::Add | Verb::Replace | Verb::Append | Verb::Prepend | Verb::Cas => {
+            ("write", "forwarded")
+        }
+        Verb::Delete | Verb::Incr | Verb::Decr | Verb::Touch => ("write", "forwarded"),
+        Verb::FlushAll => ("write", "to every server in the ring, one answer"),
+        Verb::Verbosity => ("–", "to every server in the ring, one answer"),
+        Verb::Version => ("–", "the answer of the first server in the ring"),
+        Verb::Quit => ("–", "closes when what is owed is answered"),
+    }
+}

@@ -1,0 +1,37 @@
+//! How much happened, to see that a sweep covers what it should.
+
+use std::ops::AddAssign;
+
+/// What happened in a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub requests: u64,
+    pub replies: u64,
+    /// Replies that were errors of the gateway's, blamed on a fault.
+    pub errors: u64,
+    pub executions: u64,
+    /// Executions of requests whose connection the gateway had given up.
+    pub late: u64,
+    /// Connections that the gateway closed before all was answered, blamed on a fault.
+    pub cuts: u64,
+    pub ring_changes: u64,
+    pub faults: u64,
+    pub clients: u64,
+    /// Longest time from a request's last byte sent to the last byte of its reply.
+    pub slowest_us: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.replies += other.replies;
+        self.errors += other.errors;
+        self.executions += other.executions;
+        self.late += other.late;
+        self.cuts += other.cuts;
+        self.ring_changes += other.ring_changes;
+        self.faults += other.faults;
+        self.clients += other.clients;
+        self.slowest_us = self.slowest_us.max(other.slowest_us);
+    }
+}

@@ -1,0 +1,380 @@
+//! An engine with what a driver and a worker's loop are to it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::IoSlice;
+
+use cashew_config::Snapshot;
+use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Setup};
+use cashew_metrics::{PoolGauge, ServerGauge, Writer};
+
+use crate::clock::{Clock, Event};
+use crate::network::{Peer, Side, piece};
+use crate::world::Fabric;
+
+/// Most bytes of one read.
+const READ_SIZE: usize = 64 * 1024;
+/// Most slices of one write.
+const SLICES_MAX: usize = 8;
+
+/// What a gateway finds when it wakes up.
+#[derive(Clone, Debug)]
+pub(crate) enum Input {
+    Accept { conn: u32, pool: u32, admission: Admission },
+    Connected { token: u64, conn: u32 },
+    Failed { token: u64, why: CloseReason },
+    Readable { conn: u32 },
+    Writable { conn: u32 },
+    Reset { conn: u32 },
+    Hold { pool: u32, version: u64 },
+    Release { pool: u32, version: u64, live: Vec<bool> },
+    Drain,
+}
+
+/// What a gateway wants of the world.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wish {
+    Connect { token: u64, pool: u32, server: u32 },
+    Held { pool: u32, version: u64 },
+    Eject { pool: u32, server: u32 },
+    Readmit { pool: u32, server: u32 },
+}
+
+pub(crate) struct Gateway {
+    id: u32,
+    pub(crate) engine: Engine,
+    metrics: Writer,
+    sockets: BTreeMap<u64, Socket>,
+    inbox: VecDeque<Input>,
+    /// When the next tick is planned; later ones are stale.
+    tick_at: u64,
+}
+
+struct Socket {
+    /// `None` while connecting.
+    conn: Option<u32>,
+    paused: bool,
+    write_blocked: bool,
+    /// The engine knows that the peer sends nothing more.
+    ended: bool,
+}
+
+impl Gateway {
+    pub(crate) fn new(id: u32, count: u32, snapshot: &Snapshot, fabric: &mut Fabric) -> Self {
+        let metrics = Writer::in_memory(snapshot);
+        let engine = Engine::new(Setup {
+            snapshot,
+            metrics: metrics.clone(),
+            seed: fabric.random.next(),
+            slot: id,
+            workers: count,
+            identity: Identity { version: "0.0.0", process_id: 1 },
+            now: fabric.clock.time(),
+        });
+        let mut gateway = Self {
+            id,
+            engine,
+            metrics,
+            sockets: BTreeMap::new(),
+            inbox: VecDeque::new(),
+            tick_at: u64::MAX,
+        };
+        gateway.wake(0, &mut fabric.clock);
+        gateway
+    }
+
+    pub(crate) fn push(&mut self, input: Input, fabric: &mut Fabric) {
+        self.inbox.push_back(input);
+        let at = fabric.clock.now() + fabric.random.below(60);
+        self.wake(at, &mut fabric.clock);
+    }
+
+    pub(crate) fn is_connecting(&self, token: u64) -> bool {
+        self.sockets.get(&token).is_some_and(|socket| socket.conn.is_none())
+    }
+
+    fn wake(&mut self, at: u64, clock: &mut Clock) {
+        if at < self.tick_at {
+            self.tick_at = at;
+            clock.plan(at, Event::Tick { gateway: self.id });
+        }
+    }
+
+    /// One turn of the loop, in the order of the worker's. Says what the world has to do.
+    pub(crate) fn tick(&mut self, fabric: &mut Fabric) -> Vec<Wish> {
+        let mut wishes = Vec::new();
+        if self.tick_at != fabric.clock.now() {
+            return wishes;
+        }
+        self.tick_at = u64::MAX;
+        for input in std::mem::take(&mut self.inbox) {
+            self.take(input, fabric);
+        }
+        let now = fabric.clock.time();
+        if self.engine.poll_timeout() <= now {
+            self.engine.handle_timeout(now);
+        }
+        self.engine.settle(now);
+        self.act(fabric, &mut wishes);
+        while let Some(conn) = self.engine.poll_dirty() {
+            self.send(conn.token(), fabric);
+        }
+        self.act(fabric, &mut wishes);
+        self.check_bounds(fabric);
+        let next = Clock::instant(self.engine.poll_timeout()).max(fabric.clock.now() + 10);
+        self.wake(next, &mut fabric.clock);
+        wishes
+    }
+
+    fn take(&mut self, input: Input, fabric: &mut Fabric) {
+        let now = fabric.clock.time();
+        match input {
+            Input::Accept { conn, pool, admission } => {
+                let token = self.engine.handle_accepted(pool, admission, now).token();
+                fabric.network.name(conn, token);
+                let socket =
+                    Socket { conn: Some(conn), paused: false, write_blocked: false, ended: false };
+                assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
+                self.read(conn, fabric);
+            }
+            Input::Connected { token, conn } => {
+                let Some(socket) = self.sockets.get_mut(&token) else {
+                    // It was given up on the way.
+                    let Fabric { network, clock, random, .. } = fabric;
+                    network.close(conn, Side::Gateway, clock, random);
+                    return;
+                };
+                socket.conn = Some(conn);
+                fabric.network.name(conn, token);
+                self.engine.handle_connected(ConnId::from_token(token), now);
+                self.read(conn, fabric);
+            }
+            Input::Failed { token, why } => {
+                if self.sockets.remove(&token).is_some() {
+                    self.engine.handle_closed(ConnId::from_token(token), why, now);
+                }
+            }
+            Input::Readable { conn } => self.read(conn, fabric),
+            Input::Writable { conn } => {
+                let token = fabric.network.conn(conn).token;
+                if let Some(socket) = self.sockets.get_mut(&token)
+                    && std::mem::take(&mut socket.write_blocked)
+                {
+                    self.send(token, fabric);
+                }
+            }
+            Input::Reset { conn } => {
+                let token = fabric.network.conn(conn).token;
+                if self.sockets.remove(&token).is_some() {
+                    let reason = CloseReason::Reset;
+                    self.engine.handle_closed(ConnId::from_token(token), reason, now);
+                }
+            }
+            Input::Hold { pool, version } => self.engine.handle_hold(pool, version, now),
+            Input::Release { pool, version, live } => {
+                let at = fabric.clock.now();
+                fabric.oracle.rings.released(pool, self.id, version, &live, at);
+                self.engine.handle_release(pool, version, &live, now, at);
+            }
+            Input::Drain => {
+                fabric.oracle.draining(self.id);
+                self.engine.handle_drain(now);
+            }
+        }
+    }
+
+    /// One read, of any size.
+    fn read(&mut self, conn: u32, fabric: &mut Fabric) {
+        let now = fabric.clock.time();
+        let token = fabric.network.conn(conn).token;
+        let Some(socket) = self.sockets.get_mut(&token) else { return };
+        if socket.paused || fabric.network.is_reset(conn, Side::Gateway) {
+            return;
+        }
+        let ready = fabric.network.readable(conn, Side::Gateway).min(READ_SIZE);
+        let max = piece(ready, fabric.cuts, &mut fabric.random);
+        let bytes = fabric.network.read(conn, Side::Gateway, max, &mut fabric.clock);
+        let id = ConnId::from_token(token);
+        if !bytes.is_empty() {
+            let at = fabric.clock.now();
+            let numbers = [u64::from(self.id), u64::from(conn), 0];
+            fabric.trace.quote(at, "gateway reads", numbers, &bytes);
+            if let Peer::Client(client) = fabric.network.conn(conn).peer {
+                fabric.oracle.read(client, bytes.len(), at);
+            }
+            if fabric.network.readable(conn, Side::Gateway) > 0
+                || fabric.network.at_end(conn, Side::Gateway)
+            {
+                self.push(Input::Readable { conn }, fabric);
+            }
+            self.engine.handle_received(id, &bytes, now);
+        } else if fabric.network.at_end(conn, Side::Gateway) && !socket.ended {
+            socket.ended = true;
+            fabric.trace.note(
+                fabric.clock.now(),
+                "gateway sees the end of",
+                [u64::from(self.id), u64::from(conn), 0],
+            );
+            self.engine.handle_read_closed(id, now);
+        }
+    }
+
+    /// Writes as much of a connection's output as goes.
+    fn send(&mut self, token: u64, fabric: &mut Fabric) {
+        let id = ConnId::from_token(token);
+        loop {
+            let Some(socket) = self.sockets.get_mut(&token) else { return };
+            let Some(conn) = socket.conn else { return };
+            if socket.write_blocked {
+                return;
+            }
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = self.engine.output(id, &mut slices);
+            let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
+            if bytes.is_empty() {
+                assert!(count == 0, "an empty slice is no output");
+                return;
+            }
+            let Fabric { network, clock, random, .. } = fabric;
+            let taken = network.write(conn, Side::Gateway, &bytes, clock, random);
+            let numbers = [u64::from(self.id), u64::from(conn), taken as u64];
+            fabric.trace.quote(fabric.clock.now(), "gateway writes", numbers, &bytes[..taken]);
+            socket.write_blocked = taken < bytes.len();
+            if taken > 0 {
+                self.engine.handle_sent(id, taken as u64, fabric.clock.time());
+            }
+        }
+    }
+
+    fn act(&mut self, fabric: &mut Fabric, wishes: &mut Vec<Wish>) {
+        while let Some(action) = self.engine.poll_action() {
+            match action {
+                Action::Connect { conn, pool, server } => {
+                    let token = conn.token();
+                    let socket =
+                        Socket { conn: None, paused: false, write_blocked: false, ended: false };
+                    assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
+                    wishes.push(Wish::Connect { token, pool, server });
+                }
+                Action::Close { conn } => {
+                    // It may have ended by itself in the same tick.
+                    let Some(socket) = self.sockets.remove(&conn.token()) else { continue };
+                    if let Some(conn) = socket.conn {
+                        self.close(conn, fabric);
+                    }
+                }
+                Action::PauseRead { conn } => {
+                    if let Some(socket) = self.sockets.get_mut(&conn.token()) {
+                        socket.paused = true;
+                    }
+                }
+                Action::ResumeRead { conn } => {
+                    if let Some(socket) = self.sockets.get_mut(&conn.token()) {
+                        socket.paused = false;
+                        if let Some(conn) = socket.conn {
+                            self.push(Input::Readable { conn }, fabric);
+                        }
+                    }
+                }
+                Action::Held { pool, version } => {
+                    fabric.oracle.rings.held(pool, self.id, fabric.clock.now());
+                    wishes.push(Wish::Held { pool, version });
+                }
+                Action::Eject { pool, server, .. } => wishes.push(Wish::Eject { pool, server }),
+                Action::Readmit { pool, server } => wishes.push(Wish::Readmit { pool, server }),
+                Action::ServerFailing { .. } | Action::ServerRecovered { .. } => {}
+            }
+        }
+    }
+
+    fn close(&mut self, conn: u32, fabric: &mut Fabric) {
+        let numbers = [u64::from(self.id), u64::from(conn), 0];
+        fabric.trace.note(fabric.clock.now(), "gateway closes", numbers);
+        let Fabric { network, clock, random, .. } = fabric;
+        let is_server = matches!(network.conn(conn).peer, Peer::Server(_));
+        // The kernel resets what is closed with bytes unread.
+        if is_server && random.percent(50) {
+            network.reset(conn, Side::Gateway, clock, random);
+        } else {
+            network.close(conn, Side::Gateway, clock, random);
+        }
+    }
+
+    /// I4: what waits stays below the limits.
+    fn check_bounds(&self, fabric: &Fabric) {
+        for (&token, socket) in &self.sockets {
+            let Some(conn) = socket.conn else { continue };
+            let mut slices = [IoSlice::new(&[]); 64];
+            let count = self.engine.output(ConnId::from_token(token), &mut slices[..]);
+            let waiting: usize = slices[..count].iter().map(|slice| slice.len()).sum();
+            match fabric.network.conn(conn).peer {
+                Peer::Client(client) => {
+                    let pool = fabric.oracle.pool_of(client) as usize;
+                    let limit = fabric.pools[pool].limits.client_output_max as usize;
+                    assert!(waiting <= limit, "I4: {waiting} bytes wait for client {client}");
+                }
+                Peer::Server(server) => {
+                    let (pool, _) = fabric.server_of(server);
+                    let limits = &fabric.pools[pool as usize].limits;
+                    // One request larger than the limit may wait alone.
+                    let limit = limits.server_queue_size_max.max(fabric.request_size_max);
+                    assert!(waiting as u64 <= limit, "I4: {waiting} bytes wait for {server}");
+                }
+            }
+        }
+        for (pool, config) in fabric.pools.iter().enumerate() {
+            for server in 0..config.servers.len() {
+                let id = self.metrics.server(pool, server);
+                let queued = self.metrics.server_gauge(id, ServerGauge::InQueue)
+                    + self.metrics.server_gauge(id, ServerGauge::OutQueue);
+                // A lane more than its share at most, and a probe.
+                let lanes = u64::from(config.server_connections);
+                let limit = lanes * (u64::from(config.limits.server_queue_max) + 1);
+                assert!(queued <= limit, "I4: {queued} requests queued for {pool}/{server}");
+            }
+        }
+    }
+
+    /// All clients are gone and all that was asked is over.
+    pub(crate) fn check_quiet(&self, fabric: &Fabric) {
+        let pending = self.engine.requests_pending();
+        assert_eq!(pending, 0, "I3: requests are left in gateway {}", self.id);
+        let clients = self
+            .sockets
+            .values()
+            .filter_map(|socket| socket.conn)
+            .filter(|&conn| matches!(fabric.network.conn(conn).peer, Peer::Client(_)));
+        assert_eq!(clients.count(), 0, "I3: connections of clients are left");
+        for (pool, config) in fabric.pools.iter().enumerate() {
+            assert_eq!(self.engine.clients_of(pool as u32), 0, "I3: clients are left");
+            let gauge =
+                self.metrics.pool_gauge(self.metrics.pool(pool), PoolGauge::ClientConnections);
+            assert_eq!(gauge, 0, "clients counted");
+            for server in 0..config.servers.len() {
+                self.check_quiet_server(pool, server, fabric);
+            }
+        }
+    }
+
+    fn check_quiet_server(&self, pool: usize, server: usize, fabric: &Fabric) {
+        let id = self.metrics.server(pool, server);
+        for gauge in [
+            ServerGauge::InQueue,
+            ServerGauge::OutQueue,
+            ServerGauge::InQueueBytes,
+            ServerGauge::OutQueueBytes,
+        ] {
+            let value = self.metrics.server_gauge(id, gauge);
+            assert_eq!(value, 0, "I3: {gauge:?} of {pool}/{server} in gateway {}", self.id);
+        }
+        let open = self.sockets.values().filter_map(|socket| socket.conn).filter(|&conn| {
+            let peer = fabric.network.conn(conn).peer;
+            matches!(peer, Peer::Server(s) if fabric.server_of(s) == (pool as u32, server as u32))
+        });
+        let counted = self.metrics.server_gauge(id, ServerGauge::ServerConnections);
+        assert_eq!(
+            open.count() as u64,
+            counted,
+            "I4: connections to {pool}/{server} that are open, and that the engine knows of"
+        );
+    }
+}

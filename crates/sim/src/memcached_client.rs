@@ -1,0 +1,195 @@
+//! What a client says in memcached's text protocol.
+
+use cashew_config::snapshot::Pool;
+
+use crate::client::{Asking, Keys};
+use crate::memcached_server::{OK, REQUESTS_MAX, VERSION, broadcast_key, shared};
+use crate::random::Random;
+use crate::request::{Access, Answer, Framing, Outcome, Part, Request};
+
+pub(crate) struct MemcachedClient {
+    pub(crate) keys: Keys,
+    number: u32,
+}
+
+impl MemcachedClient {
+    pub(crate) fn new(client: u32, config: &Pool, random: &mut Random) -> Self {
+        Self { keys: Keys::new(client, config, random), number: 0 }
+    }
+
+    pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
+        self.number += 1;
+        if asking.random.percent(asking.temper.oddity) {
+            return self.oddity(asking);
+        }
+        match asking.random.below(20) {
+            0..=7 => self.retrieve(asking),
+            8..=14 => self.store(asking),
+            _ => self.change(asking),
+        }
+    }
+
+    fn retrieve(&mut self, asking: &mut Asking<'_>) -> Request {
+        let verb = asking.random.pick(&["get", "get", "gets", "gat", "gats"]);
+        let count = match asking.random.percent(40) {
+            true => 1,
+            false => asking.random.range(2, 9),
+        };
+        let (keys, tag) = self.keys.choose(count, true, &indents(verb), asking);
+        let is_touch = verb.starts_with("gat");
+        let mut line = tag.clone();
+        let exptime = is_touch.then(|| self.number.to_string().into_bytes());
+        if let Some(exptime) = &exptime {
+            line.push(b' ');
+            line.extend_from_slice(exptime);
+        }
+        let mut parts = Vec::new();
+        for key in keys {
+            line.push(b' ');
+            line.extend_from_slice(&key);
+            let is_shared = key.starts_with(b"s:");
+            let outcome = is_shared.then(|| Outcome::good(shared(&key, verb.ends_with('s'))));
+            parts.push(Part { key, outcome, payload: exptime.clone(), shared: is_shared });
+        }
+        line.extend_from_slice(if asking.random.percent(5) { b"  \r\n" } else { b"\r\n" });
+        let mut request = Request::new(line, Answer::Values, Framing::Values);
+        request.access = if is_touch { Access::Write } else { Access::Read };
+        (request.tag, request.parts) = (tag, parts);
+        request
+    }
+
+    fn store(&mut self, asking: &mut Asking<'_>) -> Request {
+        let verb = asking
+            .random
+            .pick(&["set", "set", "set", "set", "add", "replace", "append", "prepend", "cas"]);
+        let (keys, tag) = self.keys.choose(1, false, &indents(verb), asking);
+        let key = &keys[0];
+        let value = match asking.random.percent(15) {
+            true => self.number.to_string().into_bytes(),
+            false => asking.value(self.number),
+        };
+        let unique = match verb {
+            "cas" => format!(" {}", asking.random.below(20)),
+            _ => String::new(),
+        };
+        let noreply = asking.random.percent(20);
+        let words = format!(" {} 0 {}{unique}", self.number, value.len());
+        let end: &[u8] = if noreply { b" noreply\r\n" } else { b"\r\n" };
+        let bytes = [tag.as_slice(), b" ", key, words.as_bytes(), end, &value, b"\r\n"].concat();
+        if value.len() as u64 > asking.temper.request_size_max {
+            return self.too_large(verb, bytes, &keys[0], noreply, asking);
+        }
+        Self::one(bytes, tag, keys, Some(value), noreply)
+    }
+
+    /// The gateway refuses it, and drops what a set would have replaced.
+    fn too_large(
+        &mut self,
+        verb: &str,
+        bytes: Vec<u8>,
+        key: &[u8],
+        silent: bool,
+        asking: &Asking<'_>,
+    ) -> Request {
+        let drops = verb == "set";
+        let keys = [key.to_vec()];
+        if drops && !asking.is_free(b"delete", &keys) {
+            return local("foo bar\r\n", "ERROR\r\n");
+        }
+        let reply = "SERVER_ERROR object too large for cache\r\n";
+        let mut request = Request { silent, ..local(bytes, reply) };
+        if drops {
+            let [key] = keys;
+            request.access = Access::Write;
+            request.tag = b"delete".to_vec();
+            request.parts = vec![Part { key, outcome: None, payload: None, shared: false }];
+        }
+        request
+    }
+
+    fn change(&mut self, asking: &mut Asking<'_>) -> Request {
+        let verb = asking.random.pick(&["delete", "delete", "incr", "decr", "touch"]);
+        let (keys, tag) = self.keys.choose(1, false, &indents(verb), asking);
+        let payload = match verb {
+            "delete" => None,
+            _ => Some(self.number.to_string().into_bytes()),
+        };
+        let noreply = asking.random.percent(20);
+        let mut line = [tag.as_slice(), b" ", &keys[0]].concat();
+        if let Some(payload) = &payload {
+            line.push(b' ');
+            line.extend_from_slice(payload);
+        }
+        line.extend_from_slice(if noreply { b" noreply\r\n" } else { b"\r\n" });
+        Self::one(line, tag, keys, payload, noreply)
+    }
+
+    fn one(
+        bytes: Vec<u8>,
+        tag: Vec<u8>,
+        keys: Vec<Vec<u8>>,
+        payload: Option<Vec<u8>>,
+        silent: bool,
+    ) -> Request {
+        let part = |key| Part { key, outcome: None, payload: payload.clone(), shared: false };
+        let parts = keys.into_iter().map(part).collect();
+        let mut request = Request::new(bytes, Answer::Forward, Framing::Line);
+        request.access = Access::Write;
+        (request.tag, request.parts, request.silent) = (tag, parts, silent);
+        request
+    }
+
+    fn broadcast(&mut self, verb: &str, asking: &mut Asking<'_>) -> Request {
+        let number = u64::from(asking.client) * REQUESTS_MAX + u64::from(self.number);
+        let silent = asking.random.percent(20);
+        let end = if silent { " noreply" } else { "" };
+        let bytes = format!("{verb} {number}{end}\r\n");
+        let key = broadcast_key(number);
+        let mut request = Request::new(bytes, Answer::Broadcast(OK), Framing::Line);
+        request.tag = verb.as_bytes().to_vec();
+        request.parts = vec![Part { key, outcome: None, payload: None, shared: false }];
+        request.silent = silent;
+        request
+    }
+
+    fn oddity(&mut self, asking: &mut Asking<'_>) -> Request {
+        match asking.random.below(10) {
+            0 => self.broadcast("flush_all", asking),
+            1 => self.broadcast("verbosity", asking),
+            2 => Request::new("version\r\n", Answer::Constant(VERSION), Framing::Line),
+            3 => local("foo bar\r\n", "ERROR\r\n"),
+            4 => local("get\r\n", "ERROR\r\n"),
+            5 => local(
+                format!("get {}\r\n", "k".repeat(251)),
+                "CLIENT_ERROR bad command line format\r\n",
+            ),
+            6 => local("set k 0 0 3\r\nabcXY", "CLIENT_ERROR bad data chunk\r\n"),
+            7 => local("incr k abc\r\n", "CLIENT_ERROR invalid numeric delta argument\r\n"),
+            8 => local("touch k\r\n", "ERROR\r\n"),
+            _ => {
+                let bytes = "set k 0 0 3 noreply\r\nabcXY";
+                Request { silent: true, ..local(bytes, "CLIENT_ERROR bad data chunk\r\n") }
+            }
+        }
+    }
+
+    /// The last request: the gateway closes after it.
+    pub(crate) fn farewell(&mut self, asking: &mut Asking<'_>) -> Request {
+        self.number += 1;
+        match asking.random.below(3) {
+            0 => {
+                Request { last: true, ..local(vec![b'x'; 3000], "CLIENT_ERROR line too long\r\n") }
+            }
+            _ => Request { last: true, silent: true, ..local("quit\r\n", "") },
+        }
+    }
+}
+
+fn local(bytes: impl Into<Vec<u8>>, reply: impl Into<Vec<u8>>) -> Request {
+    Request::new(bytes, Answer::Local(reply.into()), Framing::Line)
+}
+
+/// Ways to write a verb, which tell requests apart.
+fn indents(verb: &str) -> Vec<Vec<u8>> {
+    (0..8).map(|indent| format!("{}{verb}", " ".repeat(indent)).into_bytes()).collect()
+}

@@ -1,0 +1,458 @@
+//! Knows what every request must be answered, and by whom it may be executed.
+//!
+//! Clients tell it what they ask and show it what they are answered; servers tell it what they
+//! execute. Every client has keys of its own, and no two of its requests under way carry the same
+//! command tag for one key, so each execution belongs to one request exactly, in runs with faults
+//! too: the only thing a fault changes is that an error of the gateway's becomes an answer.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::counts::Counts;
+use crate::request::{Answer, Outcome, Part, Request};
+use crate::rings::Rings;
+use crate::scenario::Scenario;
+
+/// What a server did with one key.
+pub(crate) struct Execution<'a> {
+    pub(crate) pool: u32,
+    pub(crate) server: u32,
+    pub(crate) gateway: u32,
+    /// The gateway had given the connection up before the server looked at what was on it.
+    pub(crate) late: bool,
+    pub(crate) tag: &'a [u8],
+    pub(crate) key: &'a [u8],
+    pub(crate) payload: Option<&'a [u8]>,
+    pub(crate) outcome: &'a Outcome,
+}
+
+pub(crate) struct Oracle {
+    pub(crate) rings: Rings,
+    pub(crate) ledgers: Vec<Ledger>,
+    /// By (pool, server): when errors may be blamed on it.
+    troubles: BTreeMap<(u32, u32), Vec<(u64, u64)>>,
+    /// Small limits that may be reached.
+    tight_queues: bool,
+    tight_outputs: bool,
+    has_faults: bool,
+    /// By pool: how long a request that the gateway has read may go without an answer, whatever
+    /// its server does. `None` where something else may hold it up as well.
+    patience_us: Vec<Option<u64>>,
+    /// Gateways that take no more requests.
+    drained: BTreeSet<u32>,
+    pub(crate) counts: Counts,
+}
+
+/// What the oracle knows of one client.
+pub(crate) struct Ledger {
+    pool: u32,
+    gateway: u32,
+    requests: Vec<Entry>,
+    /// Requests that are owed a reply.
+    owed: VecDeque<u32>,
+    /// Requests under way by tag and key, with the number of parts not executed.
+    tags: BTreeMap<Vec<u8>, (u32, u32)>,
+    /// By server: the last request executed there.
+    last: BTreeMap<u32, u32>,
+    /// Bytes sent, and read by the gateway.
+    sent: u64,
+    read: u64,
+    /// The first request that the gateway has not read to its end.
+    unread: u32,
+    /// Longest time from a request to its reply.
+    pub(crate) slowest_us: u64,
+    end: End,
+}
+
+struct Entry {
+    request: Request,
+    sent_at: u64,
+    /// Where it ends in the stream.
+    end: u64,
+    read_at: u64,
+    /// By broadcasts: who executed it.
+    servers: Vec<u32>,
+}
+
+/// Why a connection may be closed by the gateway with nothing left to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Open,
+    /// The client has ended its side.
+    HalfClosed,
+    /// The gateway will close after a reply.
+    Announced,
+    /// The gateway stops.
+    Draining,
+    Gone,
+}
+
+impl Oracle {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        Self {
+            rings: Rings::new(&scenario.snapshot, scenario.gateways),
+            ledgers: Vec::new(),
+            troubles: BTreeMap::new(),
+            tight_queues: scenario.tight_queues,
+            tight_outputs: scenario.tight_outputs,
+            has_faults: scenario.faults.any(),
+            patience_us: scenario
+                .snapshot
+                .pools
+                .iter()
+                .map(|pool| scenario.patience_us(pool))
+                .collect(),
+            drained: BTreeSet::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Client numbers are given in order.
+    pub(crate) fn join(&mut self, pool: u32, gateway: u32) -> u32 {
+        self.counts.clients += 1;
+        self.ledgers.push(Ledger {
+            pool,
+            gateway,
+            requests: Vec::new(),
+            owed: VecDeque::new(),
+            tags: BTreeMap::new(),
+            last: BTreeMap::new(),
+            sent: 0,
+            read: 0,
+            unread: 0,
+            slowest_us: 0,
+            end: if self.drained.contains(&gateway) { End::Draining } else { End::Open },
+        });
+        self.ledgers.len() as u32 - 1
+    }
+
+    /// From now on errors may be blamed on the server.
+    pub(crate) fn trouble(&mut self, pool: u32, server: u32, now: u64) {
+        self.troubles.entry((pool, server)).or_default().push((now, u64::MAX));
+    }
+
+    /// No later than `until`, the server's troubles so far are over.
+    pub(crate) fn trouble_ends(&mut self, pool: u32, server: u32, until: u64) {
+        for trouble in self.troubles.entry((pool, server)).or_default() {
+            trouble.1 = trouble.1.min(until);
+        }
+    }
+
+    pub(crate) fn pool_of(&self, client: u32) -> u32 {
+        self.ledgers[client as usize].pool
+    }
+
+    pub(crate) fn asked(&mut self, client: u32, request: Request, now: u64) {
+        self.counts.requests += 1;
+        let ledger = &mut self.ledgers[client as usize];
+        let index = ledger.requests.len() as u32;
+        for part in request.parts.iter().filter(|part| !part.shared) {
+            let tag = tag_of(&request.tag, &part.key);
+            ledger.tags.entry(tag).or_insert((index, 0)).1 += 1;
+        }
+        if !request.silent {
+            ledger.owed.push_back(index);
+        }
+        if request.last && ledger.end == End::Open {
+            ledger.end = End::Announced;
+        }
+        ledger.sent += request.bytes.len() as u64;
+        let end = ledger.sent;
+        let entry = Entry { request, sent_at: now, end, read_at: u64::MAX, servers: Vec::new() };
+        ledger.requests.push(entry);
+    }
+
+    /// The gateway has taken bytes of the client's.
+    pub(crate) fn read(&mut self, client: u32, bytes: usize, now: u64) {
+        let ledger = &mut self.ledgers[client as usize];
+        ledger.read += bytes as u64;
+        while let Some(entry) = ledger.requests.get_mut(ledger.unread as usize)
+            && entry.end <= ledger.read
+        {
+            entry.read_at = now;
+            ledger.unread += 1;
+        }
+    }
+
+    /// A server executed a command on a key that a client owns.
+    pub(crate) fn executed(&mut self, client: u32, execution: &Execution<'_>, now: u64) {
+        self.counts.executions += 1;
+        self.counts.late += u64::from(execution.late);
+        let Execution { pool, server, gateway, late, tag, key, payload, outcome } = *execution;
+        let what = || {
+            let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
+            format!("server {pool}/{server} executed {tag} {key} of client {client}")
+        };
+        let Some(ledger) = self.ledgers.get_mut(client as usize) else {
+            panic!("I1: {}, who does not exist", what());
+        };
+        let name = tag_of(tag, key);
+        let Some((index, left)) = ledger.tags.get_mut(&name) else {
+            panic!("I3: {}, who did not ask for it, or it was executed before", what());
+        };
+        let index = *index;
+        *left -= 1;
+        let entry = &mut ledger.requests[index as usize];
+        let is_broadcast = matches!(entry.request.answer, Answer::Broadcast(_));
+        if is_broadcast {
+            *left += 1;
+            assert!(!entry.servers.contains(&server), "I3: {} twice", what());
+            entry.servers.push(server);
+        } else if *left == 0 {
+            ledger.tags.remove(&name);
+        }
+        assert!((ledger.pool, ledger.gateway) == (pool, gateway), "I1: {} elsewhere", what());
+        // The gateway parses a request when its last byte is there, and no sooner, but what it
+        // refuses it may refuse by the first line.
+        let is_local = matches!(entry.request.answer, Answer::Local(_));
+        assert!(entry.read_at <= now || is_local, "{} before it was sent", what());
+        let (read_at, access) = (entry.read_at.min(now), entry.request.access);
+        let read_at = if is_local { entry.sent_at } else { read_at };
+        if !is_broadcast {
+            let mut open = entry.request.parts.iter_mut().filter(|part| {
+                part.key == key && part.outcome.is_none() && part.payload.as_deref() == payload
+            });
+            let Some(part) = open.next() else { panic!("I1: {} with other data", what()) };
+            part.outcome = Some(outcome.clone());
+        }
+        if !late {
+            let last = ledger.last.entry(server).or_default();
+            assert!(*last <= index, "I2: {} as its request {index}, after request {last}", what());
+            *last = index;
+        }
+        if !is_broadcast {
+            let owners = self.rings.owners(pool, gateway, key, access, read_at, now);
+            assert!(owners.contains(&server), "I5: {}, it belongs to {owners:?}", what());
+        }
+    }
+
+    /// Bytes came to a client that are not told apart yet: takes whole replies from the front.
+    pub(crate) fn answered(&mut self, client: u32, bytes: &mut Vec<u8>, now: u64) {
+        let mut used = 0;
+        while used < bytes.len() {
+            let ledger = &self.ledgers[client as usize];
+            let rest = &bytes[used..];
+            let Some(&index) = ledger.owed.front() else {
+                panic!("I3: client {client} got more than it asked for: {}", show(rest));
+            };
+            let entry = &ledger.requests[index as usize];
+            match entry.request.frame(rest) {
+                Ok(Some(len)) => {
+                    self.check(client, index, &bytes[used..used + len], now);
+                    self.ledgers[client as usize].owed.pop_front();
+                    used += len;
+                }
+                Ok(None) => break,
+                Err(why) => panic!("I1: client {client} got {}, {why}", show(rest)),
+            }
+        }
+        bytes.drain(..used);
+    }
+
+    fn check(&mut self, client: u32, index: u32, reply: &[u8], now: u64) {
+        self.counts.replies += 1;
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        let what = || {
+            format!(
+                "client {client}, request {index}, {}: {}",
+                show(&entry.request.bytes),
+                show(reply)
+            )
+        };
+        // What the gateway refuses it need not have read to its end.
+        let is_local = matches!(entry.request.answer, Answer::Local(_));
+        assert!(entry.read_at <= now || is_local, "I1: answered before it came: {}", what());
+        if let Some(patience_us) = self.patience_us[ledger.pool as usize] {
+            let waited = now.saturating_sub(entry.read_at);
+            assert!(waited <= patience_us, "I3: {waited} us for {}", what());
+        }
+        if entry.request.expected().is_some_and(|expected| expected == reply) {
+            let waited = now - entry.sent_at;
+            self.counts.slowest_us = self.counts.slowest_us.max(waited);
+            let slowest = &mut self.ledgers[client as usize].slowest_us;
+            *slowest = waited.max(*slowest);
+            self.check_broadcast(client, index, now);
+            return;
+        }
+        let is_refusal = |part: &Part| {
+            part.outcome.as_ref().is_some_and(|outcome| outcome.refused && outcome.reply == reply)
+        };
+        let refusal = entry.request.parts.iter().any(is_refusal);
+        let blamed = self.is_blamed(client, index, reply, now);
+        let entry = &self.ledgers[client as usize].requests[index as usize];
+        let expected = entry.request.expected();
+        assert!(
+            blamed && (refusal || is_gateway_error(reply)),
+            "I1: client {client}, request {index}, {}, is answered {} instead of {}",
+            show(&entry.request.bytes),
+            show(reply),
+            expected.map_or("what a server has yet to say".to_owned(), |text| show(&text))
+        );
+        self.counts.errors += 1;
+    }
+
+    fn check_broadcast(&self, client: u32, index: u32, now: u64) {
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        if let Answer::Broadcast(_) = entry.request.answer {
+            let counts = self.rings.live_counts(ledger.pool, ledger.gateway, entry.read_at, now);
+            assert!(
+                counts.contains(&entry.servers.len()),
+                "I1: client {client}, request {index}: {:?} executed it, live were {counts:?}",
+                entry.servers
+            );
+        }
+    }
+
+    /// Whether an error in place of a reply is a server's fault, or a limit's.
+    fn is_blamed(&mut self, client: u32, index: u32, reply: &[u8], now: u64) -> bool {
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        if let Answer::Local(_) = entry.request.answer {
+            return false;
+        }
+        if self.tight_queues && reply.ends_with(b"Server queue is full\r\n") {
+            return true;
+        }
+        self.is_in_trouble(client, index, now)
+    }
+
+    fn is_in_trouble(&mut self, client: u32, index: u32, now: u64) -> bool {
+        if !self.has_faults {
+            return false;
+        }
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        let (pool, gateway, from) = (ledger.pool, ledger.gateway, entry.sent_at);
+        let hits = |troubles: &[(u64, u64)]| troubles.iter().any(|t| t.0 <= now && t.1 >= from);
+        if entry.request.parts.is_empty() || matches!(entry.request.answer, Answer::Broadcast(_)) {
+            return self.troubles.iter().any(|(key, troubles)| key.0 == pool && hits(troubles));
+        }
+        entry.request.parts.iter().any(|part| {
+            let owners =
+                self.rings.owners(pool, gateway, &part.key, entry.request.access, from, now);
+            let none_live = self.rings.live_counts(pool, gateway, from, now).contains(&0);
+            let in_trouble = |server: &u32| {
+                self.troubles.get(&(pool, *server)).is_some_and(|troubles| hits(troubles))
+            };
+            none_live || owners.iter().any(in_trouble)
+        })
+    }
+
+    /// The client has ended its side, and will still listen.
+    pub(crate) fn half_closed(&mut self, client: u32) {
+        let ledger = &mut self.ledgers[client as usize];
+        if ledger.end == End::Open {
+            ledger.end = End::HalfClosed;
+        }
+    }
+
+    /// The client is not interested any more.
+    pub(crate) fn left(&mut self, client: u32) {
+        let ledger = &mut self.ledgers[client as usize];
+        ledger.end = End::Gone;
+        ledger.owed.clear();
+    }
+
+    /// The gateway was told to take no more requests.
+    pub(crate) fn draining(&mut self, gateway: u32) {
+        self.drained.insert(gateway);
+        for ledger in self.ledgers.iter_mut().filter(|ledger| ledger.gateway == gateway) {
+            if ledger.end != End::Gone {
+                ledger.end = End::Draining;
+            }
+        }
+    }
+
+    /// The gateway closed the client's connection; `rest` is part of a reply.
+    pub(crate) fn closed(&mut self, client: u32, rest: &[u8], now: u64) {
+        let ledger = &self.ledgers[client as usize];
+        let is_settled = rest.is_empty() && ledger.owed.is_empty();
+        let allowed = match ledger.end {
+            End::Gone => true,
+            End::HalfClosed | End::Announced => is_settled,
+            End::Draining => rest.is_empty(),
+            End::Open => false,
+        };
+        if !allowed {
+            let owed: Vec<u32> = ledger.owed.iter().copied().collect();
+            let blamed = self.tight_outputs
+                || owed.iter().any(|&index| self.is_in_trouble(client, index, now));
+            assert!(
+                blamed,
+                "I3: client {client} is closed, {:?}, owed {} replies, after {}",
+                self.ledgers[client as usize].end,
+                owed.len(),
+                show(rest)
+            );
+            self.counts.cuts += 1;
+        }
+        self.left(client);
+    }
+
+    /// Whether the client may use this tag for the key.
+    pub(crate) fn is_free(&self, client: u32, tag: &[u8], key: &[u8]) -> bool {
+        !self.ledgers[client as usize].tags.contains_key(&tag_of(tag, key))
+    }
+
+    pub(crate) fn owed(&self, client: u32) -> usize {
+        self.ledgers[client as usize].owed.len()
+    }
+
+    /// Without faults, all that was asked for has been done.
+    pub(crate) fn check_all_done(&self) {
+        for (client, ledger) in self.ledgers.iter().enumerate() {
+            for (index, entry) in ledger.requests.iter().enumerate() {
+                let done = entry.request.parts.iter().all(|part| {
+                    part.outcome.is_some() || matches!(entry.request.answer, Answer::Broadcast(_))
+                });
+                let bytes = show(&entry.request.bytes);
+                assert!(done, "I3: client {client}, request {index}, {bytes} was never executed");
+            }
+        }
+    }
+}
+
+impl Ledger {
+    pub(crate) fn describe(&self) -> String {
+        let first = self.owed.front().map(|&index| {
+            let entry = &self.requests[index as usize];
+            format!("{index} {} read at {}", show(&entry.request.bytes), entry.read_at)
+        });
+        let (read, sent) = (self.read, self.sent);
+        format!("{:?}, {} owed, first {first:?}, read {read} of {sent}", self.end, self.owed.len())
+    }
+}
+
+/// Which client a key belongs to: keys read `c<client>:…`, shared ones `s:…`.
+pub(crate) fn owner_of(key: &[u8]) -> Option<u32> {
+    let digits: Vec<u8> =
+        key.strip_prefix(b"c")?.iter().copied().take_while(u8::is_ascii_digit).collect();
+    std::str::from_utf8(&digits).ok()?.parse().ok()
+}
+
+fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
+    [tag, b"|", key].concat()
+}
+
+fn is_gateway_error(reply: &[u8]) -> bool {
+    const TEXTS: [&str; 9] = [
+        "Connection refused",
+        "Connection timed out",
+        "Connection reset by peer",
+        "No route to host",
+        "Host is down",
+        "Server closed the connection",
+        "Server sent an invalid reply",
+        "Server refused AUTH or SELECT",
+        "Server queue is full",
+    ];
+    let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
+    let text = text.strip_prefix(b"-ERR ").or_else(|| text.strip_prefix(b"SERVER_ERROR "));
+    text.is_some_and(|text| TEXTS.iter().any(|known| known.as_bytes() == text))
+}
+
+pub(crate) fn show(bytes: &[u8]) -> String {
+    let start = &bytes[..bytes.len().min(120)];
+    format!("[{}] \"{}\"", bytes.len(), start.escape_ascii())
+}

@@ -1,0 +1,221 @@
+//! What a client says in the Redis protocol.
+
+use cashew_config::snapshot::Pool;
+
+use crate::client::{Asking, Keys};
+use crate::random::Random;
+use crate::redis_server::shared;
+use crate::request::{Access, Answer, Framing, Part, Request};
+
+pub(crate) struct RedisClient {
+    pub(crate) keys: Keys,
+    password: Option<String>,
+    authenticated: bool,
+    name: Option<String>,
+    number: u32,
+}
+
+const NOT_AUTHENTICATED: &str = "-NOAUTH Authentication required.\r\n";
+
+impl RedisClient {
+    pub(crate) fn new(client: u32, config: &Pool, random: &mut Random) -> Self {
+        Self {
+            keys: Keys::new(client, config, random),
+            password: config.redis_auth.clone(),
+            authenticated: config.redis_auth.is_none(),
+            name: None,
+            number: 0,
+        }
+    }
+
+    pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
+        self.number += 1;
+        if !self.authenticated {
+            return self.introduction(asking);
+        }
+        if asking.random.percent(asking.temper.oddity) {
+            return self.oddity(asking);
+        }
+        match asking.random.below(20) {
+            0..=4 => self.keyed("GET", 1, asking),
+            5..=8 => self.keyed("SET", 1, asking),
+            9 => self.keyed("INCRBY", 1, asking),
+            10 => self.keyed("STRLEN", 1, asking),
+            11..=13 => {
+                let count = asking.random.range(1, 9);
+                self.keyed("MGET", count, asking)
+            }
+            14..=15 => {
+                let count = asking.random.range(1, 4);
+                self.keyed("MSET", count, asking)
+            }
+            _ => {
+                let name = asking.random.pick(&["DEL", "UNLINK", "EXISTS", "TOUCH"]);
+                let count = asking.random.range(1, 5);
+                self.keyed(name, count, asking)
+            }
+        }
+    }
+
+    fn keyed(&mut self, name: &str, count: u64, asking: &mut Asking<'_>) -> Request {
+        let is_read = matches!(name, "GET" | "MGET" | "EXISTS" | "TOUCH" | "STRLEN");
+        let with_shared = is_read && name != "STRLEN";
+        let (keys, tag) = self.keys.choose(count, with_shared, &spellings(name), asking);
+        let mut args = vec![tag.clone()];
+        let mut parts = Vec::new();
+        for key in keys {
+            let payload = match name {
+                "SET" | "MSET" => Some(asking.value(self.number)),
+                "INCRBY" => Some(self.number.to_string().into_bytes()),
+                _ => None,
+            };
+            args.push(key.clone());
+            args.extend(payload.clone());
+            let is_shared = key.starts_with(b"s:");
+            let outcome = is_shared.then(|| shared(name.as_bytes(), &key));
+            parts.push(Part { key, outcome, payload, shared: is_shared });
+        }
+        let bytes = match asking.random.percent(8) && args.iter().all(|arg| is_plain(arg)) {
+            true => inline(&args),
+            false => array(&args),
+        };
+        if bytes.len() as u64 > asking.temper.request_size_max {
+            return refused("-ERR Protocol error: request too large\r\n", bytes);
+        }
+        let mut request = Request::new(bytes, answer(name), Framing::Resp);
+        (request.tag, request.parts) = (tag, parts);
+        request.access = if is_read { Access::Read } else { Access::Write };
+        request
+    }
+
+    /// Before AUTH nothing works.
+    fn introduction(&mut self, asking: &mut Asking<'_>) -> Request {
+        let password = self.password.clone().unwrap_or_default();
+        match asking.random.below(6) {
+            0 => local("GET a\r\n", NOT_AUTHENTICATED),
+            1 => local("*1\r\n$3\r\nfoo\r\n", NOT_AUTHENTICATED),
+            2 => local(
+                "AUTH guess\r\n",
+                "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
+            ),
+            _ => {
+                self.authenticated = true;
+                local(array(&[b"AUTH".to_vec(), password.into_bytes()]), "+OK\r\n")
+            }
+        }
+    }
+
+    fn oddity(&mut self, asking: &mut Asking<'_>) -> Request {
+        match asking.random.below(14) {
+            0..=1 => local("PING\r\n", "+PONG\r\n"),
+            2 => local("*2\r\n$4\r\nping\r\n$5\r\nhello\r\n", "$5\r\nhello\r\n"),
+            3 => {
+                let value = asking.value(self.number);
+                let reply = [format!("${}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat();
+                let bytes = array(&[b"ECHO".to_vec(), value]);
+                if bytes.len() as u64 > asking.temper.request_size_max {
+                    return refused("-ERR Protocol error: request too large\r\n", bytes);
+                }
+                local(bytes, reply)
+            }
+            4 => local(
+                "*2\r\n$3\r\nFOO\r\n$3\r\nbar\r\n",
+                "-ERR unknown command 'FOO', with args beginning with: 'bar' \r\n",
+            ),
+            5 => local("GET\r\n", "-ERR wrong number of arguments for 'get' command\r\n"),
+            6 => local(
+                "*4\r\n$4\r\nmset\r\n$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n",
+                "-ERR wrong number of arguments for 'mset' command\r\n",
+            ),
+            7 => local("SELECT 0\r\n", "+OK\r\n"),
+            8 => local("select 77\r\n", "-ERR DB index is out of range\r\n"),
+            9 => {
+                let name = format!("n{}", self.number);
+                self.name = Some(name.clone());
+                local(format!("CLIENT SETNAME {name}\r\n"), "+OK\r\n")
+            }
+            10 => {
+                let reply = match &self.name {
+                    Some(name) => format!("${}\r\n{name}\r\n", name.len()),
+                    None => "$-1\r\n".to_owned(),
+                };
+                local("*2\r\n$6\r\nCLIENT\r\n$7\r\ngetname\r\n", reply)
+            }
+            // Empty requests are answered by nothing.
+            11 => local("\r\n*0\r\n\r\nPING\r\n", "+PONG\r\n"),
+            12 => {
+                local("MULTI\r\n", "-ERR unknown command 'MULTI', with args beginning with: \r\n")
+            }
+            _ => local("ECHO \"a\\x41 b\"\r\n", "$4\r\naA b\r\n"),
+        }
+    }
+
+    /// The last request: the gateway closes after its reply.
+    pub(crate) fn farewell(&mut self, asking: &mut Asking<'_>) -> Request {
+        match asking.random.below(6) {
+            0..=2 => Request { last: true, ..local("QUIT\r\n", "+OK\r\n") },
+            3 => refused(
+                "-ERR Protocol error: invalid multibulk length\r\n",
+                b"*x\r\nGET a\r\n".to_vec(),
+            ),
+            // What follows is not a request any more.
+            4 => refused(
+                "-ERR Protocol error: expected '$', got '!'\r\n",
+                b"*1\r\n!3\r\nGET\r\nPING\r\n".to_vec(),
+            ),
+            _ => refused(
+                "-ERR Protocol error: unbalanced quotes in request\r\n",
+                b"SET a \"b\r\n".to_vec(),
+            ),
+        }
+    }
+}
+
+fn local(bytes: impl Into<Vec<u8>>, reply: impl Into<Vec<u8>>) -> Request {
+    Request::new(bytes, Answer::Local(reply.into()), Framing::Resp)
+}
+
+fn refused(reply: &str, bytes: Vec<u8>) -> Request {
+    Request { last: true, ..local(bytes, reply) }
+}
+
+fn answer(name: &str) -> Answer {
+    match name {
+        "MGET" => Answer::Gather,
+        "MSET" => Answer::Same,
+        "DEL" | "UNLINK" | "EXISTS" | "TOUCH" => Answer::Sum,
+        _ => Answer::Forward,
+    }
+}
+
+/// Ways to write a command's name, which tell requests apart.
+fn spellings(name: &str) -> Vec<Vec<u8>> {
+    let spell = |bits: usize| -> Vec<u8> {
+        let letter = |(at, byte): (usize, u8)| match bits >> at & 1 {
+            0 => byte,
+            _ => byte.to_ascii_lowercase(),
+        };
+        name.bytes().enumerate().map(letter).collect()
+    };
+    (0..8).map(spell).collect()
+}
+
+fn is_plain(arg: &[u8]) -> bool {
+    !arg.is_empty() && arg.iter().all(|&b| b.is_ascii_alphanumeric() || b":{}.".contains(&b))
+}
+
+fn inline(args: &[Vec<u8>]) -> Vec<u8> {
+    let mut line = args.join(&b' ');
+    line.extend_from_slice(b"\r\n");
+    line
+}
+
+fn array(args: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
+    for arg in args {
+        bytes.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+        bytes.extend_from_slice(arg);
+        bytes.extend_from_slice(b"\r\n");
+    }
+    bytes
+}

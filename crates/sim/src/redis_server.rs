@@ -1,0 +1,177 @@
+//! A Redis that knows strings and remembers nothing when told to forget.
+
+use std::collections::BTreeMap;
+
+use cashew_config::snapshot::Pool;
+
+use crate::oracle::owner_of;
+use crate::request::{Outcome, line_end};
+use crate::server::{Done, Session};
+
+pub(crate) struct RedisServer {
+    values: BTreeMap<Vec<u8>, Vec<u8>>,
+    password: Option<Vec<u8>>,
+    database: u32,
+}
+
+const OK: &[u8] = b"+OK\r\n";
+const NIL: &[u8] = b"$-1\r\n";
+const OUT_OF_MEMORY: &[u8] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n";
+const NOT_A_NUMBER: &[u8] = b"-ERR value is not an integer or out of range\r\n";
+
+impl RedisServer {
+    pub(crate) fn new(config: &Pool) -> Self {
+        let password = config.redis_auth.as_ref().map(|password| password.as_bytes().to_vec());
+        Self { values: BTreeMap::new(), password, database: config.redis_db }
+    }
+
+    pub(crate) fn forget(&mut self) {
+        self.values.clear();
+    }
+
+    /// Carries out the command at the front of `input`, if it is all there.
+    pub(crate) fn execute(
+        &mut self,
+        input: &[u8],
+        session: &mut Session,
+        refuse: bool,
+        unfriendly: bool,
+    ) -> Option<Done> {
+        let (args, used) = parse(input)?;
+        let tag = args[0].to_vec();
+        let name = args[0].to_ascii_uppercase();
+        let simple = |reply: &[u8]| {
+            Some(Done { used, tag: tag.clone(), keys: Vec::new(), reply: reply.to_vec() })
+        };
+        match (name.as_slice(), &args[1..]) {
+            (b"AUTH" | b"SELECT", _) if unfriendly => return simple(b"-ERR not today\r\n"),
+            (b"AUTH", [password]) => {
+                assert_eq!(self.password.as_deref(), Some(*password), "the wrong password");
+                session.authenticated = true;
+                return simple(OK);
+            }
+            _ if self.password.is_some() && !session.authenticated => {
+                panic!("I1: a command before AUTH: {}", input.escape_ascii());
+            }
+            (b"SELECT", [index]) => {
+                let index = std::str::from_utf8(index).ok().and_then(|text| text.parse().ok());
+                session.database = index.expect("the engine selects a number");
+                return simple(OK);
+            }
+            (b"PING", _) => return simple(b"+PONG\r\n"),
+            _ => {}
+        }
+        assert_eq!(session.database, self.database, "I1: a command before SELECT");
+        let with_values = name == b"MSET" || name == b"SET" || name == b"INCRBY";
+        let keys: Vec<(&[u8], Option<&[u8]>)> = match with_values {
+            true => args[1..].chunks(2).map(|pair| (pair[0], pair.get(1).copied())).collect(),
+            false => args[1..].iter().map(|&key| (key, None)).collect(),
+        };
+        // The oracle learns nothing of commands on shared keys, so they never fail.
+        let refuse = refuse && keys.iter().any(|(key, _)| owner_of(key).is_some());
+        let outcomes: Vec<Outcome> = keys
+            .iter()
+            .map(|&(key, payload)| match refuse {
+                true => Outcome::refused(OUT_OF_MEMORY),
+                false => self.one(&name, key, payload),
+            })
+            .collect();
+        let reply = reply(&name, &outcomes);
+        let keys = keys
+            .iter()
+            .zip(outcomes)
+            .map(|(&(key, payload), outcome)| (key.to_vec(), payload.map(<[u8]>::to_vec), outcome));
+        Some(Done { used, tag, keys: keys.collect(), reply })
+    }
+
+    fn one(&mut self, name: &[u8], key: &[u8], payload: Option<&[u8]>) -> Outcome {
+        if key.starts_with(b"s:") {
+            return shared(name, key);
+        }
+        let count = |is: bool| Outcome::good(format!(":{}\r\n", u8::from(is)));
+        match name {
+            b"GET" | b"MGET" => match self.values.get(key) {
+                Some(value) => Outcome::good(bulk(value)),
+                None => Outcome::good(NIL),
+            },
+            b"SET" | b"MSET" => {
+                self.values.insert(key.to_vec(), payload.unwrap_or_default().to_vec());
+                Outcome::good(OK)
+            }
+            b"INCRBY" => {
+                let number = |text: &[u8]| std::str::from_utf8(text).ok()?.parse::<i64>().ok();
+                let old = self.values.get(key).map_or(Some(0), |text| number(text));
+                match old.zip(payload.and_then(number)) {
+                    Some((old, by)) => {
+                        let new = old.wrapping_add(by).to_string();
+                        self.values.insert(key.to_vec(), new.clone().into_bytes());
+                        Outcome::good(format!(":{new}\r\n"))
+                    }
+                    None => Outcome::refused(NOT_A_NUMBER),
+                }
+            }
+            b"STRLEN" => {
+                let len = self.values.get(key).map_or(0, Vec::len);
+                Outcome::good(format!(":{len}\r\n"))
+            }
+            b"DEL" | b"UNLINK" => count(self.values.remove(key).is_some()),
+            b"EXISTS" | b"TOUCH" => count(self.values.contains_key(key)),
+            _ => panic!("I1: a server is sent {}", name.escape_ascii()),
+        }
+    }
+}
+
+/// What any server says about a shared key, which always exists.
+pub(crate) fn shared(name: &[u8], key: &[u8]) -> Outcome {
+    match name {
+        b"GET" | b"MGET" => Outcome::good(bulk(&[b"value of ", key].concat())),
+        _ => Outcome::good(":1\r\n"),
+    }
+}
+
+fn bulk(value: &[u8]) -> Vec<u8> {
+    let mut text = format!("${}\r\n", value.len()).into_bytes();
+    text.extend_from_slice(value);
+    text.extend_from_slice(b"\r\n");
+    text
+}
+
+fn reply(name: &[u8], outcomes: &[Outcome]) -> Vec<u8> {
+    if let Some(refused) = outcomes.iter().find(|outcome| outcome.refused) {
+        return refused.reply.clone();
+    }
+    match name {
+        b"MGET" => {
+            let mut all = format!("*{}\r\n", outcomes.len()).into_bytes();
+            outcomes.iter().for_each(|outcome| all.extend_from_slice(&outcome.reply));
+            all
+        }
+        b"DEL" | b"UNLINK" | b"EXISTS" | b"TOUCH" => {
+            let ones = outcomes.iter().filter(|outcome| outcome.reply == b":1\r\n");
+            format!(":{}\r\n", ones.count()).into_bytes()
+        }
+        _ => outcomes[0].reply.clone(),
+    }
+}
+
+/// The arguments at the front, which are always an array of bulks, and where they end.
+fn parse(input: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
+    let header = |at: usize, kind: u8| {
+        let end = line_end(input, at)?;
+        assert_eq!(input[at], kind, "I1: a server is sent {}", input.escape_ascii());
+        let text = std::str::from_utf8(&input[at + 1..end - 2]).expect("a length is text");
+        Some((text.parse::<usize>().expect("a length is a number"), end))
+    };
+    let (count, mut at) = header(0, b'*')?;
+    let mut args = Vec::new();
+    for _ in 0..count {
+        let (len, start) = header(at, b'$')?;
+        at = start + len + 2;
+        if at > input.len() {
+            return None;
+        }
+        assert!(input[..at].ends_with(b"\r\n"), "I1: an argument longer than announced");
+        args.push(&input[start..start + len]);
+    }
+    Some((args, at))
+}

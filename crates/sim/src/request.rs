@@ -1,0 +1,194 @@
+//! One request of a client and what it must be answered, as far as that is known.
+
+/// What a server made of one key of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// The key's share of the reply: an array element, a number, a VALUE block, or all of it.
+    pub(crate) reply: Vec<u8>,
+    /// The server refused the whole command that had this key.
+    pub(crate) refused: bool,
+}
+
+impl Outcome {
+    pub(crate) fn good(reply: impl Into<Vec<u8>>) -> Self {
+        Self { reply: reply.into(), refused: false }
+    }
+
+    pub(crate) fn refused(reply: impl Into<Vec<u8>>) -> Self {
+        Self { reply: reply.into(), refused: true }
+    }
+}
+
+/// One key of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) key: Vec<u8>,
+    pub(crate) outcome: Option<Outcome>,
+    /// What a server must get to see with the key.
+    pub(crate) payload: Option<Vec<u8>>,
+    /// The key belongs to no client: servers do not report what they do with it, and `outcome` is
+    /// known from the start.
+    pub(crate) shared: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// How the parts of a reply make one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The gateway's own words.
+    Local(Vec<u8>),
+    /// Whatever live server is asked says the same.
+    Constant(&'static [u8]),
+    Forward,
+    Gather,
+    Sum,
+    Same,
+    Values,
+    /// Every live server must do it and say this.
+    Broadcast(&'static [u8]),
+}
+
+/// How the end of a reply is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    Resp,
+    Line,
+    Values,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) bytes: Vec<u8>,
+    /// Names the command in the server's report, so that no two requests under way for one key
+    /// have the same.
+    pub(crate) tag: Vec<u8>,
+    pub(crate) access: Access,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) answer: Answer,
+    pub(crate) framing: Framing,
+    /// The client wants no reply.
+    pub(crate) silent: bool,
+    /// The gateway closes the connection after the reply.
+    pub(crate) last: bool,
+}
+
+impl Request {
+    pub(crate) fn new(bytes: impl Into<Vec<u8>>, answer: Answer, framing: Framing) -> Self {
+        Self {
+            bytes: bytes.into(),
+            tag: Vec::new(),
+            access: Access::Read,
+            parts: Vec::new(),
+            answer,
+            framing,
+            silent: false,
+            last: false,
+        }
+    }
+
+    /// The reply, once all parts are done.
+    pub(crate) fn expected(&self) -> Option<Vec<u8>> {
+        match &self.answer {
+            Answer::Local(text) => return Some(text.clone()),
+            Answer::Constant(text) | Answer::Broadcast(text) => return Some(text.to_vec()),
+            Answer::Forward | Answer::Gather | Answer::Sum | Answer::Same | Answer::Values => {}
+        }
+        let outcomes: Option<Vec<&Outcome>> =
+            self.parts.iter().map(|part| part.outcome.as_ref()).collect();
+        let outcomes = outcomes?;
+        if let Some(refused) = outcomes.iter().find(|outcome| outcome.refused) {
+            return Some(refused.reply.clone());
+        }
+        let replies = outcomes.iter().map(|outcome| outcome.reply.as_slice());
+        Some(match &self.answer {
+            Answer::Gather => {
+                let mut all = format!("*{}\r\n", self.parts.len()).into_bytes();
+                replies.for_each(|reply| all.extend_from_slice(reply));
+                all
+            }
+            Answer::Values => {
+                let mut all = replies.collect::<Vec<_>>().concat();
+                all.extend_from_slice(b"END\r\n");
+                all
+            }
+            Answer::Sum => {
+                let numbers = replies.map(|reply| {
+                    let text = std::str::from_utf8(&reply[1..]).expect("models send numbers");
+                    text.trim_end().parse::<i64>().expect("models send numbers")
+                });
+                format!(":{}\r\n", numbers.sum::<i64>()).into_bytes()
+            }
+            Answer::Forward | Answer::Same => outcomes[0].reply.clone(),
+            Answer::Local(_) | Answer::Constant(_) | Answer::Broadcast(_) => return None,
+        })
+    }
+
+    /// Length of the reply at the start of `bytes`, if it is all there.
+    pub(crate) fn frame(&self, bytes: &[u8]) -> Result<Option<usize>, &'static str> {
+        match self.framing {
+            Framing::Resp => resp_frame(bytes),
+            Framing::Line => Ok(line_end(bytes, 0)),
+            Framing::Values => values_frame(bytes),
+        }
+    }
+}
+
+/// Index behind the line that starts at `at`.
+pub(crate) fn line_end(bytes: &[u8], at: usize) -> Option<usize> {
+    let rest = bytes.get(at..)?;
+    rest.windows(2).position(|pair| pair == b"\r\n").map(|len| at + len + 2)
+}
+
+fn number(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+fn resp_frame(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
+    let (mut at, mut left) = (0, 1);
+    while left > 0 {
+        let Some(end) = line_end(bytes, at) else { return Ok(None) };
+        let (kind, text) = (bytes[at], &bytes[at + 1..end - 2]);
+        left -= 1;
+        at = end;
+        match kind {
+            b'+' | b'-' | b':' => {}
+            b'$' => {
+                let len = number(text).ok_or("a bulk of no length")?;
+                if len >= 0 {
+                    at += len as usize + 2;
+                    if at > bytes.len() {
+                        return Ok(None);
+                    }
+                }
+            }
+            b'*' => left += number(text).ok_or("an array of no length")?.max(0),
+            _ => return Err("no type of RESP2"),
+        }
+    }
+    Ok(Some(at))
+}
+
+fn values_frame(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
+    let mut at = 0;
+    loop {
+        let Some(end) = line_end(bytes, at) else { return Ok(None) };
+        let line = &bytes[at..end - 2];
+        let is_error = |word: &[u8]| line.starts_with(word);
+        if line == b"END" || is_error(b"SERVER_ERROR") || is_error(b"CLIENT_ERROR") {
+            return Ok(Some(end));
+        }
+        let mut words = line.split(|&byte| byte == b' ');
+        let is_value = words.next() == Some(b"VALUE");
+        let size = words.nth(2).and_then(number);
+        let (true, Some(size)) = (is_value, size) else { return Err("no VALUE line") };
+        at = end + size as usize + 2;
+        if at > bytes.len() {
+            return Ok(None);
+        }
+    }
+}

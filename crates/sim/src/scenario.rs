@@ -1,0 +1,289 @@
+//! What a seed chooses.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Endpoint, Global, Limits, Listen, Pool, Protocol, Server, Topology};
+use cashew_placement::{Distribution, Hash, HashTag};
+
+use crate::client::Temper;
+use crate::network::Weather;
+use crate::random::Random;
+
+/// Something that goes wrong with a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A connection is torn down, or ended in good order.
+    HangUp {
+        abruptly: bool,
+    },
+    /// A connection ends in the middle of a reply.
+    Break,
+    /// A reply is not one.
+    Garble,
+    /// A reply comes that nobody asked for.
+    Stray,
+    Restart,
+    Hang,
+    Down,
+    Unreachable,
+    Slow,
+    Unfriendly,
+    Moody,
+}
+
+const ALL_FAULTS: [Fault; 12] = [
+    Fault::HangUp { abruptly: true },
+    Fault::HangUp { abruptly: false },
+    Fault::Break,
+    Fault::Garble,
+    Fault::Stray,
+    Fault::Restart,
+    Fault::Hang,
+    Fault::Down,
+    Fault::Unreachable,
+    Fault::Slow,
+    Fault::Unfriendly,
+    Fault::Moody,
+];
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults {
+    /// What may happen; empty for nothing.
+    pub(crate) kinds: Vec<Fault>,
+    pub(crate) gap_max_us: u64,
+    pub(crate) length_max_us: u64,
+    pub(crate) count_max: u64,
+}
+
+impl Faults {
+    pub(crate) fn any(&self) -> bool {
+        !self.kinds.is_empty()
+    }
+}
+
+/// One run, before it is played.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub(crate) seed: u64,
+    pub(crate) snapshot: Snapshot,
+    /// Workers that share the pools.
+    pub(crate) gateways: u32,
+    /// Clients at once, and in all.
+    pub(crate) clients: u32,
+    pub(crate) clients_total: u32,
+    pub(crate) temper: Temper,
+    pub(crate) weather: Weather,
+    pub(crate) faults: Faults,
+    pub(crate) tight_queues: bool,
+    pub(crate) tight_outputs: bool,
+    /// Clients that one gateway takes at once; beyond it they are refused.
+    pub(crate) admitted: Option<u64>,
+    /// When one gateway is told to stop, if ever.
+    pub(crate) drain_at: Option<u64>,
+    pub(crate) isolation: bool,
+}
+
+impl Scenario {
+    /// About a quarter of all seeds have no faults.
+    pub fn of_seed(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x5eed_0000_0000_0000);
+        let random = &mut random;
+        let is_clean = random.percent(25);
+        let tight_queues = !is_clean && random.percent(15);
+        let tight_outputs = !is_clean && random.percent(10);
+        let gateways = random.pick(&[1, 1, 2, 3]);
+        let value_size_max = random.pick(&[50, 500, 5_000, 40_000, 300_000]);
+        let mut limits = limits(random);
+        if tight_queues {
+            limits.server_queue_max = random.range(1, 12) as u32;
+            limits.server_queue_size_max = random.range(50, 5_000);
+        }
+        if tight_outputs {
+            limits.client_output_max = random.range(200, 20_000);
+            limits.client_output_pause = limits.client_output_max / 2;
+        }
+        let pools = (0..random.range(1, 2)).map(|index| pool(index, limits, random)).collect();
+        let mut snapshot = Snapshot {
+            epoch: 1,
+            global: Global {
+                worker_processes: gateways,
+                max_open_files: None,
+                user: None,
+                group: None,
+                worker_shutdown_timeout_ms: 10_000,
+                batch_window_max_us: 0,
+            },
+            pools,
+        };
+        let faults = if is_clean { Faults::default() } else { faults(random) };
+        let clients = random.range(1, 8) as u32;
+        let heavy = value_size_max > 100_000;
+        let temper = Temper {
+            requests: random.range(10, if heavy { 40 } else { 120 }) as u32,
+            pipeline: random.pick(&[1, 4, 16, 64]),
+            think_max_us: random.pick(&[100, 2_000, 20_000]),
+            stalls: random.pick(&[0, 0, 5, 20]),
+            vanishes: if is_clean { 0 } else { random.pick(&[0, 0, 2, 20]) },
+            value_size_max,
+            oddity: random.pick(&[0, 10, 40]),
+            request_size_max: limits.request_size_max,
+        };
+        let weather = Weather {
+            latency_min_us: random.range(5, 100),
+            latency_max_us: random.pick(&[100, 500, 3_000]),
+            capacity: random.pick(&[200, 4_000, 64_000, 256_000]).max(value_size_max as usize / 16),
+            cuts: random.pick(&[0, 10, 50, 90]),
+            short_writes: random.pick(&[0, 5, 40]),
+        };
+        // Nobody but a server that is not well makes a request time out.
+        let bytes = u64::from(clients) * temper.pipeline * 5 * (value_size_max + 100);
+        let windows = bytes / weather.capacity as u64 + 10;
+        let patience_ms = windows * (2 * weather.latency_max_us + 200) / 1000;
+        for pool in &mut snapshot.pools {
+            pool.timeout_ms = pool.timeout_ms.map(|timeout| timeout.max(patience_ms));
+        }
+        Self {
+            seed,
+            snapshot,
+            gateways,
+            clients,
+            clients_total: clients + random.range(0, 8) as u32,
+            temper,
+            weather,
+            faults,
+            tight_queues,
+            tight_outputs,
+            admitted: random.percent(10).then_some(2),
+            drain_at: random.percent(12).then(|| random.range(5_000, 200_000)),
+            isolation: false,
+        }
+    }
+
+    /// Some servers hang and some clients never read; the others must not notice.
+    pub fn isolation(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x1501_a7ed_0000_0000);
+        scenario.isolation = true;
+        scenario.gateways = 1;
+        scenario.clients = 6;
+        scenario.clients_total = 6;
+        (scenario.admitted, scenario.drain_at) = (None, None);
+        (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        scenario.faults = Faults::default();
+        scenario.snapshot.pools.truncate(1);
+        let pool = &mut scenario.snapshot.pools[0];
+        pool.servers = (0..3).map(server).collect();
+        pool.topology = Topology::Sharded;
+        pool.distribution = Distribution::Ketama;
+        pool.hash = Hash::Fnv1a64;
+        pool.timeout_ms = None;
+        pool.auto_eject_hosts = false;
+        pool.limits = Limits::default();
+        pool.limits.client_output_pause = random.pick(&[10_000, 1 << 20]);
+        let temper = &mut scenario.temper;
+        (temper.stalls, temper.vanishes, temper.oddity) = (0, 0, 0);
+        temper.request_size_max = pool.limits.request_size_max;
+        temper.value_size_max = 20_000;
+        (temper.think_max_us, temper.pipeline) = (500, 4);
+        scenario.weather = Weather {
+            latency_min_us: 20,
+            latency_max_us: 200,
+            capacity: 64_000,
+            cuts: 10,
+            short_writes: 0,
+        };
+        scenario
+    }
+
+    pub(crate) fn is_clean(&self) -> bool {
+        !self.faults.any() && self.temper.vanishes == 0 && !self.tight_queues && !self.tight_outputs
+    }
+}
+
+impl Scenario {
+    /// How long a request of the pool may go without an answer while servers hang. It may have to
+    /// wait for a connection, for one more, and for its reply; then it travels.
+    pub(crate) fn patience_us(&self, pool: &Pool) -> Option<u64> {
+        let limits = &pool.limits;
+        let is_held_up = self.temper.stalls > 0
+            || u64::from(limits.client_requests_max) < self.temper.pipeline
+            || limits.client_output_pause < 1 << 20;
+        let timeout_ms = pool.timeout_ms.filter(|_| !is_held_up)?;
+        Some((4 * timeout_ms + 100) * 1000)
+    }
+}
+
+/// Limits that slow clients down, without refusing anything.
+fn limits(random: &mut Random) -> Limits {
+    let mut limits = Limits::default();
+    if random.percent(40) {
+        limits.client_requests_max = random.range(1, 10) as u32;
+    }
+    if random.percent(40) {
+        limits.client_output_pause = random.range(1, 4_000);
+    }
+    if random.percent(20) {
+        limits.request_size_max = random.range(5_000, 30_000);
+    }
+    limits.server_connect_timeout_ms = random.pick(&[50, 500, 5_000]);
+    limits
+}
+
+fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
+    let protocol = random.pick(&[Protocol::Redis, Protocol::Redis, Protocol::Memcached]);
+    let is_redis = protocol == Protocol::Redis;
+    let servers: Vec<Server> = (0..random.range(1, 5)).map(server).collect();
+    let topology = match random.percent(15) {
+        true => Topology::MasterReplica { master: random.below(servers.len() as u64) as u32 },
+        false => Topology::Sharded,
+    };
+    let name = format!("p{index}");
+    Pool {
+        name,
+        listen: Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 6000 + index as u16))),
+        protocol,
+        hash: random.pick(&Hash::ALL),
+        hash_tag: random.percent(30).then_some(HashTag { open: b'{', close: b'}' }),
+        distribution: random.pick(&[
+            Distribution::Ketama,
+            Distribution::Ketama,
+            Distribution::Modula,
+            Distribution::Random,
+        ]),
+        topology,
+        servers,
+        timeout_ms: random.pick(&[None, Some(30), Some(100), Some(400)]),
+        backlog: 512,
+        client_connections: 0,
+        tcp_keepalive: false,
+        reuseport: false,
+        redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
+        redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
+        preconnect: random.percent(40),
+        auto_eject_hosts: random.percent(50),
+        server_connections: random.range(1, 3) as u32,
+        server_retry_timeout_ms: random.range(10, 200),
+        server_failure_limit: random.range(1, 3) as u32,
+        limits,
+    }
+}
+
+fn server(index: u64) -> Server {
+    Server {
+        name: format!("s{index}"),
+        endpoint: Endpoint::Tcp { host: "127.0.0.1".into(), port: 7000 + index as u16 },
+        weight: 1 + (index % 2) as u32,
+    }
+}
+
+fn faults(random: &mut Random) -> Faults {
+    let count = random.range(1, 4);
+    let kinds = (0..count).map(|_| random.pick(&ALL_FAULTS)).collect();
+    Faults {
+        kinds,
+        gap_max_us: random.pick(&[2_000, 20_000, 100_000]),
+        length_max_us: random.pick(&[2_000, 50_000, 500_000]),
+        count_max: random.pick(&[1, 5, 50]),
+    }
+}

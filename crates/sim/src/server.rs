@@ -1,0 +1,260 @@
+//! A server process: its state of health and its connections. What it does with requests is the
+//! model's business.
+
+use std::collections::BTreeMap;
+
+use cashew_config::snapshot::{Pool, Protocol};
+
+use crate::clock::Event;
+use crate::memcached_server::MemcachedServer;
+use crate::network::{Side, piece};
+use crate::oracle::{Execution, owner_of};
+use crate::redis_server::RedisServer;
+use crate::request::Outcome;
+use crate::world::Fabric;
+
+/// Whether and how a server can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    Well,
+    /// The kernel accepts connections and bytes, the process does nothing.
+    Hung,
+    /// Nobody listens.
+    Down,
+    /// Packets vanish.
+    Unreachable,
+    /// Every command takes its time.
+    Slow,
+    /// AUTH and SELECT are refused.
+    Unfriendly,
+    /// Commands are refused now and then.
+    Moody,
+}
+
+pub(crate) struct Server {
+    pub(crate) id: u32,
+    pub(crate) pool: u32,
+    pub(crate) index: u32,
+    pub(crate) health: Health,
+    model: Model,
+    pub(crate) sessions: BTreeMap<u32, Session>,
+}
+
+/// What a server does, by protocol.
+enum Model {
+    Redis(RedisServer),
+    Memcached(MemcachedServer),
+}
+
+/// One connection, as the server sees it.
+#[derive(Default)]
+pub(crate) struct Session {
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// Of the Redis kind: what has been agreed on.
+    pub(crate) authenticated: bool,
+    pub(crate) database: u32,
+    /// The next reply is not one.
+    pub(crate) garbles: bool,
+    /// The connection ends in the middle of the next reply.
+    pub(crate) breaks: bool,
+    planned: bool,
+}
+
+/// One command that a model has carried out.
+pub(crate) struct Done {
+    /// Bytes of the input that it took.
+    pub(crate) used: usize,
+    /// Its name, as the client wrote it.
+    pub(crate) tag: Vec<u8>,
+    /// What became of each key, and the data that came with it.
+    pub(crate) keys: Vec<(Vec<u8>, Option<Vec<u8>>, Outcome)>,
+    pub(crate) reply: Vec<u8>,
+}
+
+impl Server {
+    pub(crate) fn new(id: u32, pool: u32, index: u32, config: &Pool) -> Self {
+        let model = match config.protocol {
+            Protocol::Redis => Model::Redis(RedisServer::new(config)),
+            Protocol::Memcached => Model::Memcached(MemcachedServer::default()),
+        };
+        Self { id, pool, index, health: Health::Well, model, sessions: BTreeMap::new() }
+    }
+
+    pub(crate) fn accept(&mut self, conn: u32) {
+        self.sessions.insert(conn, Session::default());
+    }
+
+    /// Something arrived, or there is room to write.
+    pub(crate) fn notice(&mut self, conn: u32, fabric: &mut Fabric) {
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
+        if std::mem::replace(&mut session.planned, true) {
+            return;
+        }
+        let delay = match self.health {
+            Health::Slow => fabric.random.range(500, 4000),
+            _ => fabric.random.below(80),
+        };
+        fabric.clock.plan(fabric.clock.now() + delay, Event::Serve { conn });
+    }
+
+    /// The connection was torn down by the gateway.
+    pub(crate) fn lost(&mut self, conn: u32) {
+        self.sessions.remove(&conn);
+    }
+
+    /// Reads, executes and answers what has come on a connection.
+    pub(crate) fn serve(&mut self, conn: u32, fabric: &mut Fabric) {
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
+        session.planned = false;
+        if matches!(self.health, Health::Hung | Health::Down) {
+            return;
+        }
+        let ready = fabric.network.readable(conn, Side::Peer);
+        let max = piece(ready, fabric.cuts, &mut fabric.random);
+        let bytes = fabric.network.read(conn, Side::Peer, max, &mut fabric.clock);
+        session.input.extend_from_slice(&bytes);
+        let commands_max = if self.health == Health::Slow { 1 } else { usize::MAX };
+        let mut more = fabric.network.readable(conn, Side::Peer) > 0;
+        for count in 0.. {
+            if count == commands_max {
+                more = true;
+                break;
+            }
+            if !self.execute(conn, fabric) {
+                break;
+            }
+        }
+        if !self.sessions.contains_key(&conn) {
+            return;
+        }
+        self.flush(conn, fabric);
+        if more {
+            self.notice(conn, fabric);
+        } else if fabric.network.at_end(conn, Side::Peer) {
+            let Fabric { network, clock, random, .. } = fabric;
+            network.close(conn, Side::Peer, clock, random);
+            self.sessions.remove(&conn);
+        }
+    }
+
+    /// Executes the command at the front of the input; whether there was one.
+    fn execute(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
+        let Some(session) = self.sessions.get_mut(&conn) else { return false };
+        let refuse = self.health == Health::Moody && fabric.random.percent(30);
+        let input = std::mem::take(&mut session.input);
+        let done = match &mut self.model {
+            Model::Redis(redis) => {
+                redis.execute(&input, session, refuse, self.health == Health::Unfriendly)
+            }
+            Model::Memcached(memcached) => memcached.execute(&input, refuse),
+        };
+        session.input = input;
+        let Some(done) = done else { return false };
+        session.input.drain(..done.used);
+        session.output.extend_from_slice(&done.reply);
+        let (now, number) = (fabric.clock.now(), u64::from(self.id));
+        fabric.trace.quote(now, "server executes", [number, u64::from(conn), 0], &done.tag);
+        let gateway = fabric.network.conn(conn).gateway;
+        let late = fabric.network.is_closed(conn, Side::Gateway);
+        for (key, payload, outcome) in &done.keys {
+            let Some(client) = owner_of(key) else { continue };
+            let execution = Execution {
+                pool: self.pool,
+                server: self.index,
+                gateway,
+                late,
+                tag: &done.tag,
+                key,
+                payload: payload.as_deref(),
+                outcome,
+            };
+            fabric.oracle.executed(client, &execution, now);
+        }
+        let reply_len = done.reply.len();
+        if session.garbles || session.breaks {
+            fabric.oracle.trouble(self.pool, self.index, now);
+        }
+        if std::mem::take(&mut session.garbles) {
+            session.output.truncate(session.output.len() - reply_len);
+            session.output.extend(match self.model {
+                Model::Redis(_) => b"!this is no reply\r\n".to_vec(),
+                // A line of any words is a reply; one without end is none.
+                Model::Memcached(_) => vec![b'x'; 10_000],
+            });
+        }
+        if std::mem::take(&mut session.breaks) {
+            session.output.truncate(session.output.len() - reply_len.div_ceil(2));
+            self.flush(conn, fabric);
+            self.hang_up(conn, false, fabric);
+            return false;
+        }
+        true
+    }
+
+    fn flush(&mut self, conn: u32, fabric: &mut Fabric) {
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
+        while !session.output.is_empty() {
+            let Fabric { network, clock, random, .. } = fabric;
+            let taken = network.write(conn, Side::Peer, &session.output, clock, random);
+            session.output.drain(..taken);
+            if !session.output.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Ends a connection, in good order or not.
+    pub(crate) fn hang_up(&mut self, conn: u32, abruptly: bool, fabric: &mut Fabric) {
+        let number = u64::from(self.id);
+        let now = fabric.clock.now();
+        fabric.trace.note(now, "server hangs up", [number, conn.into(), abruptly.into()]);
+        if self.sessions.remove(&conn).is_some() {
+            let Fabric { network, clock, random, .. } = fabric;
+            if abruptly {
+                network.reset(conn, Side::Peer, clock, random);
+            } else {
+                network.close(conn, Side::Peer, clock, random);
+            }
+        }
+    }
+
+    /// All connections end; perhaps all data is lost too.
+    pub(crate) fn restart(&mut self, fabric: &mut Fabric) {
+        let conns: Vec<u32> = self.sessions.keys().copied().collect();
+        let abruptly = fabric.random.percent(50);
+        for conn in conns {
+            self.hang_up(conn, abruptly, fabric);
+        }
+        if fabric.random.percent(50) {
+            match &mut self.model {
+                Model::Redis(redis) => redis.forget(),
+                Model::Memcached(memcached) => memcached.forget(),
+            }
+        }
+    }
+
+    /// Takes up what has come while it was not well.
+    pub(crate) fn recover(&mut self, fabric: &mut Fabric) {
+        self.health = Health::Well;
+        let conns: Vec<u32> = self.sessions.keys().copied().collect();
+        for conn in conns {
+            self.notice(conn, fabric);
+        }
+    }
+
+    /// Sends a reply that nobody asked for on a connection where nothing is under way.
+    pub(crate) fn stray(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
+        let Some(session) = self.sessions.get(&conn) else { return false };
+        let is_idle = session.input.is_empty() && session.output.is_empty();
+        if !is_idle || !fabric.network.is_idle(conn) || fabric.network.conn(conn).token == 0 {
+            return false;
+        }
+        let bytes: &[u8] = match self.model {
+            Model::Redis(_) => b"+OK\r\n",
+            Model::Memcached(_) => b"STORED\r\n",
+        };
+        fabric.network.materialise(conn, Side::Gateway, bytes);
+        true
+    }
+}

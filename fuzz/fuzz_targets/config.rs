@@ -1,0 +1,27 @@
+//! Any text is judged: refused with places that exist, or accepted as a snapshot that survives being
+//! handed over.
+#![no_main]
+
+use std::net::SocketAddr;
+
+use cashew_config::{Context, from_json, parse, to_json};
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| judge(data));
+
+pub fn judge(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let resolve = |_: &str, port| Ok(SocketAddr::from(([127, 0, 0, 1], port)));
+    match parse("f", text, &Context { processors: 2, resolve: &resolve }) {
+        Ok(loaded) => {
+            assert!(loaded.snapshot.pools.iter().all(|pool| !pool.servers.is_empty()));
+            let handed_over = from_json(&to_json(&loaded.snapshot)).expect("what was written");
+            assert_eq!(handed_over, loaded.snapshot);
+        }
+        Err(errors) => {
+            let lines = text.split(['\n', '\r']).count();
+            assert!(!errors.0.is_empty() && !errors.to_string().is_empty());
+            // Line 0 stands for the file as a whole.
+            assert!(errors.0.iter().all(|error| error.line <= lines));
+        }
+    }
+}

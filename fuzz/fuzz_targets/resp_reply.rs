@@ -1,0 +1,67 @@
+//! However it is cut, a stream of RESP replies ends where it ends, and a whole array is nothing but
+//! its elements.
+#![no_main]
+
+use cashew_fuzz::{arrivals, split};
+use cashew_protocol::resp::{Reply, ReplyScanner, Scan, reply};
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| scan(data));
+
+pub fn scan(data: &[u8]) {
+    let (sizes, input) = split(data);
+    let whole = ends(input, &[]);
+    assert_eq!(ends(input, sizes), whole);
+    assert_eq!(ends(input, &[0]), whole);
+    let mut start = 0;
+    for end in whole.into_iter().flatten() {
+        look_into(&input[start..end]);
+        start = end;
+    }
+    // Of whatever else, too, it can be asked whether it is a reply.
+    look_into(input);
+}
+
+/// Where replies end, up to the first that turns out to be none.
+fn ends(input: &[u8], sizes: &[u8]) -> Vec<Option<usize>> {
+    let mut scanner = ReplyScanner::default();
+    let mut ends = Vec::new();
+    let mut start = 0;
+    for arrived in arrivals(sizes, input.len()) {
+        while start < arrived {
+            match scanner.scan(&input[start..arrived]) {
+                Scan::Complete(len) => {
+                    assert!(0 < len && len <= arrived - start && scanner.at_start());
+                    start += len;
+                    ends.push(Some(start));
+                }
+                Scan::Partial => {
+                    assert!(!scanner.at_start());
+                    start = arrived;
+                }
+                Scan::Invalid => {
+                    ends.push(None);
+                    return ends;
+                }
+            }
+        }
+    }
+    ends
+}
+
+fn look_into(buf: &[u8]) {
+    match reply(buf) {
+        Some(Reply::Array(mut elements)) => {
+            let header = buf.iter().position(|&byte| byte == b'\n').expect("a header line") + 1;
+            let (announced, mut taken, mut size) = (elements.len(), 0, 0);
+            for element in &mut elements {
+                taken += 1;
+                size += element.len();
+            }
+            assert_eq!((taken, size), (announced, buf.len() - header));
+        }
+        Some(_) => {
+            assert_eq!(ReplyScanner::default().scan(buf), Scan::Complete(buf.len()));
+        }
+        None => {}
+    }
+}
