@@ -14,8 +14,9 @@ use std::time::Duration;
 
 pub use epoll::EpollDriver;
 
-/// Names a connection. The handler chooses it: bits 0..31 index into one of two dense tables, bit
-/// 31 the table, bits 32..64 a generation that tells successive users of an index apart.
+/// Names a connection. The handler chooses it: bits 0..31 index into one of two dense tables and
+/// stay below 2^30, bit 31 is the table, bits 32..64 a generation that tells successive users of an
+/// index apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
