@@ -65,7 +65,7 @@ pub trait Handler {
     fn woken(&mut self);
     /// A client connected. Its token, or `None` to close it at once.
     fn accepted(&mut self, listener: u32) -> Option<Token>;
-    /// Out of descriptors: clients wait to be accepted until another connection closes.
+    /// Out of descriptors: clients wait to be accepted until some are free.
     fn accept_blocked(&mut self, listener: u32);
     fn connected(&mut self, conn: Token);
     /// Bytes arrived; never none. The handler may take the buffer away, or leave it and what is in
