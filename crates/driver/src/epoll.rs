@@ -2,7 +2,7 @@
 //! read; no `epoll_ctl` per request.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -14,7 +14,7 @@ use rustix::net::{
     SocketType, sockopt,
 };
 
-use crate::{Address, ClientOptions, CloseKind, Driver, Handler, Token};
+use crate::{Address, CloseKind, Driver, Handler, Token};
 
 /// One read takes at most this much, so that one connection cannot hold up the others.
 const READ_SIZE: usize = 64 * 1024;
@@ -285,8 +285,7 @@ impl EpollDriver {
 }
 
 impl Driver for EpollDriver {
-    fn listen(&mut self, id: u32, socket: OwnedFd, options: ClientOptions) -> io::Result<()> {
-        set_up_clients(socket.as_fd(), options);
+    fn listen(&mut self, id: u32, socket: OwnedFd) -> io::Result<()> {
         let listener = Listener { id, socket, parked: false };
         watch_listener(&self.epoll, &listener)?;
         self.listeners.push(listener);
@@ -441,13 +440,6 @@ fn watch_listener(epoll: &OwnedFd, listener: &Listener) -> io::Result<()> {
     let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
     epoll::add(epoll, &listener.socket, EventData::new_u64(token), flags)?;
     Ok(())
-}
-
-/// What is set on a listening socket holds for those accepted from it (tcp(7), socket(7)), which
-/// saves a system call for each. Options that a Unix socket does not know are none of its concern.
-fn set_up_clients(listener: BorrowedFd<'_>, options: ClientOptions) {
-    let _ = sockopt::set_tcp_nodelay(listener, true);
-    let _ = sockopt::set_socket_keepalive(listener, options.keepalive);
 }
 
 fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {

@@ -52,13 +52,6 @@ pub enum CloseKind {
     Exhausted,
 }
 
-/// How accepted connections are set up.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ClientOptions {
-    /// SO_KEEPALIVE.
-    pub keepalive: bool,
-}
-
 /// Whoever the driver works for.
 pub trait Handler {
     /// A wait is over: what follows happened by now.
@@ -87,8 +80,9 @@ pub trait Handler {
 
 /// What every way of moving bytes must do; `tests/contract.rs` says it in code.
 pub trait Driver {
-    /// Accepts from a listening, non-blocking socket from now on.
-    fn listen(&mut self, listener: u32, socket: OwnedFd, options: ClientOptions) -> io::Result<()>;
+    /// Accepts from a listening, non-blocking socket from now on. Connections inherit the socket's
+    /// options; TCP_NODELAY should be among them.
+    fn listen(&mut self, listener: u32, socket: OwnedFd) -> io::Result<()>;
 
     /// Accepts nothing more. The sockets are let go of, which closes them only if nobody else has
     /// them.

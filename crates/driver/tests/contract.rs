@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bench::{Bench, Event, QUIET, SocketPath, client, pattern, server};
-use cashew_driver::{Address, ClientOptions, CloseKind, Driver, EpollDriver};
+use cashew_driver::{Address, CloseKind, Driver, EpollDriver};
 
 macro_rules! contract {
     ($driver:ident, $new:expr, $($name:ident)*) => {
@@ -139,7 +139,7 @@ fn stops_listening_to_sockets_that_others_hold<D: Driver>(new: fn() -> D) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let shared = listener.try_clone().unwrap();
-    bench.driver.listen(1, shared.into(), ClientOptions::default()).unwrap();
+    bench.driver.listen(1, shared.into()).unwrap();
     let address = listener.local_addr().unwrap();
     let (mut peer, conn) = bench.accept(address);
     bench.driver.stop_listening();

@@ -364,10 +364,16 @@ impl Engine {
             self.arm_probe(pool_index, index);
             return;
         }
-        // Another worker found it well; here it may be known as failing still.
-        let lane = server.first_lane;
-        if server.failing && self.lanes[lane as usize].link == Link::Idle {
-            self.connect(lane);
+        // Another worker found it well; what is known of it here is out of date.
+        let (first, last, is_failing) = (server.first_lane, server.bulk_lane(), server.failing);
+        for lane in first..=last {
+            let state = &mut self.lanes[lane as usize];
+            state.attempts = 0;
+            match state.link {
+                Link::Backoff { .. } => self.connect(lane),
+                Link::Idle if is_failing && lane == first => self.connect(lane),
+                _ => {}
+            }
         }
     }
 

@@ -32,10 +32,13 @@ impl Engine {
             return Plan::Done;
         }
         let lookup = table::find(bytes, args);
-        if !self.clients[client].session.authenticated && !is_open_to_all(&lookup) {
-            return self.say(client, NOT_AUTHENTICATED);
-        }
         match lookup {
+            // As Redis: whether there is such a command comes first.
+            Lookup::Found(command)
+                if !self.clients[client].session.authenticated && !is_open_to_all(command) =>
+            {
+                self.say(client, NOT_AUTHENTICATED)
+            }
             Lookup::Found(command) => match command.rule {
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
@@ -396,8 +399,7 @@ impl Engine {
 }
 
 /// What may be asked before AUTH.
-fn is_open_to_all(lookup: &Lookup) -> bool {
-    let Lookup::Found(command) = lookup else { return false };
+fn is_open_to_all(command: &Command) -> bool {
     matches!(command.rule, Rule::Local(Local::Auth | Local::Hello | Local::Quit))
 }
 

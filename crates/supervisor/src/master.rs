@@ -385,8 +385,12 @@ impl Master {
                 Request::Stop if self.phase == Phase::Stopping => self.stop_now(now, "SIGTERM"),
                 Request::Stop => self.stop(now),
                 Request::StopNow => self.stop_now(now, "SIGINT"),
-                Request::LevelUp => self.change_level(self.log_level.saturating_add(1), now),
-                Request::LevelDown => self.change_level(self.log_level.saturating_sub(1), now),
+                Request::LevelUp => {
+                    self.change_level("SIGTTIN", self.log_level.saturating_add(1), now)
+                }
+                Request::LevelDown => {
+                    self.change_level("SIGTTOU", self.log_level.saturating_sub(1), now)
+                }
                 Request::LogReopen => self.reopen_log(now),
                 Request::Unknown(name) => info!("{name} means nothing here"),
             }
@@ -433,11 +437,11 @@ impl Master {
         self.members.iter().all(|member| member.slot.is_closed())
     }
 
-    fn change_level(&mut self, level: u8, now: Instant) {
+    fn change_level(&mut self, signal: &str, level: u8, now: Instant) {
         let level = level.min(log::LEVEL_MAX);
         self.log_level = level;
         log::set_level(level);
-        info!("log level is {level}");
+        info!("{signal}: log level is {level}");
         for index in 0..self.members.len() {
             self.post(index, ToChild::LogLevel { level }, Vec::new(), now);
         }

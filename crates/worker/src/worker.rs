@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cashew_config::snapshot::Endpoint;
 use cashew_control::{ChildChannel, ReceiveError, SendError, ToChild, ToMaster};
-use cashew_driver::{Address, ClientOptions, Driver, Token};
+use cashew_driver::{Address, Driver, Token};
 use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, Setup, Time};
 use cashew_metrics::{Writer, monotonic_ms};
 
@@ -63,8 +63,7 @@ impl<D: Driver> Worker<D> {
             now,
         });
         for (pool, socket) in listeners {
-            let keepalive = snapshot.pools[pool as usize].tcp_keepalive;
-            driver.listen(pool, socket, ClientOptions { keepalive }).map_err(Error::Io)?;
+            driver.listen(pool, socket).map_err(Error::Io)?;
         }
         let pool_ids = (0..snapshot.pools.len()).map(|pool| writer.pool(pool)).collect();
         let core = Core {
@@ -398,7 +397,7 @@ mod tests {
     }
 
     impl Driver for Fake {
-        fn listen(&mut self, _: u32, _: OwnedFd, _: ClientOptions) -> io::Result<()> {
+        fn listen(&mut self, _: u32, _: OwnedFd) -> io::Result<()> {
             Ok(())
         }
 

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use cashew_driver::{Address, ClientOptions, CloseKind, Driver, Handler, Token};
+use cashew_driver::{Address, CloseKind, Driver, Handler, Token};
 
 /// Longer than anything here takes, on a machine that is busy with something else.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -210,7 +210,7 @@ impl<D: Driver> Bench<D> {
         let listener = TcpListener::bind(address).expect("a free port");
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        self.driver.listen(id, listener.into(), ClientOptions::default()).unwrap();
+        self.driver.listen(id, listener.into()).unwrap();
         address
     }
 
@@ -229,7 +229,7 @@ impl<D: Driver> Bench<D> {
     pub(crate) fn accept_unix(&mut self, listener: &UnixListener) -> (UnixStream, Token) {
         listener.set_nonblocking(true).unwrap();
         let socket = listener.try_clone().unwrap();
-        self.driver.listen(9, socket.into(), ClientOptions::default()).unwrap();
+        self.driver.listen(9, socket.into()).unwrap();
         let path = listener.local_addr().unwrap().as_pathname().unwrap().to_owned();
         let peer = UnixStream::connect(path).unwrap();
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
