@@ -234,7 +234,8 @@ class Memcached:
         self.directory = directory
         # With -s it listens at that path and nowhere else.
         address = options[options.index("-s") + 1] if "-s" in options else self.port
-        command = ["memcached", "-l", HOST, "-p", self.port, "-U", "0", "-t", "1", *options]
+        command = ["memcached", "-l", HOST, "-p", self.port, "-U", "0", "-t", "1"]
+        command += options
         if os.geteuid() == 0:
             command += ["-u", "root"]
         self.process = Process(

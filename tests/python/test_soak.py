@@ -19,13 +19,25 @@ def bulk(value):
     return b"$-1\r\n" if value is None else b"$%d\r\n%b\r\n" % (len(value), value)
 
 
+def some_value(chance):
+    """Mostly small, at times over many reads, rarely as large as memcached takes."""
+    if chance.random() < 0.01:
+        return chance.randbytes(chance.randrange(100_000, 1_000_000))
+    return chance.randbytes(chance.choice((0, 1, 10, 100, 5000, 70_000)))
+
+
 class RedisModel:
-    """Strings and counters of one client."""
+    """The strings of one client."""
 
     def __init__(self, chance, prefix):
         self.chance = chance
         self.keys = [b"%b:%d" % (prefix, n) for n in range(40)]
         self.data = {}
+
+    def all(self):
+        """A request for every key, and its reply."""
+        values = b"".join(bulk(self.data.get(key)) for key in self.keys)
+        return resp("MGET", *self.keys), b"*%d\r\n%b" % (len(self.keys), values)
 
     def step(self):
         """A request and the reply that it must have."""
@@ -34,7 +46,7 @@ class RedisModel:
         some = [chance.choice(self.keys) for _ in range(chance.randrange(1, 30))]
         kind = chance.randrange(12)
         if kind <= 1:
-            data[key] = chance.randbytes(chance.choice((0, 1, 10, 100, 5000, 70_000)))
+            data[key] = some_value(chance)
             return resp("SET", key, data[key]), b"+OK\r\n"
         if kind <= 4:
             return resp("GET", key), bulk(data.get(key))
@@ -69,21 +81,27 @@ class MemcachedModel:
         self.keys = [b"%b:%d" % (prefix, n) for n in range(40)]
         self.data = {}
 
+    def all(self):
+        return self.retrieval(self.keys)
+
+    def retrieval(self, keys):
+        values = b"".join(b"VALUE %b 0 %d\r\n%b\r\n" % (key, len(self.data[key]), self.data[key])
+                          for key in keys if key in self.data)
+        return b"get " + b" ".join(keys) + b"\r\n", values + b"END\r\n"
+
     def step(self):
         chance, data = self.chance, self.data
         key = chance.choice(self.keys)
         noreply, stored = chance.choice(((b"", b"STORED\r\n"), (b" noreply", b"")))
         kind = chance.randrange(8)
         if kind <= 1:
-            data[key] = chance.randbytes(chance.choice((0, 1, 10, 100, 5000, 70_000)))
+            data[key] = some_value(chance)
             return b"set %b 0 0 %d%b\r\n%b\r\n" % (
                 key, len(data[key]), noreply, data[key]), stored
         if kind <= 4:
             some = list(dict.fromkeys(
                 chance.choice(self.keys) for _ in range(chance.randrange(1, 30))))
-            values = b"".join(b"VALUE %b 0 %d\r\n%b\r\n" % (k, len(data[k]), data[k])
-                              for k in some if k in data)
-            return b"get " + b" ".join(some) + b"\r\n", values + b"END\r\n"
+            return self.retrieval(some)
         if kind == 5:
             found = data.pop(key, None) is not None
             if noreply:
@@ -116,6 +134,10 @@ def talk(gateway, pool, model_of, seed, number, ends, failures, counts):
                 conn.expect(reply)
             done += len(steps)
             if chance.random() < 0.02:
+                # What had no reply is done when all servers have answered something later.
+                request, reply = model.all()
+                conn.send(request)
+                conn.expect(reply)
                 conn.close()
                 conn = gateway.connect(pool, timeout=20)
         conn.close()
@@ -145,7 +167,8 @@ def test_every_reply_is_the_one_predicted(place):
             "alpha": {"redis": True, "hash": "murmur", "timeout": 20_000, "server_connections": 4,
                       "servers": server_lines([place.redis() for _ in range(4)])},
             "beta": {"timeout": 20_000, "hash": "murmur",
-                     "servers": server_lines([place.memcached() for _ in range(4)])},
+                     # Room for everything: what memcached evicts no model foresees.
+                     "servers": server_lines([place.memcached("-m", "1024") for _ in range(4)])},
         },
         {"worker_processes": 2},
     )

@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -27,20 +27,26 @@ const SLICES_MAX: usize = 16;
 /// make the kernel answer with a reset, which could overtake the last reply.
 const FINAL_READS_MAX: usize = 4;
 
+/// After running out of descriptors, accepting is tried again this often: they may have become free
+/// elsewhere.
+const PARKED_RETRY: Duration = Duration::from_millis(100);
+
 /// First probe of an idle server connection, distance of the next ones, and how many may fail.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Tokens of what is not a connection: all bits of the generation set, and two kinds.
-const SPECIAL: u64 = 0xffff_ffff << 32;
-const WATCH: u64 = 1 << 30;
+/// Tokens of what is not a connection, of two kinds: the index is one that no dense table reaches.
+const SPECIAL: u64 = 1 << 30;
+const WATCH: u64 = 1 << 31;
 
 pub struct EpollDriver {
     epoll: OwnedFd,
     events: Vec<Event>,
     tables: [Vec<Socket>; 2],
     listeners: Vec<Listener>,
+    /// When to try again to accept from those that are parked.
+    unpark_at: Option<Instant>,
     /// Connections that may have more to read than was taken.
     unread: Vec<Token>,
     /// The list being worked on; kept for its memory.
@@ -86,6 +92,7 @@ impl EpollDriver {
             events: Vec::with_capacity(EVENTS_PER_TICK),
             tables: [Vec::new(), Vec::new()],
             listeners: Vec::new(),
+            unpark_at: None,
             unread: Vec::new(),
             reading: Vec::new(),
             buffer: Vec::with_capacity(READ_SIZE),
@@ -136,8 +143,8 @@ impl EpollDriver {
 
     fn handle_event(&mut self, event: Event, handler: &mut impl Handler) {
         let token = event.data.u64();
-        if token & SPECIAL == SPECIAL {
-            let id = (token & (WATCH - 1)) as u32;
+        if token & SPECIAL != 0 {
+            let id = (token & (SPECIAL - 1)) as u32;
             if token & WATCH == 0 {
                 self.accept(id, handler);
             } else {
@@ -148,15 +155,15 @@ impl EpollDriver {
         let conn = Token(token);
         let flags = event.flags;
         let Some(socket) = self.socket(conn) else { return };
+        let ending = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+        socket.state.ending |= flags.intersects(ending);
         if socket.state.connecting {
             self.finish_connecting(conn, handler);
             return;
         }
-        let readable = EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
-        if flags.intersects(readable) {
+        if flags.intersects(ending | EventFlags::IN) {
             socket.state.readable = true;
-            socket.state.ending |= flags.intersects(readable - EventFlags::IN);
-            if socket.state.paused && flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+            if socket.state.paused && flags.intersects(EventFlags::ERR) {
                 // Both directions are dead: nothing can be answered any more.
                 self.fail(conn, Errno::CONNRESET, handler);
                 return;
@@ -177,7 +184,8 @@ impl EpollDriver {
         match sockopt::socket_error(descriptor) {
             Ok(Ok(())) => {
                 socket.state.connecting = false;
-                // Data may have come with the connection: the edge was this event's.
+                // Data and even the end may have come with the connection: the edge was this
+                // event's.
                 socket.state.readable = true;
                 handler.connected(conn);
                 self.read(conn, handler);
@@ -262,10 +270,11 @@ impl EpollDriver {
         };
         if epoll::delete(&self.epoll, &listener.socket).is_ok() {
             listener.parked = true;
+            self.unpark_at = Some(Instant::now() + PARKED_RETRY);
         }
     }
 
-    /// A descriptor is free again.
+    /// A descriptor may be free again.
     fn unpark(&mut self) {
         for listener in self.listeners.iter_mut().filter(|listener| listener.parked) {
             if watch_listener(&self.epoll, listener).is_ok() {
@@ -317,6 +326,8 @@ impl Driver for EpollDriver {
                 break;
             }
             self.buffer.clear();
+            // The handler may have taken the buffer.
+            self.buffer.reserve(READ_SIZE);
             let room = self.buffer.capacity();
             match net::recv(&descriptor, spare_capacity(&mut self.buffer), RecvFlags::empty()) {
                 Ok((len, _)) if len == room && len > 0 => {}
@@ -388,7 +399,10 @@ impl Driver for EpollDriver {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
-        let timeout = if self.unread.is_empty() { timeout } else { Some(Duration::ZERO) };
+        let mut timeout = if self.unread.is_empty() { timeout } else { Some(Duration::ZERO) };
+        if self.unpark_at.is_some() {
+            timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
+        }
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
@@ -400,6 +414,10 @@ impl Driver for EpollDriver {
             Err(errno) => return Err(errno.into()),
         }
         handler.woken();
+        if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
+            self.unpark_at = None;
+            self.unpark();
+        }
         std::mem::swap(&mut self.unread, &mut self.reading);
         for event in events.drain(..) {
             self.handle_event(event, handler);

@@ -14,8 +14,9 @@ use std::time::Duration;
 
 pub use epoll::EpollDriver;
 
-/// Names a connection. The handler chooses it: bits 0..31 index into one of two dense tables, bit
-/// 31 the table, bits 32..64 a generation that tells successive users of an index apart.
+/// Names a connection. The handler chooses it: bits 0..31 index into one of two dense tables and
+/// stay below 2^30, bit 31 is the table, bits 32..64 a generation that tells successive users of an
+/// index apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
@@ -64,7 +65,7 @@ pub trait Handler {
     fn woken(&mut self);
     /// A client connected. Its token, or `None` to close it at once.
     fn accepted(&mut self, listener: u32) -> Option<Token>;
-    /// Out of descriptors: clients wait to be accepted until another connection closes.
+    /// Out of descriptors: clients wait to be accepted until some are free.
     fn accept_blocked(&mut self, listener: u32);
     fn connected(&mut self, conn: Token);
     /// Bytes arrived; never none. The handler may take the buffer away, or leave it and what is in

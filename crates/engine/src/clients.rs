@@ -62,7 +62,7 @@ impl Engine {
         if rest.is_empty() || client.state == State::Closing {
             return;
         }
-        client.input = self.bufs.take_for(need.max(rest.len()));
+        client.input = self.bufs.take_for(room_for(rest.len(), need));
         client.input.extend_from_slice(rest);
     }
 
@@ -82,7 +82,7 @@ impl Engine {
                         self.bufs.give(input);
                     } else {
                         input.drain(..used);
-                        let missing = need.saturating_sub(input.len());
+                        let missing = room_for(input.len(), need) - input.len();
                         self.bufs.reserve(&mut input, missing);
                         client.input = input;
                     }
@@ -518,4 +518,11 @@ impl Engine {
         self.metrics.add_pool(self.pools[pool as usize].metrics, counter, 1);
         self.drop_client(index, Closed::ByUs);
     }
+}
+
+/// How much room to make for a request of `need` bytes of which `len` are there. What is only
+/// announced is not believed at once: anybody can announce 512 MiB.
+fn room_for(len: usize, need: usize) -> usize {
+    const ADVANCE_MAX: usize = 1 << 20;
+    need.min(len.saturating_mul(2).max(ADVANCE_MAX)).max(len)
 }

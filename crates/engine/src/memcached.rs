@@ -7,6 +7,7 @@ use crate::client::State;
 use crate::clients::Plan;
 use crate::dispatch::{FragmentText, Payload};
 use crate::engine::Engine;
+use crate::pool::Server;
 use crate::request::Merge;
 
 impl Engine {
@@ -48,8 +49,13 @@ impl Engine {
                 self.broadcast(client, &text)
             }
             Verb::Version => {
-                let live = self.pools[self.clients[client].pool as usize].router.live();
-                let server = live.iter().position(|&live| live).map(|server| server as u32);
+                // Any server will do; best one that answers.
+                let servers = &self.pools[self.clients[client].pool as usize].servers;
+                let server = servers
+                    .iter()
+                    .position(Server::is_up)
+                    .or_else(|| servers.iter().position(|server| !server.ejected))
+                    .map(|server| server as u32);
                 self.forward_to(client, server, Expect::Line, bytes.len())
             }
             Verb::Quit => {

@@ -1,6 +1,8 @@
 //! The engine with what surrounds it in a worker; the driver's [`Handler`].
 
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) pool_ids: Vec<PoolId>,
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
+    /// Addresses not tried yet, of connections being made to servers with several.
+    pub(crate) addresses: HashMap<Token, VecDeque<SocketAddr>>,
     /// When clients last had to wait for descriptors.
     pub(crate) last_blocked: Option<Time>,
     /// Connections to servers that failed, which may have another address to try.
@@ -81,6 +85,8 @@ impl Handler for Core {
     }
 
     fn connected(&mut self, conn: Token) {
+        // From here on its end is the end: another connection would know nothing of this one's.
+        self.addresses.remove(&conn);
         self.engine.handle_connected(ConnId::from_token(conn.0), self.now);
     }
 

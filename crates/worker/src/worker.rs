@@ -35,8 +35,6 @@ pub(crate) struct Worker<D> {
     last_beat_ms: u64,
     pace: Pace,
     resolver: Option<Resolver>,
-    /// Addresses not tried yet, of connections being made to servers with several.
-    addresses: HashMap<Token, VecDeque<SocketAddr>>,
     /// Messages that the channel did not take yet.
     outbox: VecDeque<ToMaster>,
     /// Set while stopping: when to stop waiting for what is in flight.
@@ -80,6 +78,7 @@ impl<D: Driver> Worker<D> {
             pool_ids,
             control_readable: false,
             resolver_readable: false,
+            addresses: HashMap::new(),
             last_blocked: None,
             failed_connects: Vec::new(),
         };
@@ -95,7 +94,6 @@ impl<D: Driver> Worker<D> {
             last_beat_ms: 0,
             pace,
             resolver: None,
-            addresses: HashMap::new(),
             outbox: VecDeque::new(),
             deadline: None,
         };
@@ -109,6 +107,7 @@ impl<D: Driver> Worker<D> {
         self.driver.watch(WATCH_CONTROL, control.as_fd()).map_err(Error::Io)?;
         self.outbox.push_back(ToMaster::Ready);
         let mut is_master_alive = true;
+        let mut is_watched = true;
         loop {
             self.end_tick();
             self.beat();
@@ -125,11 +124,13 @@ impl<D: Driver> Worker<D> {
             if std::mem::take(&mut self.core.control_readable) && is_master_alive {
                 is_master_alive = self.receive_messages(&mut control);
             }
-            if !is_master_alive && self.deadline.is_none() {
-                tracing::warn!("the master is gone: finishing what is in flight");
+            if !is_master_alive && std::mem::take(&mut is_watched) {
                 // The end of a channel stays readable for ever.
                 self.driver.unwatch(control.as_fd()).map_err(Error::Io)?;
-                self.begin_shutdown();
+                if self.deadline.is_none() {
+                    tracing::warn!("the master is gone: finishing what is in flight");
+                    self.begin_shutdown();
+                }
             }
         }
     }
@@ -161,10 +162,14 @@ impl<D: Driver> Worker<D> {
         }
         core.engine.settle(core.now);
         self.act();
+        // Writing may end connections, and what they owed is answered before the next wait.
         while let Some(conn) = self.core.engine.poll_dirty() {
             self.driver.send(Token(conn.token()), &mut self.core);
+            while let Some(conn) = self.core.engine.poll_dirty() {
+                self.driver.send(Token(conn.token()), &mut self.core);
+            }
+            self.act();
         }
-        self.act();
     }
 
     fn act(&mut self) {
@@ -179,7 +184,7 @@ impl<D: Driver> Worker<D> {
             Action::Connect { conn, pool, server } => self.connect(conn, pool, server),
             Action::Close { conn } => {
                 let conn = Token(conn.token());
-                self.addresses.remove(&conn);
+                self.core.addresses.remove(&conn);
                 self.driver.close(conn);
             }
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
@@ -238,7 +243,7 @@ impl<D: Driver> Worker<D> {
         }
         match &self.resolver {
             Some(resolver) => {
-                self.addresses.insert(conn, VecDeque::new());
+                self.core.addresses.insert(conn, VecDeque::new());
                 resolver.ask(conn, host, port);
             }
             None => self.core.engine.handle_closed(
@@ -253,17 +258,17 @@ impl<D: Driver> Worker<D> {
         let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
         for answer in answers {
             // An attempt that was given up meanwhile is not listed any more.
-            if !self.addresses.contains_key(&answer.conn) {
+            if !self.core.addresses.contains_key(&answer.conn) {
                 continue;
             }
             let mut addresses = VecDeque::from(answer.addresses);
             let Some(first) = addresses.pop_front() else {
-                self.addresses.remove(&answer.conn);
+                self.core.addresses.remove(&answer.conn);
                 let conn = ConnId::from_token(answer.conn.0);
                 self.core.engine.handle_closed(conn, CloseReason::Unresolved, self.core.now);
                 continue;
             };
-            self.addresses.insert(answer.conn, addresses);
+            self.core.addresses.insert(answer.conn, addresses);
             self.start_connecting(answer.conn, &Address::Tcp(first));
         }
     }
@@ -278,7 +283,7 @@ impl<D: Driver> Worker<D> {
     /// Tries the next address of servers that could not be reached at one; reports the others.
     fn retry_connects(&mut self) {
         while let Some((conn, why)) = self.core.failed_connects.pop() {
-            let next = self.addresses.get_mut(&conn).and_then(VecDeque::pop_front);
+            let next = self.core.addresses.get_mut(&conn).and_then(VecDeque::pop_front);
             match next {
                 Some(address) => {
                     if let Err(why) = self.driver.connect(conn, &Address::Tcp(address)) {
@@ -286,7 +291,7 @@ impl<D: Driver> Worker<D> {
                     }
                 }
                 None => {
-                    self.addresses.remove(&conn);
+                    self.core.addresses.remove(&conn);
                     self.core.report_closed(conn, why);
                 }
             }
@@ -362,5 +367,163 @@ impl<D: Driver> Worker<D> {
         self.core.engine.handle_drain(self.core.now);
         let limit = self.core.snapshot.global.worker_shutdown_timeout_ms;
         self.deadline = Some(self.core.now.plus_millis(limit));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::io::{self, IoSlice};
+    use std::os::fd::{BorrowedFd, OwnedFd};
+    use std::rc::Rc;
+
+    use cashew_config::Context;
+    use cashew_driver::{CloseKind, Handler};
+    use cashew_metrics::{Layout, Segments};
+
+    use super::*;
+
+    const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n";
+
+    /// Connects to nothing and writes into memory.
+    #[derive(Default)]
+    struct Fake {
+        connects: Vec<(Token, Address)>,
+        written: HashMap<Token, Vec<u8>>,
+        /// Writing to these fails.
+        broken: Vec<Token>,
+        /// Something is watched, and can be read.
+        is_watching: bool,
+        waits: Rc<Cell<u32>>,
+    }
+
+    impl Driver for Fake {
+        fn listen(&mut self, _: u32, _: OwnedFd, _: ClientOptions) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn stop_listening(&mut self) {}
+
+        fn watch(&mut self, _: u32, _: BorrowedFd<'_>) -> io::Result<()> {
+            self.is_watching = true;
+            Ok(())
+        }
+
+        fn unwatch(&mut self, _: BorrowedFd<'_>) -> io::Result<()> {
+            self.is_watching = false;
+            Ok(())
+        }
+
+        fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind> {
+            self.connects.push((conn, address.clone()));
+            Ok(())
+        }
+
+        fn close(&mut self, _: Token) {}
+
+        fn pause(&mut self, _: Token) {}
+
+        fn resume(&mut self, _: Token) {}
+
+        fn send(&mut self, conn: Token, handler: &mut impl Handler) {
+            if self.broken.contains(&conn) {
+                handler.closed(conn, CloseKind::Reset);
+                return;
+            }
+            let mut slices = [IoSlice::new(&[]); 8];
+            let count = handler.output(conn, &mut slices);
+            let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
+            if !bytes.is_empty() {
+                handler.sent(conn, bytes.len() as u64);
+                self.written.entry(conn).or_default().extend(bytes);
+            }
+        }
+
+        fn wait(
+            &mut self,
+            timeout: Option<Duration>,
+            handler: &mut impl Handler,
+        ) -> io::Result<()> {
+            self.waits.set(self.waits.get() + 1);
+            if self.is_watching {
+                handler.readable(WATCH_CONTROL);
+            } else {
+                std::thread::sleep(timeout.expect("there is a deadline"));
+            }
+            Ok(())
+        }
+    }
+
+    fn worker<D: Driver>(driver: D) -> Worker<D> {
+        let yaml = "p:\n  listen: 127.0.0.1:1\n  redis: true\n  servers:\n   - 127.0.0.1:2:1\n";
+        let Ok(loaded) = cashew_config::parse("test.yml", yaml, &Context::of_system()) else {
+            panic!("{yaml}");
+        };
+        let snapshot = loaded.snapshot;
+        let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), 1));
+        let start = Start {
+            slot: 0,
+            workers: 1,
+            snapshot,
+            segments,
+            listeners: Vec::new(),
+            rings: Vec::new(),
+        };
+        Worker::new(start, driver).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A client that waits for a connection to the server: both.
+    fn with_request(worker: &mut Worker<Fake>) -> (Token, Token) {
+        let client = worker.core.accepted(0).expect("it is welcome");
+        worker.core.received(client, &mut GET.to_vec());
+        worker.end_tick();
+        let (conn, _) = worker.driver.connects.pop().expect("it connects");
+        (client, conn)
+    }
+
+    #[test]
+    fn other_addresses_are_for_connecting_only() {
+        let mut worker = worker(Fake::default());
+        let (client, conn) = with_request(&mut worker);
+        let others = [SocketAddr::from(([127, 0, 0, 2], 2)), SocketAddr::from(([127, 0, 0, 3], 2))];
+        worker.core.addresses.insert(conn, VecDeque::from(others));
+        worker.core.closed(conn, CloseKind::Refused);
+        worker.end_tick();
+        assert_eq!(worker.driver.connects, [(conn, Address::Tcp(others[0]))]);
+        worker.core.connected(conn);
+        worker.end_tick();
+        assert_eq!(worker.driver.written[&conn], GET);
+        worker.core.closed(conn, CloseKind::Reset);
+        worker.end_tick();
+        assert_eq!(worker.driver.written[&client], b"-ERR Connection reset by peer\r\n");
+        assert!(!worker.driver.connects.contains(&(conn, Address::Tcp(others[1]))));
+        assert!(worker.core.addresses.is_empty());
+    }
+
+    #[test]
+    fn what_a_failed_write_ends_is_answered_in_the_same_tick() {
+        let mut worker = worker(Fake::default());
+        let (client, conn) = with_request(&mut worker);
+        worker.core.connected(conn);
+        worker.end_tick();
+        worker.core.received(client, &mut GET.to_vec());
+        worker.driver.broken.push(conn);
+        worker.end_tick();
+        let told = b"-ERR Connection reset by peer\r\n".repeat(2);
+        assert_eq!(worker.driver.written[&client], told);
+    }
+
+    #[test]
+    fn a_master_that_dies_during_the_shutdown_is_no_reason_to_hurry() {
+        let waits = Rc::default();
+        let mut worker = worker(Fake { waits: Rc::clone(&waits), ..Fake::default() });
+        // Its server never answers.
+        let _ = with_request(&mut worker);
+        worker.begin_shutdown();
+        worker.deadline = Some(worker.core.now.plus_millis(300));
+        let (master, control) = cashew_control::pair().unwrap();
+        drop(master);
+        worker.run(ChildChannel::new(control)).unwrap();
+        assert!(waits.get() < 100, "it waited {} times", waits.get());
     }
 }

@@ -1,0 +1,286 @@
+//! A driver with a handler that writes down what it is told, and peers made of ordinary sockets.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use cashew_driver::{Address, ClientOptions, CloseKind, Driver, Handler, Token};
+
+/// Longer than anything here takes, on a machine that is busy with something else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough for something that should not happen to happen.
+pub(crate) const QUIET: Duration = Duration::from_millis(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Accepted(u32, Token),
+    Connected(Token),
+    Received(Token),
+    ReadClosed(Token),
+    Closed(Token, CloseKind),
+    Readable(u32),
+}
+
+/// A token of the first table, where accepted connections go.
+pub(crate) fn client(index: u64, generation: u64) -> Token {
+    Token(generation << 32 | index)
+}
+
+/// A token of the second one.
+pub(crate) fn server(index: u64, generation: u64) -> Token {
+    Token(generation << 32 | 1 << 31 | index)
+}
+
+#[derive(Default)]
+pub(crate) struct Recorder {
+    /// Tokens for connections to come; afterwards they are numbered.
+    pub(crate) tokens: VecDeque<Token>,
+    accepted: u64,
+    /// Accepts nobody.
+    pub(crate) is_full: bool,
+    pub(crate) events: Vec<Event>,
+    /// How often accepting was blocked.
+    pub(crate) blocked: usize,
+    pub(crate) woken: usize,
+    received: HashMap<Token, Vec<u8>>,
+    output: HashMap<Token, VecDeque<Vec<u8>>>,
+    /// Bytes of the first buffer that are written.
+    written: HashMap<Token, usize>,
+}
+
+impl Recorder {
+    pub(crate) fn accepted(&self) -> Vec<Token> {
+        let accepted = self.events.iter().filter_map(|event| match event {
+            Event::Accepted(_, conn) => Some(*conn),
+            _ => None,
+        });
+        accepted.collect()
+    }
+
+    pub(crate) fn has(&self, event: Event) -> bool {
+        self.events.contains(&event)
+    }
+
+    pub(crate) fn close_kind(&self, conn: Token) -> Option<CloseKind> {
+        self.events.iter().find_map(|event| match event {
+            Event::Closed(closed, why) if *closed == conn => Some(*why),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn received(&self, conn: Token) -> &[u8] {
+        self.received.get(&conn).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn is_all_sent(&self, conn: Token) -> bool {
+        self.output.get(&conn).is_none_or(VecDeque::is_empty)
+    }
+
+    /// The events of a connection, in order, reads that follow each other as one.
+    pub(crate) fn story(&self, conn: Token) -> Vec<Event> {
+        let mut story: Vec<Event> = self
+            .events
+            .iter()
+            .copied()
+            .filter(|event| match event {
+                Event::Accepted(_, of)
+                | Event::Connected(of)
+                | Event::Received(of)
+                | Event::ReadClosed(of)
+                | Event::Closed(of, _) => *of == conn,
+                Event::Readable(_) => false,
+            })
+            .collect();
+        story.dedup();
+        story
+    }
+}
+
+impl Handler for Recorder {
+    fn woken(&mut self) {
+        self.woken += 1;
+    }
+
+    fn accepted(&mut self, listener: u32) -> Option<Token> {
+        if self.is_full {
+            return None;
+        }
+        let conn = self.tokens.pop_front().unwrap_or_else(|| client(self.accepted, 7));
+        self.accepted += 1;
+        self.events.push(Event::Accepted(listener, conn));
+        Some(conn)
+    }
+
+    fn connected(&mut self, conn: Token) {
+        self.events.push(Event::Connected(conn));
+    }
+
+    fn accept_blocked(&mut self, _listener: u32) {
+        self.blocked += 1;
+    }
+
+    fn received(&mut self, conn: Token, bytes: &mut Vec<u8>) {
+        assert!(!bytes.is_empty());
+        self.events.push(Event::Received(conn));
+        self.received.entry(conn).or_default().extend_from_slice(bytes);
+        // Both taking the buffer and leaving it are fine.
+        if self.events.len().is_multiple_of(2) {
+            drop(std::mem::take(bytes));
+        }
+    }
+
+    fn buffer(&mut self, capacity: usize) -> Vec<u8> {
+        Vec::with_capacity(capacity)
+    }
+
+    fn read_closed(&mut self, conn: Token) {
+        self.events.push(Event::ReadClosed(conn));
+    }
+
+    fn closed(&mut self, conn: Token, why: CloseKind) {
+        self.events.push(Event::Closed(conn, why));
+    }
+
+    fn readable(&mut self, watch: u32) {
+        self.events.push(Event::Readable(watch));
+    }
+
+    fn output<'a>(&'a self, conn: Token, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut skip = self.written.get(&conn).copied().unwrap_or(0);
+        let mut count = 0;
+        for buf in self.output.get(&conn).into_iter().flatten().take(slices.len()) {
+            slices[count] = IoSlice::new(&buf[skip..]);
+            count += 1;
+            skip = 0;
+        }
+        count
+    }
+
+    fn sent(&mut self, conn: Token, bytes: u64) {
+        let output = self.output.get_mut(&conn).expect("only what there is is sent");
+        let written = self.written.entry(conn).or_default();
+        *written += bytes as usize;
+        while output.front().is_some_and(|first| first.len() <= *written) {
+            *written -= output.pop_front().expect("it was just looked at").len();
+        }
+        assert!(*written == 0 || !output.is_empty(), "no more is sent than there is");
+    }
+}
+
+pub(crate) struct Bench<D> {
+    pub(crate) driver: D,
+    pub(crate) recorder: Recorder,
+}
+
+impl<D: Driver> Bench<D> {
+    pub(crate) fn new(new: fn() -> D) -> Self {
+        Self { driver: new(), recorder: Recorder::default() }
+    }
+
+    pub(crate) fn tick(&mut self, timeout: Duration) {
+        self.driver.wait(Some(timeout), &mut self.recorder).expect("waiting works");
+    }
+
+    /// Ticks until something is so.
+    #[track_caller]
+    pub(crate) fn until(&mut self, is_so: impl Fn(&Recorder) -> bool) {
+        let start = Instant::now();
+        while !is_so(&self.recorder) {
+            assert!(start.elapsed() < PATIENCE, "waited in vain: {:?}", self.recorder.events);
+            self.tick(Duration::from_millis(20));
+        }
+    }
+
+    /// Ticks for a while; returns what happened.
+    pub(crate) fn linger(&mut self) -> Vec<Event> {
+        let before = self.recorder.events.len();
+        let start = Instant::now();
+        while start.elapsed() < QUIET {
+            self.tick(Duration::from_millis(10));
+        }
+        self.recorder.events[before..].to_vec()
+    }
+
+    /// Listens as number `id`; returns where.
+    pub(crate) fn listen(&mut self, id: u32, address: &str) -> SocketAddr {
+        let listener = TcpListener::bind(address).expect("a free port");
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        self.driver.listen(id, listener.into(), ClientOptions::default()).unwrap();
+        address
+    }
+
+    /// A connected client: its end, and its token.
+    #[track_caller]
+    pub(crate) fn accept(&mut self, address: SocketAddr) -> (TcpStream, Token) {
+        let before = self.recorder.accepted().len();
+        let peer = TcpStream::connect(address).unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        peer.set_write_timeout(Some(PATIENCE)).unwrap();
+        self.until(|recorder| recorder.accepted().len() > before);
+        (peer, self.recorder.accepted()[before])
+    }
+
+    /// The same with Unix sockets.
+    pub(crate) fn accept_unix(&mut self, listener: &UnixListener) -> (UnixStream, Token) {
+        listener.set_nonblocking(true).unwrap();
+        let socket = listener.try_clone().unwrap();
+        self.driver.listen(9, socket.into(), ClientOptions::default()).unwrap();
+        let path = listener.local_addr().unwrap().as_pathname().unwrap().to_owned();
+        let peer = UnixStream::connect(path).unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.until(|recorder| !recorder.accepted().is_empty());
+        (peer, self.recorder.accepted()[0])
+    }
+
+    /// Gives the connection something to write and has it written as far as it goes.
+    pub(crate) fn send(&mut self, conn: Token, bytes: impl Into<Vec<u8>>) {
+        self.recorder.output.entry(conn).or_default().push_back(bytes.into());
+        self.driver.send(conn, &mut self.recorder);
+    }
+
+    /// Puts something behind what is to be written without a word to the driver.
+    pub(crate) fn queue(&mut self, conn: Token, bytes: impl Into<Vec<u8>>) {
+        self.recorder.output.entry(conn).or_default().push_back(bytes.into());
+    }
+
+    /// Connects, and returns why not in whichever way it is said.
+    pub(crate) fn connect(&mut self, conn: Token, address: &Address) -> Option<CloseKind> {
+        if let Err(why) = self.driver.connect(conn, address) {
+            return Some(why);
+        }
+        let is_over = |recorder: &Recorder| {
+            recorder.has(Event::Connected(conn)) || recorder.close_kind(conn).is_some()
+        };
+        self.until(is_over);
+        self.recorder.close_kind(conn)
+    }
+}
+
+/// A path for a Unix socket that nobody else uses; removed with the value.
+pub(crate) struct SocketPath(pub(crate) PathBuf);
+
+impl SocketPath {
+    pub(crate) fn new(name: &str) -> Self {
+        let file = format!("cashew-driver-{}-{name}", std::process::id());
+        Self(std::env::temp_dir().join(file))
+    }
+}
+
+impl Drop for SocketPath {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Bytes of which any two stretches differ.
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len.div_ceil(8))
+        .flat_map(|n| (n as u64).wrapping_mul(0x9e37_79b9).to_le_bytes())
+        .take(len)
+        .collect()
+}

@@ -1,0 +1,622 @@
+//! What every driver that works with sockets must do.
+
+mod bench;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bench::{Bench, Event, QUIET, SocketPath, client, pattern, server};
+use cashew_driver::{Address, ClientOptions, CloseKind, Driver, EpollDriver};
+
+macro_rules! contract {
+    ($driver:ident, $new:expr, $($name:ident)*) => {
+        mod $driver {
+            $(#[test]
+            fn $name() {
+                super::$name($new);
+            })*
+        }
+    };
+}
+
+contract! {
+    epoll, || super::EpollDriver::new().expect("epoll"),
+    accepts_tcp
+    accepts_ipv6
+    accepts_unix
+    tells_listeners_apart
+    accepts_a_bounded_number_per_tick
+    closes_whom_the_handler_does_not_want
+    stops_listening_to_sockets_that_others_hold
+    reads_in_order
+    reads_what_is_larger_than_a_read
+    lets_no_connection_hold_up_another
+    reports_the_end_behind_the_data
+    writes_to_a_half_closed_peer
+    reports_a_reset
+    reports_a_reset_while_paused
+    reports_the_end_only_after_a_pause
+    reports_the_end_of_a_unix_peer_only_after_a_pause
+    loses_nothing_by_pausing
+    goes_on_writing_by_itself
+    writes_many_slices
+    writes_nothing_when_there_is_nothing
+    reports_a_write_to_nobody
+    closes_behind_what_was_written
+    reports_nothing_about_what_it_closed
+    connects_to_tcp
+    connects_to_ipv6
+    connects_to_unix
+    connects_to_a_server_that_speaks_first
+    is_refused
+    is_refused_where_no_unix_socket_is
+    cannot_reach_what_has_no_route
+    gives_up_connecting
+    ignores_stale_tokens
+    ignores_tokens_it_never_had
+    takes_any_generation
+    watches_while_readable
+    waits_as_long_as_told
+    reports_each_wait
+}
+
+fn accepts_tcp<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(3, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    assert!(bench.recorder.has(Event::Accepted(3, conn)));
+    exchange(&mut bench, &mut peer, conn);
+}
+
+fn accepts_ipv6<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    if TcpListener::bind("[::1]:0").is_err() {
+        return;
+    }
+    let address = bench.listen(3, "[::1]:0");
+    let (mut peer, conn) = bench.accept(address);
+    exchange(&mut bench, &mut peer, conn);
+}
+
+fn accepts_unix<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let path = SocketPath::new("accepts");
+    let listener = UnixListener::bind(&path.0).unwrap();
+    let (mut peer, conn) = bench.accept_unix(&listener);
+    exchange(&mut bench, &mut peer, conn);
+}
+
+/// Something there and something back.
+fn exchange<D: Driver, P: Read + Write>(
+    bench: &mut Bench<D>,
+    peer: &mut P,
+    conn: cashew_driver::Token,
+) {
+    peer.write_all(b"ping").unwrap();
+    bench.until(|recorder| recorder.received(conn) == b"ping");
+    bench.send(conn, "pong");
+    let mut back = [0; 4];
+    peer.read_exact(&mut back).unwrap();
+    assert_eq!(&back, b"pong");
+}
+
+fn tells_listeners_apart<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let (one, two) = (bench.listen(1, "127.0.0.1:0"), bench.listen(2, "127.0.0.1:0"));
+    let (_a, a) = bench.accept(two);
+    let (_b, b) = bench.accept(one);
+    assert!(bench.recorder.has(Event::Accepted(2, a)) && bench.recorder.has(Event::Accepted(1, b)));
+}
+
+fn accepts_a_bounded_number_per_tick<D: Driver>(new: fn() -> D) {
+    const CLIENTS: usize = 100;
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let _peers: Vec<TcpStream> =
+        (0..CLIENTS).map(|_| TcpStream::connect(address).unwrap()).collect();
+    bench.tick(Duration::from_secs(5));
+    let first = bench.recorder.accepted().len();
+    assert!((1..CLIENTS).contains(&first), "{first}");
+    bench.until(|recorder| recorder.accepted().len() == CLIENTS);
+}
+
+fn closes_whom_the_handler_does_not_want<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    bench.recorder.is_full = true;
+    let address = bench.listen(1, "127.0.0.1:0");
+    let mut peer = TcpStream::connect(address).unwrap();
+    bench.linger();
+    assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+    assert_eq!(bench.recorder.events, []);
+}
+
+fn stops_listening_to_sockets_that_others_hold<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let shared = listener.try_clone().unwrap();
+    bench.driver.listen(1, shared.into(), ClientOptions::default()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (mut peer, conn) = bench.accept(address);
+    bench.driver.stop_listening();
+    let _waiting = TcpStream::connect(address).unwrap();
+    assert_eq!(bench.linger(), []);
+    // Who was accepted stays, and whoever waits is the other holder's.
+    exchange(&mut bench, &mut peer, conn);
+    assert!(listener.accept().is_ok());
+}
+
+fn reads_in_order<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    let mut expected = Vec::new();
+    for n in 0..50 {
+        let bytes = pattern(n * 7 + 1);
+        peer.write_all(&bytes).unwrap();
+        expected.extend(bytes);
+        if n % 5 == 0 {
+            bench.tick(Duration::from_millis(5));
+        }
+    }
+    bench.until(|recorder| recorder.received(conn).len() >= expected.len());
+    assert!(bench.recorder.received(conn) == expected);
+}
+
+fn reads_what_is_larger_than_a_read<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    for len in [64 * 1024, 64 * 1024 + 1, 3_000_000] {
+        let (mut peer, conn) = bench.accept(address);
+        let bytes = pattern(len);
+        let expected = bytes.clone();
+        let writer = thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
+        bench.until(|recorder| recorder.received(conn).len() >= len);
+        assert!(bench.recorder.received(conn) == expected);
+        drop(writer.join().unwrap().unwrap());
+        bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    }
+}
+
+fn lets_no_connection_hold_up_another<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut busy, large) = bench.accept(address);
+    let (mut quiet, small) = bench.accept(address);
+    busy.set_nonblocking(true).unwrap();
+    let mut stuffed = 0;
+    while let Ok(len) = busy.write(&pattern(100_000)) {
+        stuffed += len;
+    }
+    assert!(stuffed > 300_000, "{stuffed} bytes fit between the two");
+    quiet.write_all(b"x").unwrap();
+    thread::sleep(QUIET);
+    bench.until(|recorder| recorder.received(small) == b"x");
+    let before = bench.recorder.received(large).len();
+    assert!(before < stuffed / 2, "{before} of {stuffed} bytes came first");
+}
+
+fn reports_the_end_behind_the_data<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    for len in [1, 64 * 1024, 200_000] {
+        // All of it is there before the driver looks.
+        let mut peer = TcpStream::connect(address).unwrap();
+        let bytes = pattern(len);
+        let expected = bytes.clone();
+        let before = bench.recorder.accepted().len();
+        let writer = thread::spawn(move || {
+            peer.write_all(&bytes).unwrap();
+            peer.shutdown(Shutdown::Write).unwrap();
+            peer
+        });
+        thread::sleep(QUIET);
+        bench.until(|recorder| recorder.accepted().len() > before);
+        let conn = bench.recorder.accepted()[before];
+        bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+        assert!(bench.recorder.received(conn) == expected);
+        bench.linger();
+        let story = bench.recorder.story(conn);
+        let accepted = Event::Accepted(1, conn);
+        assert_eq!(story, [accepted, Event::Received(conn), Event::ReadClosed(conn)]);
+        drop(writer.join().unwrap());
+    }
+}
+
+fn writes_to_a_half_closed_peer<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    peer.shutdown(Shutdown::Write).unwrap();
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    let bytes = pattern(5_000_000);
+    bench.send(conn, bytes.clone());
+    let reader = thread::spawn(move || {
+        let mut got = Vec::new();
+        peer.read_to_end(&mut got).map(|_| got)
+    });
+    bench.until(|recorder| recorder.is_all_sent(conn));
+    bench.driver.close(conn);
+    assert!(reader.join().unwrap().unwrap() == bytes);
+}
+
+/// Closes in a way that the other side takes for a reset.
+fn reset(peer: TcpStream) {
+    rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+}
+
+fn reports_a_reset<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (peer, conn) = bench.accept(address);
+    reset(peer);
+    bench.until(|recorder| recorder.close_kind(conn).is_some());
+    bench.linger();
+    let story = bench.recorder.story(conn);
+    assert_eq!(story, [Event::Accepted(1, conn), Event::Closed(conn, CloseKind::Reset)]);
+}
+
+fn reports_a_reset_while_paused<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    bench.driver.pause(conn);
+    peer.write_all(b"never read").unwrap();
+    reset(peer);
+    bench.until(|recorder| recorder.close_kind(conn).is_some());
+    let story = bench.recorder.story(conn);
+    assert_eq!(story, [Event::Accepted(1, conn), Event::Closed(conn, CloseKind::Reset)]);
+}
+
+fn reports_the_end_only_after_a_pause<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    bench.driver.pause(conn);
+    peer.write_all(b"last words").unwrap();
+    drop(peer);
+    assert_eq!(bench.linger(), []);
+    bench.driver.resume(conn);
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    assert_eq!(bench.recorder.received(conn), b"last words");
+}
+
+fn reports_the_end_of_a_unix_peer_only_after_a_pause<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let path = SocketPath::new("paused");
+    let listener = UnixListener::bind(&path.0).unwrap();
+    let (mut peer, conn) = bench.accept_unix(&listener);
+    bench.driver.pause(conn);
+    peer.write_all(b"last words").unwrap();
+    drop(peer);
+    assert_eq!(bench.linger(), []);
+    bench.driver.resume(conn);
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    assert_eq!(bench.recorder.received(conn), b"last words");
+}
+
+fn loses_nothing_by_pausing<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    let expected = pattern(2_000_000);
+    let bytes = expected.clone();
+    let writer = thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
+    let mut target = 100_000;
+    while target < expected.len() {
+        bench.until(|recorder| recorder.received(conn).len() >= target);
+        bench.driver.pause(conn);
+        let before = bench.recorder.received(conn).len();
+        for _ in 0..5 {
+            bench.tick(Duration::from_millis(2));
+        }
+        assert_eq!(bench.recorder.received(conn).len(), before, "paused is paused");
+        bench.driver.resume(conn);
+        // Twice is the same as once.
+        bench.driver.resume(conn);
+        target = before + 100_000;
+    }
+    bench.until(|recorder| recorder.received(conn).len() >= expected.len());
+    assert!(bench.recorder.received(conn) == expected);
+    drop(writer.join().unwrap().unwrap());
+}
+
+fn goes_on_writing_by_itself<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    let mut expected = pattern(20_000_000);
+    bench.send(conn, expected.clone());
+    assert!(!bench.recorder.is_all_sent(conn), "more than the kernel takes at once");
+    // What comes to it meanwhile goes behind it.
+    bench.send(conn, "tail");
+    expected.extend(b"tail");
+    assert_eq!(bench.linger(), []);
+    let len = expected.len();
+    let reader = thread::spawn(move || {
+        let mut got = vec![0; len];
+        peer.read_exact(&mut got).map(|()| got)
+    });
+    bench.until(|recorder| recorder.is_all_sent(conn));
+    assert!(reader.join().unwrap().unwrap() == expected);
+}
+
+fn writes_many_slices<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    let mut expected = Vec::new();
+    for n in 0..5000 {
+        let bytes = pattern(1 + n % 37);
+        expected.extend_from_slice(&bytes);
+        bench.queue(conn, bytes);
+    }
+    bench.driver.send(conn, &mut bench.recorder);
+    bench.until(|recorder| recorder.is_all_sent(conn));
+    let mut got = vec![0; expected.len()];
+    peer.read_exact(&mut got).unwrap();
+    assert!(got == expected);
+}
+
+fn writes_nothing_when_there_is_nothing<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    bench.driver.send(conn, &mut bench.recorder);
+    assert_eq!(bench.linger(), []);
+    exchange(&mut bench, &mut peer, conn);
+}
+
+fn reports_a_write_to_nobody<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (peer, conn) = bench.accept(address);
+    // It has closed both directions, which shows only in the answer to the first write.
+    drop(peer);
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    let start = Instant::now();
+    while bench.recorder.close_kind(conn).is_none() && start.elapsed() < bench::PATIENCE {
+        bench.send(conn, "hello?");
+        bench.tick(Duration::from_millis(5));
+    }
+    assert_eq!(bench.recorder.close_kind(conn), Some(CloseKind::Reset));
+    let count = bench.recorder.events.len();
+    bench.send(conn, "hello?");
+    bench.linger();
+    assert_eq!(bench.recorder.events.len(), count, "it is reported once");
+}
+
+fn closes_behind_what_was_written<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    for unread in [0, 1, 150_000] {
+        let (mut peer, conn) = bench.accept(address);
+        bench.driver.pause(conn);
+        peer.write_all(&pattern(unread)).unwrap();
+        thread::sleep(QUIET);
+        bench.send(conn, "-ERR goodbye\r\n");
+        assert!(bench.recorder.is_all_sent(conn));
+        bench.driver.close(conn);
+        let mut got = Vec::new();
+        peer.read_to_end(&mut got).unwrap_or_else(|error| panic!("{unread} unread: {error}"));
+        assert_eq!(got, b"-ERR goodbye\r\n");
+    }
+}
+
+fn reports_nothing_about_what_it_closed<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    peer.write_all(b"too late").unwrap();
+    thread::sleep(QUIET);
+    bench.driver.close(conn);
+    // Twice is the same as once.
+    bench.driver.close(conn);
+    assert_eq!(bench.linger(), []);
+}
+
+fn connects_to_tcp<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    connects_to(&mut bench, TcpListener::bind("127.0.0.1:0").unwrap());
+}
+
+fn connects_to_ipv6<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    if let Ok(listener) = TcpListener::bind("[::1]:0") {
+        connects_to(&mut bench, listener);
+    }
+}
+
+fn connects_to<D: Driver>(bench: &mut Bench<D>, listener: TcpListener) {
+    let conn = server(0, 1);
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    assert_eq!(bench.connect(conn, &address), None);
+    let (mut peer, _) = listener.accept().unwrap();
+    exchange(bench, &mut peer, conn);
+    drop(peer);
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    bench.driver.close(conn);
+    let story = bench.recorder.story(conn);
+    assert_eq!(story, [Event::Connected(conn), Event::Received(conn), Event::ReadClosed(conn)]);
+}
+
+fn connects_to_unix<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let path = SocketPath::new("connects");
+    let listener = UnixListener::bind(&path.0).unwrap();
+    let conn = server(0, 1);
+    assert_eq!(bench.connect(conn, &Address::Unix(path.0.clone())), None);
+    let (mut peer, _) = listener.accept().unwrap();
+    exchange(&mut bench, &mut peer, conn);
+}
+
+fn connects_to_a_server_that_speaks_first<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let conn = server(5, 1);
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    bench.driver.connect(conn, &address).unwrap();
+    let (mut peer, _) = listener.accept().unwrap();
+    peer.write_all(b"welcome").unwrap();
+    drop(peer);
+    thread::sleep(QUIET);
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    assert_eq!(bench.recorder.received(conn), b"welcome");
+    assert_eq!(bench.recorder.story(conn)[0], Event::Connected(conn));
+}
+
+/// Where nobody listens.
+fn nowhere() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn is_refused<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let conn = server(0, 1);
+    assert_eq!(bench.connect(conn, &Address::Tcp(nowhere())), Some(CloseKind::Refused));
+    assert!(bench.recorder.events.len() <= 1, "{:?}", bench.recorder.events);
+    // The token is free for another attempt.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    bench.recorder.events.clear();
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    assert_eq!(bench.connect(conn, &address), None);
+}
+
+fn is_refused_where_no_unix_socket_is<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let path = SocketPath::new("nowhere");
+    let address = Address::Unix(path.0.clone());
+    assert_eq!(bench.connect(server(0, 1), &address), Some(CloseKind::Refused));
+    // A socket that nobody has open any more.
+    drop(UnixListener::bind(&path.0).unwrap());
+    assert_eq!(bench.connect(server(0, 2), &address), Some(CloseKind::Refused));
+}
+
+fn cannot_reach_what_has_no_route<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    // A broadcast address takes no connections.
+    let address = SocketAddr::from((Ipv4Addr::new(127, 255, 255, 255), 7));
+    let why = bench.connect(server(0, 1), &Address::Tcp(address));
+    assert_eq!(why, Some(CloseKind::Unreachable));
+}
+
+fn gives_up_connecting<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    bench.driver.connect(server(0, 1), &address).unwrap();
+    bench.driver.close(server(0, 1));
+    bench.driver.connect(server(0, 2), &address).unwrap();
+    bench.until(|recorder| recorder.has(Event::Connected(server(0, 2))));
+    bench.linger();
+    assert_eq!(bench.recorder.events, [Event::Connected(server(0, 2))]);
+}
+
+fn ignores_stale_tokens<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (old, new) = (client(4, 1), client(4, 2));
+    bench.recorder.tokens.extend([old, new]);
+    let (mut gone, _) = bench.accept(address);
+    gone.write_all(b"not read").unwrap();
+    thread::sleep(QUIET);
+    bench.driver.close(old);
+    let (mut peer, conn) = bench.accept(address);
+    assert_eq!(conn, new);
+    bench.driver.pause(old);
+    bench.send(old, "to nobody");
+    exchange(&mut bench, &mut peer, new);
+    bench.driver.close(old);
+    bench.driver.pause(new);
+    bench.driver.resume(old);
+    peer.write_all(b"more").unwrap();
+    assert_eq!(bench.linger(), []);
+    bench.driver.resume(new);
+    bench.until(|recorder| recorder.received(new) == b"pingmore");
+    assert_eq!(bench.recorder.received(old), b"");
+}
+
+fn ignores_tokens_it_never_had<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    for token in [client(0, 0), client(1 << 20, 3), server(0, 0), server(1 << 20, 3)] {
+        bench.driver.pause(token);
+        bench.driver.resume(token);
+        bench.send(token, "to nobody");
+        bench.driver.close(token);
+    }
+    assert_eq!(bench.linger(), []);
+}
+
+fn takes_any_generation<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    for generation in [0, 1, 0x8000_0000, 0xffff_fffe, 0xffff_ffff] {
+        bench.recorder.tokens.extend([client(0, generation)]);
+        let (mut peer, conn) = bench.accept(address);
+        exchange(&mut bench, &mut peer, conn);
+        bench.driver.close(conn);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let conn = server(0, generation);
+        let address = Address::Tcp(listener.local_addr().unwrap());
+        assert_eq!(bench.connect(conn, &address), None);
+        let (mut peer, _) = listener.accept().unwrap();
+        exchange(&mut bench, &mut peer, conn);
+        bench.driver.close(conn);
+    }
+}
+
+fn watches_while_readable<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (_quiet, _other) = rustix::pipe::pipe().unwrap();
+    bench.driver.watch(5, reader.as_fd()).unwrap();
+    bench.driver.watch(6, _quiet.as_fd()).unwrap();
+    assert_eq!(bench.linger(), []);
+    rustix::io::write(&writer, b"x").unwrap();
+    for _ in 0..3 {
+        bench.recorder.events.clear();
+        bench.until(|recorder| recorder.has(Event::Readable(5)));
+    }
+    rustix::io::read(&reader, &mut [0; 8]).unwrap();
+    bench.linger();
+    assert_eq!(bench.linger(), []);
+    rustix::io::write(&writer, b"x").unwrap();
+    bench.driver.unwatch(reader.as_fd()).unwrap();
+    bench.linger();
+    assert_eq!(bench.linger(), []);
+    assert!(!bench.recorder.has(Event::Readable(6)));
+}
+
+fn waits_as_long_as_told<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let _address = bench.listen(1, "127.0.0.1:0");
+    let start = Instant::now();
+    bench.tick(Duration::from_millis(100));
+    assert!(start.elapsed() >= Duration::from_millis(99), "{:?}", start.elapsed());
+    let start = Instant::now();
+    bench.tick(Duration::ZERO);
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+fn reports_each_wait<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    for round in 1..4 {
+        bench.tick(Duration::from_millis(1));
+        assert_eq!(bench.recorder.woken, round);
+    }
+}
+
+/// The tests rely on it: a peer that was reset is told so, one that was closed is not.
+#[test]
+fn a_reset_is_not_an_end() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut accepted, _) = listener.accept().unwrap();
+    reset(peer);
+    let error = accepted.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}

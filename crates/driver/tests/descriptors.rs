@@ -1,0 +1,72 @@
+//! Out of descriptors: a test with a process of its own, since it takes them from all of it.
+
+mod bench;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use bench::{Bench, PATIENCE};
+use cashew_driver::{Driver, EpollDriver};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+#[test]
+fn epoll_waits_for_descriptors_to_be_free() {
+    waits_for_descriptors_to_be_free(|| EpollDriver::new().expect("epoll"));
+}
+
+fn set_limit(current: u64) {
+    let limit = Rlimit { current: Some(current), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
+}
+
+fn waits_for_descriptors_to_be_free<D: Driver>(new: fn() -> D) {
+    const CLIENTS: usize = 20;
+    const ROOM: usize = 5;
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let mut peers: Vec<TcpStream> =
+        (0..CLIENTS).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let before = getrlimit(Resource::Nofile).current.expect("a limit");
+    let next = File::open("/dev/null").unwrap().as_raw_fd();
+    set_limit(next as u64 + ROOM as u64);
+
+    bench.until(|recorder| recorder.accepted().len() == ROOM);
+    assert_no_hurry(&mut bench);
+    assert_eq!(bench.recorder.accepted().len(), ROOM);
+    assert!(bench.recorder.blocked > 0);
+    // Those who are in are served.
+    let first = bench.recorder.accepted()[0];
+    peers[0].write_all(b"ping").unwrap();
+    bench.until(|recorder| recorder.received(first) == b"ping");
+    bench.send(first, "pong");
+    peers[0].read_exact(&mut [0; 4]).unwrap();
+
+    // Each that leaves makes room for another one.
+    for left in 0..3 {
+        let conn = bench.recorder.accepted()[left];
+        bench.driver.close(conn);
+        bench.until(|recorder| recorder.accepted().len() == ROOM + 1 + left);
+        assert_no_hurry(&mut bench);
+    }
+
+    // Descriptors may also become free elsewhere in the process.
+    set_limit(before);
+    bench.until(|recorder| recorder.accepted().len() == CLIENTS);
+    let last = TcpStream::connect(address).unwrap();
+    bench.until(|recorder| recorder.accepted().len() == CLIENTS + 1);
+    drop(last);
+}
+
+/// A listener that cannot accept must not be reported again and again.
+fn assert_no_hurry<D: Driver>(bench: &mut Bench<D>) {
+    let (start, before) = (Instant::now(), bench.recorder.woken);
+    while start.elapsed() < Duration::from_millis(500) {
+        bench.tick(Duration::from_millis(250));
+    }
+    let woken = bench.recorder.woken - before;
+    assert!(woken <= 20, "woken {woken} times in {:?}", start.elapsed());
+    assert!(start.elapsed() < PATIENCE);
+}
