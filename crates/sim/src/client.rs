@@ -23,6 +23,8 @@ pub(crate) struct Temper {
     /// How often, in percent of its actions, it vanishes.
     pub(crate) vanishes: u64,
     pub(crate) value_size_max: u64,
+    /// How many values, in percent, are of any size up to the largest.
+    pub(crate) large_values: u64,
     /// How often, in percent, it asks for what is wrong or unusual.
     pub(crate) oddity: u64,
     /// Whole requests larger than this are refused.
@@ -78,10 +80,10 @@ impl Asking<'_> {
     pub(crate) fn value(&mut self, number: u32) -> Vec<u8> {
         let mut value = format!("{}.{number}.", self.client).into_bytes();
         let large = self.temper.value_size_max;
-        let size = match self.random.below(20) {
-            0..=13 => self.random.below(40),
-            14..=17 => self.random.below(large.min(2000)),
-            _ => self.random.below(large),
+        let size = match self.random.below(100) {
+            chance if chance < self.temper.large_values => self.random.below(large),
+            chance if chance < 30 => self.random.below(large.min(2000)),
+            _ => self.random.below(40),
         };
         let mut bits = self.random.next();
         while (value.len() as u64) < size {

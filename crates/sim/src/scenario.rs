@@ -126,6 +126,7 @@ impl Scenario {
             stalls: random.pick(&[0, 0, 5, 20]),
             vanishes: if is_clean { 0 } else { random.pick(&[0, 0, 2, 20]) },
             value_size_max,
+            large_values: 10,
             oddity: random.pick(&[0, 10, 40]),
             request_size_max: limits.request_size_max,
         };
@@ -221,6 +222,35 @@ impl Scenario {
             gap_max_us: 50_000,
             length_max_us: 2_000_000,
             count_max: 20,
+        };
+        scenario
+    }
+
+    /// Connections to servers end in the middle of large requests and large replies.
+    pub fn torn(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x7042_0000_0000_0000);
+        scenario.drain_at = None;
+        (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        for pool in &mut scenario.snapshot.pools {
+            (pool.timeout_ms, pool.limits) = (None, Limits::default());
+        }
+        let temper = &mut scenario.temper;
+        (temper.stalls, temper.oddity, temper.vanishes) = (0, 0, 0);
+        (temper.requests, temper.value_size_max, temper.large_values) = (60, 100_000, 40);
+        temper.request_size_max = Limits::default().request_size_max;
+        temper.pipeline = random.pick(&[1, 8]);
+        scenario.weather.latency_max_us = 300;
+        scenario.weather.capacity = random.pick(&[8_000, 64_000]);
+        scenario.faults = Faults {
+            kinds: vec![
+                Fault::Break,
+                Fault::HangUp { abruptly: true },
+                Fault::HangUp { abruptly: false },
+            ],
+            gap_max_us: 4_000,
+            length_max_us: 1_000,
+            count_max: 60,
         };
         scenario
     }
