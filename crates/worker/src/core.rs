@@ -25,8 +25,7 @@ pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) clock: Clock,
     pub(crate) now: Time,
-    /// When the last wait for events ended, and how many events it brought.
-    pub(crate) woken_at: Time,
+    /// Reads of connections since the worker looked last.
     pub(crate) events: u64,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
@@ -75,8 +74,6 @@ fn close_reason(kind: CloseKind) -> CloseReason {
 impl Handler for Core {
     fn woken(&mut self) {
         self.tick();
-        self.woken_at = self.now;
-        self.events = 0;
     }
 
     fn accepted(&mut self, listener: u32) -> Option<Token> {

@@ -34,6 +34,8 @@ pub(crate) struct Worker<D> {
     writer: Writer,
     last_beat_ms: u64,
     pace: Pace,
+    /// When the last wait for events ended.
+    woken_at: Time,
     resolver: Option<Resolver>,
     /// Messages that the channel did not take yet.
     outbox: VecDeque<ToMaster>,
@@ -70,7 +72,6 @@ impl<D: Driver> Worker<D> {
             engine,
             clock,
             now,
-            woken_at: now,
             events: 0,
             snapshot: Arc::new(snapshot),
             segments,
@@ -92,6 +93,7 @@ impl<D: Driver> Worker<D> {
             writer,
             last_beat_ms: 0,
             pace,
+            woken_at: now,
             resolver: None,
             outbox: VecDeque::new(),
             deadline: None,
@@ -138,8 +140,8 @@ impl<D: Driver> Worker<D> {
     fn wait(&mut self) -> Result<(), Error> {
         self.core.tick();
         let began = self.core.now;
-        let worked_us = began.micros_since(self.core.woken_at);
-        let events = self.core.events;
+        let worked_us = began.micros_since(self.woken_at);
+        let events = std::mem::take(&mut self.core.events);
         let window = self.pace.window();
         let timeout = self.timeout();
         if window > Duration::ZERO {
@@ -147,8 +149,12 @@ impl<D: Driver> Worker<D> {
         }
         let timeout = timeout.map(|timeout| timeout.saturating_sub(window));
         self.driver.wait(timeout, &mut self.core).map_err(Error::Io)?;
-        let waited_us = self.core.woken_at.micros_since(began);
-        self.pace.turn(waited_us, worked_us, events);
+        self.woken_at = self.core.now;
+        self.pace.turn(self.woken_at.micros_since(began), worked_us, events);
+        if window > Duration::ZERO && self.core.events > 0 {
+            // What came while those were handled goes along.
+            self.driver.wait(Some(Duration::ZERO), &mut self.core).map_err(Error::Io)?;
+        }
         Ok(())
     }
 
