@@ -14,6 +14,9 @@ use crate::slab::NONE;
 /// What is looked at of a probe's reply.
 const PROBE_REPLY_MAX: usize = 64;
 
+/// A reply that is passed on while it arrives is written in pieces of at least this size.
+const STREAM_WRITE_MIN: u64 = 512 * 1024;
+
 impl Engine {
     /// Who waits for the request's reply in the end, or [`NONE`].
     fn waiting_client(&self, index: u32) -> u32 {
@@ -145,8 +148,15 @@ impl Engine {
         owner.held -= start.len() as u64;
         owner.output.push_buf(start, &mut self.bufs);
         owner.output.push(bytes, &mut self.bufs);
-        self.mark_client(client);
+        self.mark_streaming(client);
         self.check_output(client);
+    }
+
+    /// Sends what has come of a large reply when it is worth a write: each one wakes the client.
+    fn mark_streaming(&mut self, client: u32) {
+        if self.clients[client].output.len() >= STREAM_WRITE_MIN {
+            self.mark_client(client);
+        }
     }
 
     /// A buffer full of bytes of a reply that is being passed on.
@@ -159,7 +169,7 @@ impl Engine {
             return;
         }
         self.clients[client].output.push_buf(buffer, &mut self.bufs);
-        self.mark_client(client);
+        self.mark_streaming(client);
         self.check_output(client);
     }
 

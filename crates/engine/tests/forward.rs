@@ -210,9 +210,9 @@ fn a_reply_that_breaks_off_closes_its_client_and_no_other() {
     let (one, two) = (world.client(), world.client());
     world.send(one, get(A));
     world.send(two, get(A));
-    world.send(a, "$100000\r\n");
-    world.send(a, vec![b'x'; 50_000]);
-    assert_eq!(world.received(one).len(), 9 + 50_000);
+    world.send(a, "$1000000\r\n");
+    world.send(a, vec![b'x'; 600_000]);
+    assert_eq!(world.received(one).len(), 10 + 600_000);
     world.close(a, CloseReason::Reset);
     assert!(world.closed.contains(&one));
     world.expect(two, "-ERR Connection reset by peer\r\n");

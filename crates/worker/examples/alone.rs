@@ -26,6 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         let socket = TcpListener::bind(address)?;
         socket.set_nonblocking(true)?;
+        // Accepted connections inherit it; without it small writes wait for acknowledgements.
+        rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
         master.send(&ToChild::Listen { pool: pool as u32 }, &[socket.as_fd()])?;
     }
     master.send(&ToChild::Start, &[])?;
