@@ -88,12 +88,15 @@ impl RedisClient {
         request
     }
 
-    /// Before AUTH nothing works.
+    /// Before AUTH nothing works, but what is no command is called that.
     fn introduction(&mut self, asking: &mut Asking<'_>) -> Request {
         let password = self.password.clone().unwrap_or_default();
         match asking.random.below(6) {
             0 => local("GET a\r\n", NOT_AUTHENTICATED),
-            1 => local("*1\r\n$3\r\nfoo\r\n", NOT_AUTHENTICATED),
+            1 => local(
+                "*1\r\n$3\r\nfoo\r\n",
+                "-ERR unknown command 'foo', with args beginning with: \r\n",
+            ),
             2 => local(
                 "AUTH guess\r\n",
                 "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
