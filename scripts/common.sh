@@ -50,7 +50,7 @@ install_rust() {
         install_packages rustup
     fi
     command -v rustup >/dev/null ||
-        fail "Cashew needs Rust $wanted or newer (here: $(rust_version || true)), which this" \
+        fail "Cashew needs Rust $wanted or newer (here: $(rust_version || echo none)), which this" \
             "distribution does not have. Install rustup as the Rust project tells, and run" \
             "this again."
     say "Installing the stable Rust with rustup"

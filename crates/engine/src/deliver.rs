@@ -154,7 +154,10 @@ impl Engine {
 
     /// Sends what has come of a large reply when it is worth a write: each one wakes the client.
     fn mark_streaming(&mut self, client: u32) {
-        if self.clients[client].output.len() >= STREAM_WRITE_MIN {
+        let owner = &self.clients[client];
+        // What is kept back must not make a client that reads look like one that does not.
+        let allowed = self.pools[owner.pool as usize].limits.client_output_max / 4;
+        if owner.output.len() >= STREAM_WRITE_MIN.min(allowed) {
             self.mark_client(client);
         }
     }

@@ -571,3 +571,19 @@ fn a_refused_request_gets_no_second_reply_while_the_rest_is_written() {
     assert!(world.closed.contains(&lane));
     world.assert_idle();
 }
+
+#[test]
+fn a_client_that_reads_gets_a_reply_beyond_its_output_limit() {
+    let options = "redis: true\nclient_output_pause: 128kb\nclient_output_max: 256kb";
+    let mut world = World::new(&pool(options, 1));
+    let client = world.client();
+    world.send(client, get(A));
+    let lane = world.accept(0);
+    let reply = format!("$1000000\r\n{}\r\n", "v".repeat(1_000_000));
+    for chunk in reply.as_bytes().chunks(65_536) {
+        world.send(lane, chunk);
+    }
+    assert!(!world.closed.contains(&client));
+    assert!(world.received(client) == reply.as_bytes());
+    world.assert_idle();
+}
