@@ -476,6 +476,11 @@ impl Engine {
     /// Answers a request in its server's place.
     fn fail_request(&mut self, index: u32, failure: Failure) {
         let request = &mut self.requests[index];
+        if request.is_remnant() {
+            // It was answered; that the rest of it was not written is nobody's failure.
+            self.free_request(index);
+            return;
+        }
         request.in_lane = false;
         request.failed = true;
         if let Role::Probe { .. } = request.role {

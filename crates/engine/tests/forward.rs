@@ -3,6 +3,7 @@
 mod world;
 
 use cashew_engine::{Action, Admission, CloseReason};
+use cashew_metrics::PoolCounter;
 use world::{World, pool};
 
 const REDIS: &str = "redis: true\ntimeout: 400";
@@ -569,6 +570,8 @@ fn a_refused_request_gets_no_second_reply_while_the_rest_is_written() {
     world.send(lane, "SERVER_ERROR a\r\nSERVER_ERROR b\r\n");
     world.expect(client, "SERVER_ERROR a\r\n");
     assert!(world.closed.contains(&lane));
+    let errors = world.metrics.pool_counter(world.metrics.pool(0), PoolCounter::ForwardError);
+    assert_eq!(errors, 0);
     world.assert_idle();
 }
 
