@@ -1,7 +1,8 @@
 //! Finding a command by its name: one hash of a few of its bytes, then one comparison as a rule.
 
-use super::{COMMANDS, Command};
+use super::{COMMANDS, Command, Keys, Rule};
 use crate::Span;
+use crate::resp::{self, PlainRequest};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Lookup {
@@ -62,6 +63,66 @@ pub(super) fn by_name(name: &[u8]) -> Option<(usize, &'static Command)> {
         }
         slot = (slot + 1) % SLOTS;
     }
+}
+
+/// Twice the number of commands at least, and a power of two.
+const PLAIN_SLOTS: usize = 512;
+
+/// A name as [`PlainRequest::name`] has it, 0 for none, and the command's index.
+#[derive(Clone, Copy)]
+struct Plain {
+    name: u64,
+    command: u16,
+}
+
+/// Commands that go to a server as they are by the key behind their name, by hash, collisions in
+/// the slots behind.
+static PLAIN: [Plain; PLAIN_SLOTS] = plain();
+
+/// The command that the request calls, if it is to be forwarded by the key behind its name and has
+/// as many arguments as it takes. [`find`] knows about all others.
+#[inline]
+pub fn find_plain(request: &PlainRequest<'_>) -> Option<&'static Command> {
+    let mut slot = plain_slot(request.name);
+    loop {
+        let plain = &PLAIN[slot];
+        if plain.name == request.name {
+            let command = &COMMANDS[usize::from(plain.command)];
+            return command.takes(request.args).then_some(command);
+        }
+        if plain.name == 0 {
+            return None;
+        }
+        slot = (slot + 1) % PLAIN_SLOTS;
+    }
+}
+
+#[inline]
+const fn plain_slot(name: u64) -> usize {
+    (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as usize % PLAIN_SLOTS
+}
+
+const fn plain() -> [Plain; PLAIN_SLOTS] {
+    let mut slots = [Plain { name: 0, command: EMPTY }; PLAIN_SLOTS];
+    let mut count = 0;
+    let mut at = 0;
+    while at < COMMANDS.len() {
+        let command = &COMMANDS[at];
+        let is_keyed = matches!(command.keys, Keys::Range { first: 1, last: 1, .. });
+        if let (Rule::Forward, true, Some(name)) =
+            (command.rule, is_keyed, resp::name_word(command.name.as_bytes()))
+        {
+            let mut slot = plain_slot(name);
+            while slots[slot].name != 0 {
+                slot = (slot + 1) % PLAIN_SLOTS;
+            }
+            slots[slot] = Plain { name, command: at as u16 };
+            count += 1;
+        }
+        at += 1 + command.subcommands as usize;
+    }
+    assert!(2 * count <= PLAIN_SLOTS);
+    slots
 }
 
 /// The entries under the container at this index.
@@ -137,6 +198,27 @@ mod tests {
         let mut words: Vec<&[u8]> = name.split('|').map(str::as_bytes).collect();
         words.resize(usize::from(command.arity.unsigned_abs()).max(words.len()), b"1");
         words
+    }
+
+    #[test]
+    fn plain_requests_find_what_all_requests_find() {
+        let mut found = 0;
+        for command in COMMANDS {
+            for spare in 0..4 {
+                let mut words = call(command.name, command);
+                words.resize(words.len() + spare, b"1");
+                let mut request = Vec::new();
+                resp::encode::write_command(&mut request, &words);
+                let Some(plain) = resp::plain_request(&request) else { continue };
+                let Some(quick) = find_plain(&plain) else { continue };
+                assert_eq!(quick.rule, Rule::Forward, "{}", quick.name);
+                assert_eq!(quick.single_key(), Some(1), "{}", quick.name);
+                let Lookup::Found(slow) = lookup(&words) else { panic!("{}", quick.name) };
+                assert!(std::ptr::eq(quick, slow), "{}", quick.name);
+                found += usize::from(spare == 0);
+            }
+        }
+        assert!(found > 60, "{found}");
     }
 
     #[test]

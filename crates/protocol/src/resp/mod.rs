@@ -6,11 +6,14 @@
 mod decimal;
 pub mod encode;
 mod inline;
+mod plain;
 mod reply;
 mod request;
 mod value;
 
 pub(crate) use decimal::integer;
+pub(crate) use plain::name_word;
+pub use plain::{PlainRequest, plain_reply, plain_request};
 pub use reply::{ReplyScanner, Scan};
 pub use request::{ARGS_MAX, BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, ProtocolError, RequestParser};
 pub use value::{Elements, Reply, reply};

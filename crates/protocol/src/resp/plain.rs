@@ -1,0 +1,188 @@
+//! Requests and replies in their usual form, read at a glance: whole in the buffer, canonical, of
+//! few arguments. [`super::RequestParser`] and [`super::ReplyScanner`] read all the others, and
+//! these in the same way.
+
+use super::decimal;
+
+/// A request that calls a command with a short name for one or more arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainRequest<'b> {
+    /// Bytes of the whole request.
+    pub len: usize,
+    /// Arguments, the name included.
+    pub args: usize,
+    /// The name's bytes with bit 5 set, which makes letters lower case; the first is the lowest.
+    pub name: u64,
+    /// The argument behind the name.
+    pub key: &'b [u8],
+}
+
+/// `*<n>\r\n$<n>\r\n` with one digit each, as a little-endian word, and which of its bits are fixed.
+const HEAD: u64 = u64::from_le_bytes(*b"*\0\r\n$\0\r\n");
+const HEAD_MASK: u64 = u64::from_le_bytes([255, 0, 255, 255, 255, 0, 255, 255]);
+const NAME_AT: usize = 8;
+const LOWER: u64 = 0x2020_2020_2020_2020;
+
+/// `$<n>\r\n` with one digit, and which of its bits are fixed.
+const BULK: u32 = u32::from_le_bytes(*b"$\0\r\n");
+const BULK_MASK: u32 = u32::from_le_bytes([255, 0, 255, 255]);
+
+/// A name as [`PlainRequest::name`] has it; `None` when it is too long or has other bytes than
+/// letters.
+pub(crate) const fn name_word(name: &[u8]) -> Option<u64> {
+    if name.len() > 8 {
+        return None;
+    }
+    let mut word = 0;
+    let mut at = 0;
+    while at < name.len() {
+        if !name[at].is_ascii_alphabetic() {
+            return None;
+        }
+        word |= ((name[at] | 0x20) as u64) << (8 * at);
+        at += 1;
+    }
+    Some(word)
+}
+
+/// The request at the start of the buffer, if it is plain: an array of two to nine arguments whose
+/// first has one to eight bytes.
+#[inline]
+pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
+    let (head, rest) = buf.split_first_chunk::<NAME_AT>()?;
+    let head = u64::from_le_bytes(*head);
+    let name = u64::from_le_bytes(*rest.first_chunk()?);
+    let args = digit(head >> 8);
+    let name_len = digit(head >> 40);
+    if head & HEAD_MASK != HEAD || !(2..=9).contains(&args) || !(1..=8).contains(&name_len) {
+        return None;
+    }
+    let key_at = NAME_AT + name_len + 2;
+    if buf.get(key_at - 2..key_at)? != b"\r\n" {
+        return None;
+    }
+    let (key, mut len) = bulk(buf, key_at)?;
+    for _ in 2..args {
+        (_, len) = bulk(buf, len)?;
+    }
+    let name = (name | LOWER) & (u64::MAX >> (64 - 8 * name_len));
+    Some(PlainRequest { len, args, name, key })
+}
+
+/// Length of the reply at the start of the buffer, if it is plain: a whole status, error, integer,
+/// bulk or null.
+#[inline]
+pub fn plain_reply(buf: &[u8]) -> Option<usize> {
+    match buf.first()? {
+        b'$' => match bulk(buf, 0) {
+            Some((_, end)) => Some(end),
+            None => buf.starts_with(b"$-1\r\n").then_some(5),
+        },
+        b'+' | b'-' | b':' => {
+            if buf.starts_with(b"+OK\r\n") {
+                return Some(5);
+            }
+            let end = memchr::memchr(b'\n', buf)?;
+            (buf[end - 1] == b'\r').then_some(end + 1)
+        }
+        _ => None,
+    }
+}
+
+/// Nothing a digit can be becomes more than 9.
+#[inline(always)]
+fn digit(word: u64) -> usize {
+    usize::from((word as u8).wrapping_sub(b'0'))
+}
+
+/// The bulk string at `at`, and the index behind it.
+#[inline(always)]
+fn bulk(buf: &[u8], at: usize) -> Option<(&[u8], usize)> {
+    let head = u32::from_le_bytes(*buf.get(at..)?.first_chunk()?);
+    let one = digit(u64::from(head) >> 8);
+    let (len, start) = if head & BULK_MASK == BULK && one <= 9 {
+        (one, at + 4)
+    } else if head as u8 == b'$' {
+        decimal::line(buf, at + 1)?
+    } else {
+        return None;
+    };
+    let end = start + len;
+    let (value, rest) = buf.get(start..)?.split_at_checked(len)?;
+    (rest.first_chunk()? == b"\r\n").then_some((value, end + 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::resp::{Parsed, ReplyScanner, RequestParser, Scan};
+
+    #[test]
+    fn plain_requests_are_read() {
+        let request = b"*3\r\n$3\r\nSeT\r\n$2\r\nab\r\n$11\r\nhello\r\nhell\r\nrest";
+        let len = request.len() - 4;
+        let name = name_word(b"set").unwrap();
+        assert_eq!(plain_request(request), Some(PlainRequest { len, args: 3, name, key: b"ab" }));
+    }
+
+    #[test]
+    fn plain_replies_are_read() {
+        let replies: [&[u8]; 6] =
+            [b"+OK\r\n", b"+PONG\r\n", b"-ERR x\r\n", b":12\r\n", b"$-1\r\n", b"$4\r\na\r\nb\r\n"];
+        for reply in replies {
+            assert_eq!(plain_reply(&[reply, b"+"].concat()), Some(reply.len()));
+            assert_eq!(plain_reply(&reply[..reply.len() - 1]), None);
+        }
+    }
+
+    /// Bytes that are often nearly plain.
+    fn almost(whole: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
+        let text = prop::sample::select(whole);
+        (text, any::<prop::sample::Index>(), any::<u8>(), any::<bool>(), any::<prop::sample::Index>())
+            .prop_map(|(text, at, byte, change, cut)| {
+                let mut text = text.as_bytes().to_vec();
+                if change {
+                    let at = at.index(text.len());
+                    text[at] = byte;
+                }
+                text.truncate(cut.index(text.len()) + 1);
+                text.extend_from_slice(b"$1\r\nx\r\n\r\n");
+                text
+            })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(5000))]
+
+        #[test]
+        fn the_parser_reads_what_is_plain_in_the_same_way(buf in almost(&[
+            "*2\r\n$3\r\nGET\r\n$1\r\na\r\n",
+            "*3\r\n$3\r\nset\r\n$10\r\n0123456789\r\n$2\r\n12\r\n",
+            "*2\r\n$8\r\ngetrange\r\n$0\r\n\r\n",
+            "*1\r\n$4\r\nPING\r\n",
+        ])) {
+            if let Some(plain) = plain_request(&buf) {
+                let mut parser = RequestParser::default();
+                prop_assert_eq!(parser.parse(&buf, 1 << 20), Parsed::Complete { len: plain.len });
+                prop_assert!(parser.inline_encoded().is_none());
+                let args = parser.args();
+                prop_assert_eq!(args.len(), plain.args);
+                prop_assert_eq!(args[1].of(&buf), plain.key);
+                let name = args[0].of(&buf);
+                let folded = name.iter().rev().fold(0, |w, &b| w << 8 | u64::from(b | 0x20));
+                prop_assert_eq!(folded, plain.name);
+            }
+        }
+
+        #[test]
+        fn the_scanner_reads_what_is_plain_in_the_same_way(buf in almost(&[
+            "+OK\r\n", "$3\r\nabc\r\n", "$-1\r\n", ":17\r\n", "-ERR no\r\n", "$12\r\nabcdefghijkl\r\n",
+        ])) {
+            if let Some(len) = plain_reply(&buf) {
+                prop_assert_eq!(ReplyScanner::default().scan(&buf), Scan::Complete(len));
+            }
+        }
+    }
+}
