@@ -30,15 +30,15 @@ pub(crate) fn busy_source() -> Source {
         worker.add_pool(pool, PoolCounter::ClientsAccepted, 10);
         worker.set_pool(pool, PoolGauge::ClientConnections, 4 * times);
         worker.set_pool(pool, PoolGauge::RingVersion, 5);
-        worker.record_pool(pool, 1000);
-        worker.record_pool(pool, 2_999_999 + times);
+        worker.record_pool(pool, 1000, 1);
+        worker.record_pool(pool, 2_999_999 + times, 1);
         worker.add_server(server, ServerCounter::Requests, 10 * times);
         worker.add_server(server, ServerCounter::Connects, 3 * times);
         worker.set_server(server, ServerGauge::ServerConnections, times);
         worker.set_server(server, ServerGauge::OutQueue, 2 + times);
         worker.set_server(server, ServerGauge::Ejected, 1);
         worker.set_server(server, ServerGauge::EjectedAt, 1_700_000_000_000_000 + 250_000 * times);
-        worker.record_server(server, 10_000);
+        worker.record_server(server, 10_000, 1);
     }
     segments.writer(0).beat(monotonic_ms());
     source

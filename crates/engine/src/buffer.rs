@@ -9,11 +9,14 @@ use crate::spares::Spares;
 /// less than an iovec entry of its own.
 pub(crate) const LARGE: usize = 16 * 1024;
 
-/// Capacities that buffers are made with. Each is pooled apart from the others, so that small
-/// things do not sit in large buffers, nor large ones have to grow.
-const CAPACITIES: [usize; 6] = [512, 2048, 8192, 32 * 1024, 64 * 1024, 128 * 1024];
+/// Buffers are made with capacities of this times a power of two. Each is pooled apart from the
+/// others, so that small things do not sit in large buffers, nor large ones have to grow.
+const POOLED_CAPACITY_MIN: usize = 512;
 /// Larger buffers go back to the allocator instead of into the pool.
-const POOLED_CAPACITY_MAX: usize = CAPACITIES[CAPACITIES.len() - 1];
+const POOLED_CAPACITY_MAX: usize = POOLED_CAPACITY_MIN << (CLASSES - 1);
+const CLASSES: usize = 9;
+/// A buffer that is too small is replaced by one of at least so many times its capacity.
+const GROWTH: usize = 4;
 const POOLED_SIZE_MAX: usize = 8 << 20;
 /// An output that is longer goes on in another buffer: one that keeps growing would be copied again
 /// and again. What is added at once, usually one read at most, leaves it small enough to be pooled.
@@ -25,8 +28,8 @@ type Front = Box<VecDeque<Vec<u8>>>;
 /// Recycles buffers, last in, first out.
 #[derive(Default)]
 pub(crate) struct BufPool {
-    /// By capacity: at least the one of the same index in [`CAPACITIES`].
-    free: [Spares<Vec<u8>>; CAPACITIES.len()],
+    /// By capacity: at least [`POOLED_CAPACITY_MIN`] shifted by the index.
+    free: [Spares<Vec<u8>>; CLASSES],
     /// Bytes of all buffers in `free`.
     size: usize,
     fronts: Spares<Front>,
@@ -42,15 +45,14 @@ impl BufPool {
     /// An empty buffer with room for `len` bytes.
     #[inline]
     pub(crate) fn take_for(&mut self, len: usize) -> Vec<u8> {
-        let Some(class) = CAPACITIES.iter().position(|&capacity| capacity >= len) else {
-            return Vec::with_capacity(len);
-        };
-        match self.free[class].take() {
-            Some(buf) => {
+        let class = class_of(len.max(POOLED_CAPACITY_MIN) * 2 - 1);
+        match self.free.get_mut(class).map(Spares::take) {
+            Some(Some(buf)) => {
                 self.size -= buf.capacity();
                 buf
             }
-            None => Vec::with_capacity(CAPACITIES[class]),
+            Some(None) => Vec::with_capacity(POOLED_CAPACITY_MIN << class),
+            None => Vec::with_capacity(len),
         }
     }
 
@@ -69,7 +71,8 @@ impl BufPool {
             buf.reserve(more);
             return;
         }
-        let mut larger = self.take_for(needed.max(buf.capacity() + 1).min(POOLED_CAPACITY_MAX));
+        let roomy = (GROWTH * buf.capacity()).min(POOLED_CAPACITY_MAX);
+        let mut larger = self.take_for(needed.max(roomy));
         larger.extend_from_slice(buf);
         self.give(std::mem::replace(buf, larger));
     }
@@ -77,11 +80,12 @@ impl BufPool {
     #[inline]
     pub(crate) fn give(&mut self, mut buf: Vec<u8>) {
         let capacity = buf.capacity();
-        let Some(class) = CAPACITIES.iter().rposition(|&least| least <= capacity) else { return };
-        if capacity <= POOLED_CAPACITY_MAX && self.size + capacity <= POOLED_SIZE_MAX {
+        if (POOLED_CAPACITY_MIN..=POOLED_CAPACITY_MAX).contains(&capacity)
+            && self.size + capacity <= POOLED_SIZE_MAX
+        {
             buf.clear();
             self.size += capacity;
-            self.free[class].give(buf);
+            self.free[class_of(capacity)].give(buf);
         }
     }
 
@@ -94,6 +98,12 @@ impl BufPool {
     }
 }
 
+/// The class of buffers with this capacity, which is at least the smallest.
+#[inline]
+fn class_of(capacity: usize) -> usize {
+    (capacity.ilog2() - POOLED_CAPACITY_MIN.ilog2()) as usize
+}
+
 /// Bytes that wait to be written on one connection, in order. Holds no memory when empty.
 #[derive(Default)]
 pub(crate) struct Output {
@@ -104,6 +114,8 @@ pub(crate) struct Output {
     written: usize,
     /// Bytes still to be written.
     len: u64,
+    /// How long `tail` was when it was last written, as a rule: the next one has room for as much.
+    usual: u32,
 }
 
 impl Output {
@@ -117,8 +129,13 @@ impl Output {
 
     #[inline]
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
-        self.tail(pool, bytes.len()).extend_from_slice(bytes);
         self.len += bytes.len() as u64;
+        let has_room = self.tail.capacity() - self.tail.len() >= bytes.len();
+        if has_room && self.tail.len() < TAIL_SIZE_MAX {
+            self.tail.extend_from_slice(bytes);
+        } else {
+            self.tail(pool, bytes.len()).extend_from_slice(bytes);
+        }
     }
 
     /// Appends what `write` appends to the buffer, which has room for `room` bytes.
@@ -159,10 +176,9 @@ impl Output {
     }
 
     /// The last buffer, with room for `more` bytes.
-    #[inline]
     fn tail(&mut self, pool: &mut BufPool, more: usize) -> &mut Vec<u8> {
         if self.tail.capacity() == 0 {
-            self.tail = pool.take_for(more);
+            self.tail = pool.take_for(more.max(self.usual as usize));
         } else if self.tail.len() >= TAIL_SIZE_MAX {
             let full = std::mem::replace(&mut self.tail, pool.take_for(more));
             self.front(pool).push_back(full);
@@ -227,6 +243,9 @@ impl Output {
             front.drain(..).for_each(|buf| pool.give(buf));
             pool.fronts.give(front);
         }
+        // It falls slowly, so that one short write between long ones is nothing.
+        let len = self.tail.len().min(TAIL_SIZE_MAX) as u32;
+        self.usual = len.max(self.usual - self.usual / 8);
         pool.give(std::mem::take(&mut self.tail));
         self.written = 0;
         self.len = 0;
@@ -278,16 +297,16 @@ mod tests {
     #[test]
     fn a_buffer_that_grows_changes_its_class() {
         let mut pool = BufPool::default();
-        pool.give(Vec::with_capacity(CAPACITIES[1]));
+        pool.give(Vec::with_capacity(4 * POOLED_CAPACITY_MIN));
         let mut buf = pool.take();
         buf.extend_from_slice(&[7; 500]);
         pool.reserve(&mut buf, 100);
-        assert_eq!((buf.len(), buf.capacity()), (500, CAPACITIES[1]));
-        assert_eq!(pool.size, CAPACITIES[0]);
+        assert_eq!((buf.len(), buf.capacity()), (500, 4 * POOLED_CAPACITY_MIN));
+        assert_eq!(pool.size, POOLED_CAPACITY_MIN);
         pool.reserve(&mut buf, 10 << 20);
         assert!(buf.capacity() > 10 << 20 && buf == [7; 500]);
         pool.give(buf);
-        assert_eq!(pool.size, CAPACITIES[0]);
+        assert_eq!(pool.size, POOLED_CAPACITY_MIN);
     }
 
     #[test]
@@ -298,6 +317,6 @@ mod tests {
         for _ in 0..16 {
             pool.trim();
         }
-        assert!(pool.size <= CAPACITIES[0]);
+        assert!(pool.size <= POOLED_CAPACITY_MIN);
     }
 }

@@ -43,6 +43,11 @@ impl LargeReplies {
     }
 
     #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    #[inline]
     pub(crate) fn contains(&self, mark: Mark) -> bool {
         self.count > 0 && self.marks[mark.place()] == mark
     }

@@ -4,22 +4,21 @@ use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
 use crate::buffer::Output;
+use crate::requests::Requests;
 use crate::slab::NONE;
 
 /// Everything about one client connection that the engine keeps.
 ///
-/// Its requests form one chain through `next_in_client`: from `flushing` those whose replies are
-/// in `output`, from `head` to `tail` those still owed.
+/// The requests it is owed an answer to form one chain through `next_in_client`, from `head` to
+/// `tail`.
 pub(crate) struct Client {
     pub(crate) pool: u32,
     /// Which of a server's lanes this client uses, modulo their number: always the same one, so
     /// that its requests to a server run in order.
     pub(crate) lane_choice: u32,
-    pub(crate) flushing: u32,
     pub(crate) head: u32,
     pub(crate) tail: u32,
-    /// Length of the chain from `flushing`: a client whose output never runs empty must not keep
-    /// an endless one.
+    /// Length of the chain.
     pub(crate) requests: u32,
     /// Received and not consumed: the start of a request, or whatever came while paused.
     pub(crate) input: Vec<u8>,
@@ -71,11 +70,22 @@ pub(crate) enum Parser {
 }
 
 impl Client {
+    /// Puts a request at the end of the chain.
+    #[inline]
+    pub(crate) fn append(&mut self, request: u32, requests: &mut Requests) {
+        if self.head == NONE {
+            self.head = request;
+        } else {
+            requests[self.tail].next_in_client = request;
+        }
+        self.tail = request;
+        self.requests += 1;
+    }
+
     pub(crate) fn new(pool: u32, lane_choice: u32, session: Session) -> Self {
         Self {
             pool,
             lane_choice,
-            flushing: NONE,
             head: NONE,
             tail: NONE,
             requests: 0,

@@ -10,7 +10,7 @@ use crate::bulk::BULK_SIZE;
 use crate::client::{Parser, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
-use crate::request::{Request, Role};
+use crate::request::Role;
 use crate::slab::NONE;
 
 /// What became of one parsed request.
@@ -107,14 +107,20 @@ impl Engine {
     }
 
     fn consume_redis(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+        let mut used = 0;
+        let mut need = 0;
+        if self.clients[index].parser.is_none() {
+            used = self.express(index, buf);
+            if used == buf.len() {
+                return Step::Rest { used, need };
+            }
+        }
         let mut parser = match self.clients[index].parser.take() {
             Some(Parser::Redis(parser)) => parser,
             _ => self.scratch.redis.take().unwrap_or_default(),
         };
         let limit = self.pools[self.clients[index].pool as usize].limits.request_size_max;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let mut used = 0;
-        let mut need = 0;
         while used < buf.len() && self.may_consume(index) {
             let bytes = &buf[used..];
             match parser.parse(bytes, limit) {
@@ -140,6 +146,9 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
+                    if self.clients[index].state == State::Open {
+                        used += self.express(index, &buf[used..]);
+                    }
                 }
                 resp::Parsed::Partial { need: total } => {
                     need = total;
@@ -324,7 +333,7 @@ impl Engine {
 
     /// Answers a request here, in its turn.
     pub(crate) fn answer(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
-        let request = self.new_request(index, Role::Single);
+        let request = self.new_request(index);
         let mut text = std::mem::take(&mut self.scratch.text);
         text.clear();
         write(&mut text);
@@ -341,21 +350,11 @@ impl Engine {
 
     /// A new request at the end of the client's queue.
     #[inline]
-    pub(crate) fn new_request(&mut self, index: u32, role: Role) -> u32 {
+    pub(crate) fn new_request(&mut self, index: u32) -> u32 {
         let client = &mut self.clients[index];
-        let mut slot = Request::new(client.pool, index, role, self.now);
-        slot.silent = client.noreply;
-        let (request, _) = self.requests.insert(slot);
-        if client.tail == NONE {
-            client.flushing = request;
-        } else {
-            self.requests[client.tail].next_in_client = request;
-        }
-        if client.head == NONE {
-            client.head = request;
-        }
-        client.tail = request;
-        client.requests += 1;
+        let request = self.requests.add(client.pool, index, self.now);
+        self.requests[request].silent = client.noreply;
+        client.append(request, &mut self.requests);
         self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);
         request
     }
@@ -387,11 +386,18 @@ impl Engine {
         }
     }
 
-    /// The head's reply is in the output: the next request is the head.
+    /// The head's reply is in the output: the request is over, and the next one is the head.
     #[inline]
     pub(crate) fn pop_head(&mut self, index: u32) {
         let client = &mut self.clients[index];
-        client.head = self.requests[client.head].next_in_client;
+        let head = client.head;
+        let request = &self.requests[head];
+        client.head = request.next_in_client;
+        client.requests -= 1;
+        let latency = self.now.micros_since(request.started);
+        let metrics = self.pools[client.pool as usize].metrics;
+        self.tally.add(metrics, latency, &self.metrics);
+        self.requests.remove(head);
     }
 
     /// Bytes of the client's output are written.
@@ -399,44 +405,11 @@ impl Engine {
     pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
-        if client.output.is_empty() {
-            self.client_flushed(index);
-        } else {
-            self.unblock(index);
-        }
-    }
-
-    /// Nothing is left to be written to the client.
-    #[inline]
-    pub(crate) fn client_flushed(&mut self, index: u32) {
-        self.release_flushed(index);
-        self.close_if_finished(index);
-    }
-
-    /// All replies moved to the output are in the kernel's hands: their requests are over.
-    #[inline]
-    fn release_flushed(&mut self, index: u32) {
-        let client = &mut self.clients[index];
-        let metrics = self.pools[client.pool as usize].metrics;
-        let mut at = client.flushing;
-        let head = client.head;
-        let mut count: u32 = 0;
-        while at != head {
-            let request = &self.requests[at];
-            let next = request.next_in_client;
-            self.metrics.record_pool(metrics, self.now.micros_since(request.started));
-            self.requests.remove(at);
-            at = next;
-            count += 1;
-        }
-        let client = &mut self.clients[index];
-        client.flushing = head;
-        if head == NONE {
-            client.tail = NONE;
-        }
-        client.requests -= count;
-        self.metrics.add_pool(metrics, PoolCounter::Responses, u64::from(count));
+        let is_empty = client.output.is_empty();
         self.unblock(index);
+        if is_empty {
+            self.close_if_finished(index);
+        }
     }
 
     /// Takes no more requests; closes when all replies owed are written.
@@ -472,7 +445,7 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         let mut client = self.clients.remove(index);
-        let mut at = client.flushing;
+        let mut at = client.head;
         while at != NONE {
             let next = self.requests[at].next_in_client;
             self.orphan(at);
@@ -505,11 +478,12 @@ impl Engine {
     }
 
     pub(crate) fn free_request(&mut self, index: u32) {
-        let request = self.requests.remove(index);
-        self.bufs.give(request.reply);
-        if let Role::Parent { merge, .. } = request.role {
+        let request = &mut self.requests[index];
+        self.bufs.give(std::mem::take(&mut request.reply));
+        if let Role::Parent { merge, .. } = std::mem::replace(&mut request.role, Role::Single) {
             self.recycle_merge(merge);
         }
+        self.requests.remove(index);
     }
 
     /// Closes a client whose replies pile up beyond the limit, or whose reply broke off.

@@ -64,11 +64,20 @@ impl Engine {
             let owner = &mut self.clients[client];
             // The common case: the reply is the client's next, and goes there by one copy.
             if owner.head == index && (request.reply.is_empty() || request.streaming) {
-                request.done = true;
                 owner.output.push(bytes, &mut self.bufs);
                 self.pop_head(client);
                 self.mark_client(client);
                 self.client_ready(client);
+                self.unblock(client);
+                self.check_output(client);
+                return;
+            }
+            // The next most common: it comes whole, and before its turn.
+            if request.reply.is_empty() {
+                request.done = true;
+                request.reply = self.bufs.take_for(bytes.len());
+                request.reply.extend_from_slice(bytes);
+                owner.held += bytes.len() as u64;
                 self.check_output(client);
                 return;
             }
@@ -84,7 +93,7 @@ impl Engine {
         let request = &self.requests[index];
         let is_large = request.arrived + bytes as u64 >= BULK_SIZE as u64;
         let replies = &mut self.pools[request.pool as usize].large_replies;
-        if is_large != replies.contains(request.mark) {
+        if (is_large || !replies.is_empty()) && is_large != replies.contains(request.mark) {
             replies.learn(request.mark, is_large);
         }
     }

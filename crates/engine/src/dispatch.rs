@@ -1,6 +1,6 @@
 //! From a request to the lanes that carry it.
 
-use cashew_metrics::{PoolCounter, ServerCounter};
+use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Access;
@@ -11,7 +11,7 @@ use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lane::Link;
-use crate::request::{Gather, Merge, Request, Role};
+use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
 /// Larger ones are not kept to be used again.
@@ -124,7 +124,7 @@ impl Engine {
         };
         match lane {
             Ok(lane) => {
-                let request = self.new_request(client, Role::Single);
+                let request = self.new_request(client);
                 self.requests[request].expect = expect;
                 Plan::Forward { lane, request }
             }
@@ -148,14 +148,11 @@ impl Engine {
         let pool = &self.pools[client.pool as usize];
         let server = &pool.servers[server as usize];
         let index = match size < BULK_SIZE {
-            true => server.first_lane + client.lane_choice % server.lanes,
+            true => server.lane(client.lane_choice),
             false => server.bulk_lane(),
         };
         let lane = &self.lanes[index as usize];
-        let queued = lane.output.len();
-        let full = lane.in_flight + lane.unsent >= pool.limits.server_queue_max
-            || (queued > 0 && queued + size as u64 > pool.limits.server_queue_size_max);
-        if full {
+        if lane.is_full(&pool.limits, size) {
             return Err(Failure::QueueFull);
         }
         match lane.link {
@@ -187,29 +184,10 @@ impl Engine {
     #[inline]
     fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
         let lane = &mut self.lanes[index as usize];
-        let slot = &mut self.requests[request];
-        slot.wire_len = wire_len;
-        slot.in_lane = true;
-        let started = slot.started;
-        if lane.tail == NONE {
-            lane.head = request;
-        } else {
-            self.requests[lane.tail].next_in_lane = request;
-        }
-        lane.tail = request;
-        if lane.first_unsent == NONE {
-            lane.first_unsent = request;
-        }
-        lane.unsent += 1;
-        let pool = &self.pools[lane.pool as usize];
-        let server = pool.servers[lane.server as usize].metrics;
-        let expiry = pool.expiry(started);
-        self.metrics.add_server(server, ServerCounter::Requests, 1);
-        self.metrics.add_server(server, ServerCounter::RequestBytes, wire_len);
-        if expiry < lane.armed {
-            self.arm_lane(index, expiry);
-        }
-        self.mark_lane(index);
+        lane.append(request, wire_len, &mut self.requests);
+        let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);
+        lane.arm(index, expiry, &mut self.timers);
+        lane.mark(index, &mut self.dirty);
     }
 
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.
@@ -266,7 +244,7 @@ impl Engine {
             let output = &mut self.lanes[split.parts[owner as usize].lane as usize].output;
             output.write_with(&mut self.bufs, room, |out| (request.key)(out, position));
         }
-        let parent = self.new_request(client, Role::Single);
+        let parent = self.new_request(client);
         let pool = self.clients[client].pool;
         let mut next = NONE;
         for part in split.parts.iter().rev() {
@@ -275,9 +253,10 @@ impl Engine {
                 out.extend_from_slice(request.foot)
             });
             let wire_len = output.len() - part.start;
-            let mut fragment = Request::new(pool, NONE, Role::Fragment { parent, next }, self.now);
-            fragment.expect = request.expect;
-            let (fragment, _) = self.requests.insert(fragment);
+            let fragment = self.requests.add(pool, NONE, self.now);
+            let slot = &mut self.requests[fragment];
+            slot.role = Role::Fragment { parent, next };
+            slot.expect = request.expect;
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;
         }

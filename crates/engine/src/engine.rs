@@ -15,10 +15,12 @@ use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::pool::{Pool, Queues, Server};
-use crate::request::{Gather, Request};
+use crate::request::Gather;
+use crate::requests::Requests;
 use crate::rng::Rng;
 use crate::slab::Slab;
 use crate::spares::Spares;
+use crate::tally::Tally;
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
 
@@ -70,8 +72,9 @@ pub struct Engine {
     pub(crate) pools: Vec<Pool>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) clients: Slab<Client>,
-    pub(crate) requests: Slab<Request>,
+    pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
+    pub(crate) tally: Tally,
     pub(crate) rng: Rng,
     pub(crate) timers: Timers,
     pub(crate) actions: VecDeque<Action>,
@@ -135,8 +138,9 @@ impl Engine {
             pools,
             lanes,
             clients: Slab::new(),
-            requests: Slab::new(),
+            requests: Requests::new(),
             bufs: BufPool::default(),
+            tally: Tally::default(),
             rng: Rng::new(seed),
             timers: Timers::default(),
             actions: VecDeque::new(),
@@ -408,6 +412,7 @@ impl Engine {
         }
         batch.append(&mut self.resumable);
         self.resumable = batch;
+        self.tally.publish(&self.metrics);
     }
 
     /// When [`Engine::handle_timeout`] wants to be called; at once when clients may go on.
@@ -433,7 +438,7 @@ impl Engine {
             client.dirty = false;
             if client.output.is_empty() {
                 // What was answered wanted no reply: there will be no `handle_sent`.
-                self.client_flushed(conn.index());
+                self.close_if_finished(conn.index());
             }
         }
         Some(conn)
@@ -492,11 +497,7 @@ impl Engine {
 
     #[inline]
     pub(crate) fn mark_lane(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
-        if !lane.dirty && matches!(lane.link, Link::Handshaking { .. } | Link::Ready { .. }) {
-            lane.dirty = true;
-            self.dirty.push(ConnId::lane(index, lane.generation));
-        }
+        self.lanes[index as usize].mark(index, &mut self.dirty);
     }
 
     pub(crate) fn protocol_of(&self, client: u32) -> Protocol {

@@ -2,14 +2,17 @@
 
 use std::collections::VecDeque;
 
-use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::{Limits, Protocol};
 use cashew_protocol::memcached::{self, Expect};
 use cashew_protocol::resp;
 
 use crate::buffer::Output;
 use crate::failure::Failure;
+use crate::id::ConnId;
+use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
+use crate::timers::{Timer, Timers};
 
 /// One multiplexed connection to a server; it stays a lane while connections come and go.
 ///
@@ -42,9 +45,14 @@ pub(crate) struct Lane {
     /// Requests written, and requests answered, on this connection.
     pub(crate) written: u64,
     pub(crate) answered: u64,
+    /// How many of those answered are in the statistics.
+    pub(crate) recorded: u64,
     /// When bytes were last written.
     pub(crate) progress_at: Time,
     pub(crate) scanner: Scanner,
+    /// Requests and their bytes that are not in the statistics yet.
+    pub(crate) uncounted: u64,
+    pub(crate) uncounted_size: u64,
     /// The earliest armed timer.
     pub(crate) armed: Time,
     /// Listed among the connections with something to send.
@@ -122,16 +130,24 @@ impl Scanner {
     #[inline]
     pub(crate) fn scan(&mut self, expect: Expect, bytes: &[u8]) -> Scan {
         match self {
-            Self::Redis(scanner) => match scanner.scan(bytes) {
-                resp::Scan::Complete(len) => Scan::Complete(len),
-                resp::Scan::Partial => Scan::Partial,
-                resp::Scan::Invalid => Scan::Invalid,
+            Self::Redis(scanner) if scanner.at_start() => match resp::plain_reply(bytes) {
+                Some(len) => Scan::Complete(len),
+                None => Self::scan_redis(scanner, bytes),
             },
+            Self::Redis(scanner) => Self::scan_redis(scanner, bytes),
             Self::Memcached(scanner) => match scanner.scan(expect, bytes) {
                 memcached::Scan::Complete(len) => Scan::Complete(len),
                 memcached::Scan::Partial => Scan::Partial,
                 memcached::Scan::Invalid => Scan::Invalid,
             },
+        }
+    }
+
+    fn scan_redis(scanner: &mut resp::ReplyScanner, bytes: &[u8]) -> Scan {
+        match scanner.scan(bytes) {
+            resp::Scan::Complete(len) => Scan::Complete(len),
+            resp::Scan::Partial => Scan::Partial,
+            resp::Scan::Invalid => Scan::Invalid,
         }
     }
 }
@@ -157,13 +173,63 @@ impl Lane {
             batches: VecDeque::new(),
             written: 0,
             answered: 0,
+            recorded: 0,
             progress_at: Time::ZERO,
             scanner: Scanner::new(protocol),
+            uncounted: 0,
+            uncounted_size: 0,
             armed: Time::NEVER,
             dirty: false,
         }
     }
 
+    /// Puts a request, whose bytes are the last `wire_len` of the output, at the end of the queue.
+    #[inline]
+    pub(crate) fn append(&mut self, request: u32, wire_len: u64, requests: &mut Requests) {
+        let slot = &mut requests[request];
+        slot.wire_len = wire_len;
+        slot.in_lane = true;
+        if self.tail == NONE {
+            self.head = request;
+        } else {
+            requests[self.tail].next_in_lane = request;
+        }
+        self.tail = request;
+        if self.first_unsent == NONE {
+            self.first_unsent = request;
+        }
+        self.unsent += 1;
+        self.uncounted += 1;
+        self.uncounted_size += wire_len;
+    }
+
+    /// Whether a request of this size is more than may wait here.
+    #[inline]
+    pub(crate) fn is_full(&self, limits: &Limits, size: usize) -> bool {
+        let queued = self.output.len();
+        self.in_flight + self.unsent >= limits.server_queue_max
+            || (queued > 0 && queued + size as u64 > limits.server_queue_size_max)
+    }
+
+    /// Lists it among the connections with something to send, if it can be written to.
+    #[inline]
+    pub(crate) fn mark(&mut self, index: u32, dirty: &mut Vec<ConnId>) {
+        if !self.dirty && matches!(self.link, Link::Handshaking { .. } | Link::Ready { .. }) {
+            self.dirty = true;
+            dirty.push(ConnId::lane(index, self.generation));
+        }
+    }
+
+    /// Makes sure that a timer fires at that time at the latest.
+    #[inline]
+    pub(crate) fn arm(&mut self, index: u32, at: Time, timers: &mut Timers) {
+        if at < self.armed {
+            self.armed = at;
+            timers.arm(at, Timer::Lane(index));
+        }
+    }
+
+    #[inline]
     pub(crate) fn has_connection(&self) -> bool {
         matches!(self.link, Link::Connecting { .. } | Link::Handshaking { .. } | Link::Ready { .. })
     }

@@ -11,7 +11,7 @@ use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::lane::{Batch, Lane, Link, Scan, Scanner};
 use crate::pool::{Queues, Server};
-use crate::request::{Request, Role};
+use crate::request::Role;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::Timer;
@@ -162,7 +162,6 @@ impl Engine {
         let generation = self.lanes[index as usize].generation;
         let server = self.server_of(index).metrics;
         self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
-        let mut answered = 0;
         while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
             let lane = &mut self.lanes[index as usize];
             if matches!(lane.link, Link::Handshaking { .. }) {
@@ -185,7 +184,6 @@ impl Engine {
                     } else {
                         self.pop_answered(index);
                     }
-                    answered += 1;
                     self.deliver(request, &bytes[..len]);
                     bytes = &bytes[len..];
                 }
@@ -199,10 +197,8 @@ impl Engine {
                 }
             }
         }
-        if answered > 0 {
-            self.metrics.add_server(server, ServerCounter::Responses, answered);
-            self.publish_queues(index);
-        }
+        self.record_answered(index);
+        self.publish_queues(index);
     }
 
     /// The head is answered though part of it is not written, as memcached does with a value that
@@ -212,12 +208,13 @@ impl Engine {
         let answered = lane.head;
         let request = &mut self.requests[answered];
         request.in_lane = false;
-        let mut remnant = Request::new(lane.pool, NONE, Role::Single, self.now);
-        remnant.in_lane = true;
-        remnant.done = true;
-        remnant.wire_len = request.wire_len;
-        remnant.next_in_lane = request.next_in_lane;
-        let (remnant, _) = self.requests.insert(remnant);
+        let (wire_len, next_in_lane) = (request.wire_len, request.next_in_lane);
+        let remnant = self.requests.add(lane.pool, NONE, self.now);
+        let slot = &mut self.requests[remnant];
+        slot.in_lane = true;
+        slot.done = true;
+        slot.wire_len = wire_len;
+        slot.next_in_lane = next_in_lane;
         lane.head = remnant;
         lane.first_unsent = remnant;
         if lane.tail == answered {
@@ -252,13 +249,27 @@ impl Engine {
         lane.in_flight_size -= request.wire_len;
         lane.answered += 1;
         let batch = lane.batches.front().expect("what is in flight was written in a batch");
-        let latency = self.now.micros_since(batch.at);
         if lane.answered == batch.end {
-            lane.batches.pop_front();
+            self.record_answered(index);
+            self.lanes[index as usize].batches.pop_front();
         }
+    }
+
+    /// Puts replies into the statistics. Those of one batch were written together, so that when
+    /// they arrive together they took equally long.
+    fn record_answered(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let count = lane.answered - lane.recorded;
+        if count == 0 {
+            return;
+        }
+        lane.recorded = lane.answered;
+        let batch = lane.batches.front().expect("a batch ends here at the earliest");
+        let latency = self.now.micros_since(batch.at);
         let server = &mut self.pools[lane.pool as usize].servers[lane.server as usize];
         server.failures = 0;
-        self.metrics.record_server(server.metrics, latency);
+        self.metrics.record_server(server.metrics, latency, count);
+        self.metrics.add_server(server.metrics, ServerCounter::Responses, count);
     }
 
     /// Consumes replies to the handshake; returns what is left of `bytes`.
@@ -302,6 +313,7 @@ impl Engine {
             let conn = self.lane_conn(index);
             self.actions.push_back(Action::Close { conn });
         }
+        self.record_answered(index);
         let lane = &mut self.lanes[index as usize];
         let link = lane.link;
         let had_requests = lane.in_flight > 0 || lane.partial > 0;
@@ -314,6 +326,7 @@ impl Engine {
         lane.batches.clear();
         lane.written = 0;
         lane.answered = 0;
+        lane.recorded = 0;
         if !matches!(link, Link::Connecting { .. }) {
             self.server_of(index).connections -= 1;
             self.publish_connections(index);
@@ -566,11 +579,7 @@ impl Engine {
 
     #[inline]
     pub(crate) fn arm_lane(&mut self, index: u32, at: Time) {
-        let lane = &mut self.lanes[index as usize];
-        if at < lane.armed {
-            lane.armed = at;
-            self.timers.arm(at, Timer::Lane(index));
-        }
+        self.lanes[index as usize].arm(index, at, &mut self.timers);
     }
 
     /// Asks an ejected server whether it is well; asks again later if it is not.
@@ -595,8 +604,8 @@ impl Engine {
         if matches!(link, Link::Idle | Link::Backoff { .. }) {
             self.connect(lane);
         }
-        let role = Role::Probe { server: server_index };
-        let (request, _) = self.requests.insert(Request::new(pool_index, NONE, role, self.now));
+        let request = self.requests.add(pool_index, NONE, self.now);
+        self.requests[request].role = Role::Probe { server: server_index };
         self.send(lane, request, Payload::Bytes(text));
     }
 
@@ -623,10 +632,16 @@ impl Engine {
         self.metrics.set_server(id, ServerGauge::ServerConnections, connections);
     }
 
-    /// Brings the server's queue gauges up to date with its lanes.
+    /// Brings the server's statistics up to date with the lane.
     fn publish_queues(&mut self, index: u32) {
-        let Lane { pool, server, .. } = self.lanes[index as usize];
-        let server = &mut self.pools[pool as usize].servers[server as usize];
+        let lane = &mut self.lanes[index as usize];
+        let server = &mut self.pools[lane.pool as usize].servers[lane.server as usize];
+        if lane.uncounted > 0 {
+            let (count, size) = (lane.uncounted, lane.uncounted_size);
+            (lane.uncounted, lane.uncounted_size) = (0, 0);
+            self.metrics.add_server(server.metrics, ServerCounter::Requests, count);
+            self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
+        }
         let mut queues = Queues::default();
         let first = server.first_lane as usize;
         for lane in &self.lanes[first..=server.bulk_lane() as usize] {

@@ -98,6 +98,14 @@ impl Server {
         self.first_lane + self.lanes
     }
 
+    /// The shared lane of a client.
+    #[inline]
+    pub(crate) fn lane(&self, choice: u32) -> u32 {
+        // A division takes longer than all the rest.
+        if self.lanes == 1 { self.first_lane } else { self.first_lane + choice % self.lanes }
+    }
+
+    #[inline]
     pub(crate) fn is_up(&self) -> bool {
         !self.failing && !self.ejected
     }

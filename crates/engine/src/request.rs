@@ -19,6 +19,8 @@ pub(crate) struct Request {
     pub(crate) next_in_client: u32,
     pub(crate) next_in_lane: u32,
     pub(crate) role: Role,
+    /// The slot is taken: see [`crate::requests::Requests`].
+    pub(crate) is_used: bool,
     pub(crate) in_lane: bool,
     /// The reply is complete: in `reply`, or already with the client.
     pub(crate) done: bool,
@@ -104,13 +106,14 @@ impl Request {
         self.done && self.in_lane
     }
 
-    pub(crate) fn new(pool: u32, client: u32, role: Role, started: Time) -> Self {
+    pub(crate) fn new(pool: u32, client: u32, started: Time) -> Self {
         Self {
             pool,
             client,
             next_in_client: NONE,
             next_in_lane: NONE,
-            role,
+            role: Role::Single,
+            is_used: true,
             in_lane: false,
             done: false,
             streaming: false,
@@ -123,5 +126,25 @@ impl Request {
             mark: Mark::default(),
             reply: Vec::new(),
         }
+    }
+
+    /// As [`Request::new`] in a slot that is free, where the reply is empty and the role single.
+    #[inline]
+    pub(crate) fn begin(&mut self, pool: u32, client: u32, started: Time) {
+        self.pool = pool;
+        self.client = client;
+        self.next_in_client = NONE;
+        self.next_in_lane = NONE;
+        self.is_used = true;
+        self.in_lane = false;
+        self.done = false;
+        self.streaming = false;
+        self.silent = false;
+        self.failed = false;
+        self.expect = Expect::Line;
+        self.started = started;
+        self.wire_len = 0;
+        self.arrived = 0;
+        self.mark = Mark::default();
     }
 }

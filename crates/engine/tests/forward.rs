@@ -499,27 +499,6 @@ fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
 }
 
 #[test]
-fn a_client_that_never_reads_all_there_is_has_a_bounded_number_of_requests() {
-    let mut world = World::new(&pool("redis: true\nclient_requests_max: 4", 1));
-    let client = world.client();
-    world.stuck.push(client);
-    for _ in 0..20 {
-        if !world.paused.contains(&client) {
-            world.send(client, "PING\r\n");
-            world.write_some(client, 6);
-            world.send(client, "PING\r\n");
-        }
-        assert!(world.engine.requests_pending() <= 4);
-    }
-    assert_eq!(world.paused, [client]);
-    world.stuck.clear();
-    world.write(client);
-    world.tick();
-    assert!(world.paused.is_empty());
-    world.assert_idle();
-}
-
-#[test]
 fn ping_takes_one_argument_at_most() {
     let mut world = World::new(&pool(REDIS, 1));
     let client = world.client();

@@ -248,7 +248,7 @@ mod tests {
         let (pool, server) = (layout.pool(1), layout.server(1, 0));
         writer.add_pool(pool, PoolCounter::Requests, 7);
         writer.set_server(server, ServerGauge::InQueue, 5);
-        writer.record_server(server, 20);
+        writer.record_server(server, 20, 1);
         writer.set_pid(42);
         writer.set_epoch(2);
         writer.set_started_at(1_700_000_000);
@@ -277,7 +277,7 @@ mod tests {
             writer.add_pool(pool, PoolCounter::Responses, 4);
             writer.set_server(server, ServerGauge::EjectedAt, 10 + u64::from(slot));
             writer.add_server(server, ServerCounter::ResponseBytes, 6);
-            writer.record_pool(pool, 50);
+            writer.record_pool(pool, 50, 1);
         }
         assert_eq!(segments.max_server_gauge(server, ServerGauge::EjectedAt), 11);
         segments.clear_gauges(1);
@@ -300,7 +300,7 @@ mod tests {
                 let writer = Arc::new(Segments::open(&fd, &layout, 1).unwrap()).writer(0);
                 for value in 0..WRITES {
                     writer.add_pool(pool, PoolCounter::Requests, STEP);
-                    writer.record_pool(pool, value);
+                    writer.record_pool(pool, value, 1);
                 }
             });
             let (mut requests, mut count) = (0, 0);

@@ -71,16 +71,16 @@ impl Writer {
         self.set(server.base() + SERVER_GAUGES + gauge as usize, value);
     }
 
-    /// Counts a client's request that took so long from its arrival to its reply.
+    /// Counts requests of clients that took so long from their arrival to their reply.
     #[inline]
-    pub fn record_pool(&self, pool: PoolId, latency_us: u64) {
-        self.record(pool.base() + POOL_HISTOGRAM, latency_us);
+    pub fn record_pool(&self, pool: PoolId, latency_us: u64, count: u64) {
+        self.record(pool.base() + POOL_HISTOGRAM, latency_us, count);
     }
 
-    /// Counts a server's reply that took so long from the last byte of its request.
+    /// Counts replies of a server that took so long from the last byte of their requests.
     #[inline]
-    pub fn record_server(&self, server: ServerId, latency_us: u64) {
-        self.record(server.base() + SERVER_HISTOGRAM, latency_us);
+    pub fn record_server(&self, server: ServerId, latency_us: u64, count: u64) {
+        self.record(server.base() + SERVER_HISTOGRAM, latency_us, count);
     }
 
     /// `now_ms` is told by [`monotonic_ms`](crate::monotonic_ms).
@@ -127,9 +127,9 @@ impl Writer {
     }
 
     #[inline]
-    fn record(&self, base: usize, latency_us: u64) {
-        self.add(base + histogram::bucket(latency_us), 1);
-        self.add(base + SUM, latency_us);
+    fn record(&self, base: usize, latency_us: u64, count: u64) {
+        self.add(base + histogram::bucket(latency_us), count);
+        self.add(base + SUM, latency_us.wrapping_mul(count));
     }
 
     /// Nobody else writes here, so nothing is lost between the load and the store.
@@ -177,7 +177,7 @@ mod tests {
                 expected.push(next.next().unwrap());
                 writer.set_pool(pool, gauge, expected[expected.len() - 1]);
             }
-            writer.record_pool(pool, u64::MAX);
+            writer.record_pool(pool, u64::MAX, 1);
         }
         for server in servers {
             for &counter in ServerCounter::ALL {
@@ -188,7 +188,7 @@ mod tests {
                 expected.push(next.next().unwrap());
                 writer.set_server(server, gauge, expected[expected.len() - 1]);
             }
-            writer.record_server(server, 0);
+            writer.record_server(server, 0, 1);
         }
         let mut told = Vec::new();
         for pool in pools {
