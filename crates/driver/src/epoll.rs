@@ -362,25 +362,19 @@ impl Driver for EpollDriver {
                 return;
             }
             let Some(descriptor) = &socket.descriptor else { return };
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = handler.output(conn, &mut slices);
-            let slices = &slices[..count];
-            let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
-            let result = match slices {
-                [] => return,
-                [slice] => net::send(descriptor, slice, SendFlags::NOSIGNAL),
-                slices => net::sendmsg(
-                    descriptor,
-                    slices,
-                    &mut SendAncillaryBuffer::default(),
-                    SendFlags::NOSIGNAL,
-                ),
+            let (piece, is_more) = handler.front(conn);
+            let (wanted, result) = if is_more {
+                send_pieces(descriptor, conn, handler)
+            } else if piece.is_empty() {
+                return;
+            } else {
+                (piece.len(), net::send(descriptor, piece, SendFlags::NOSIGNAL))
             };
             match result {
                 Ok(len) => {
                     socket.state.write_blocked = len < wanted;
                     handler.sent(conn, len as u64);
-                    if len < wanted || count < SLICES_MAX {
+                    if len < wanted || !is_more {
                         return;
                     }
                 }
@@ -440,6 +434,21 @@ fn watch_listener(epoll: &OwnedFd, listener: &Listener) -> io::Result<()> {
     let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
     epoll::add(epoll, &listener.socket, EventData::new_u64(token), flags)?;
     Ok(())
+}
+
+/// Writes several pieces at once: how many bytes there were, and what became of them.
+#[cold]
+fn send_pieces(
+    descriptor: &OwnedFd,
+    conn: Token,
+    handler: &impl Handler,
+) -> (usize, Result<usize, Errno>) {
+    let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+    let count = handler.output(conn, &mut slices);
+    let slices = &slices[..count];
+    let wanted = slices.iter().map(|slice| slice.len()).sum();
+    let mut ancillary = SendAncillaryBuffer::default();
+    (wanted, net::sendmsg(descriptor, slices, &mut ancillary, SendFlags::NOSIGNAL))
 }
 
 fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {

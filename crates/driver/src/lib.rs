@@ -72,6 +72,9 @@ pub trait Handler {
     fn closed(&mut self, conn: Token, why: CloseKind);
     /// A descriptor given to [`Driver::watch`] can be read.
     fn readable(&mut self, watch: u32);
+    /// The first piece of what is to be written, empty if there is nothing, and whether there is
+    /// more behind it.
+    fn front(&self, conn: Token) -> (&[u8], bool);
     /// Fills `slices` with the start of what is to be written and returns how many it filled.
     fn output<'a>(&'a self, conn: Token, slices: &mut [IoSlice<'a>]) -> usize;
     /// So many bytes of the output are in the kernel's hands.

@@ -123,6 +123,18 @@ impl Output {
         self.len
     }
 
+    /// The first piece, and whether there is another behind it.
+    #[inline]
+    pub(crate) fn front(&self) -> (&[u8], bool) {
+        match &self.front {
+            None => (&self.tail[self.written..], false),
+            Some(front) => match front.front() {
+                Some(first) => (&first[self.written..], true),
+                None => (&self.tail[self.written..], false),
+            },
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -162,7 +174,7 @@ impl Output {
         }
         self.len += buf.len() as u64;
         let tail = std::mem::take(&mut self.tail);
-        let front = self.front(pool);
+        let front = self.front_mut(pool);
         if tail.is_empty() {
             pool.give(tail);
         } else {
@@ -171,7 +183,7 @@ impl Output {
         front.push_back(buf);
     }
 
-    fn front(&mut self, pool: &mut BufPool) -> &mut Front {
+    fn front_mut(&mut self, pool: &mut BufPool) -> &mut Front {
         self.front.get_or_insert_with(|| pool.fronts.take().unwrap_or_default())
     }
 
@@ -181,7 +193,7 @@ impl Output {
             self.tail = pool.take_for(more.max(self.usual as usize));
         } else if self.tail.len() >= TAIL_SIZE_MAX {
             let full = std::mem::replace(&mut self.tail, pool.take_for(more));
-            self.front(pool).push_back(full);
+            self.front_mut(pool).push_back(full);
         } else {
             pool.reserve(&mut self.tail, more);
         }

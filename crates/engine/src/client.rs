@@ -6,6 +6,7 @@ use cashew_protocol::{memcached, resp};
 use crate::buffer::Output;
 use crate::requests::Requests;
 use crate::slab::NONE;
+use crate::time::Time;
 
 /// Everything about one client connection that the engine keeps.
 ///
@@ -80,6 +81,19 @@ impl Client {
         }
         self.tail = request;
         self.requests += 1;
+    }
+
+    /// Ends the request at the head of the chain, whose reply is in the output; returns when it
+    /// began.
+    #[inline]
+    pub(crate) fn pop(&mut self, requests: &mut Requests) -> Time {
+        let head = self.head;
+        let request = &requests[head];
+        let started = request.started;
+        self.head = request.next_in_client;
+        self.requests -= 1;
+        requests.remove(head);
+        started
     }
 
     pub(crate) fn new(pool: u32, lane_choice: u32, session: Session) -> Self {

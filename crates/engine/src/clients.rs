@@ -362,42 +362,27 @@ impl Engine {
     /// Moves replies that are complete and in turn into the client's output.
     #[inline]
     pub(crate) fn client_ready(&mut self, index: u32) {
-        let mut moved = false;
-        loop {
-            let client = &mut self.clients[index];
-            let head = client.head;
-            if head == NONE || !self.requests[head].done {
-                break;
+        let client = &mut self.clients[index];
+        let before = client.requests;
+        while client.head != NONE && self.requests[client.head].done {
+            let request = &mut self.requests[client.head];
+            if request.reply.capacity() > 0 {
+                let reply = std::mem::take(&mut request.reply);
+                client.held -= reply.len() as u64;
+                if request.silent {
+                    self.bufs.give(reply);
+                } else {
+                    client.output.push_buf(reply, &mut self.bufs);
+                }
             }
-            let request = &mut self.requests[head];
-            let reply = std::mem::take(&mut request.reply);
-            client.held -= reply.len() as u64;
-            if request.silent {
-                self.bufs.give(reply);
-            } else {
-                client.output.push_buf(reply, &mut self.bufs);
-            }
-            self.pop_head(index);
-            moved = true;
+            let latency = self.now.micros_since(client.pop(&mut self.requests));
+            let pool = self.pools[client.pool as usize].metrics;
+            self.tally.add(pool, latency, &self.metrics);
         }
-        if moved {
+        if client.requests < before {
             self.mark_client(index);
             self.unblock(index);
         }
-    }
-
-    /// The head's reply is in the output: the request is over, and the next one is the head.
-    #[inline]
-    pub(crate) fn pop_head(&mut self, index: u32) {
-        let client = &mut self.clients[index];
-        let head = client.head;
-        let request = &self.requests[head];
-        client.head = request.next_in_client;
-        client.requests -= 1;
-        let latency = self.now.micros_since(request.started);
-        let metrics = self.pools[client.pool as usize].metrics;
-        self.tally.add(metrics, latency, &self.metrics);
-        self.requests.remove(head);
     }
 
     /// Bytes of the client's output are written.

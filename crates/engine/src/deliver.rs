@@ -64,11 +64,9 @@ impl Engine {
             let owner = &mut self.clients[client];
             // The common case: the reply is the client's next, and goes there by one copy.
             if owner.head == index && (request.reply.is_empty() || request.streaming) {
+                request.done = true;
                 owner.output.push(bytes, &mut self.bufs);
-                self.pop_head(client);
-                self.mark_client(client);
                 self.client_ready(client);
-                self.unblock(client);
                 self.check_output(client);
                 return;
             }

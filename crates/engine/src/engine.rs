@@ -9,7 +9,7 @@ use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
-use crate::buffer::{BufPool, LARGE};
+use crate::buffer::{BufPool, LARGE, Output};
 use crate::client::{Client, Session, State};
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
@@ -446,18 +446,24 @@ impl Engine {
 
     /// Fills `slices` with the start of what is to be written; returns how many were filled, 0
     /// when there is nothing.
-    #[inline]
     pub fn output<'a>(&'a self, conn: ConnId, slices: &mut [IoSlice<'a>]) -> usize {
+        self.writable(conn).map_or(0, |output| output.slices(slices))
+    }
+
+    /// The first piece of what is to be written, empty if there is nothing, and whether there is
+    /// more behind it.
+    #[inline]
+    pub fn front(&self, conn: ConnId) -> (&[u8], bool) {
+        self.writable(conn).map_or((&[], false), Output::front)
+    }
+
+    #[inline]
+    fn writable(&self, conn: ConnId) -> Option<&Output> {
         if conn.is_lane() {
             let lane = &self.lanes[conn.index() as usize];
-            if lane.generation != conn.generation() {
-                return 0;
-            }
-            lane.writable().map_or(0, |output| output.slices(slices))
-        } else if self.clients.is_current(conn.index(), conn.generation()) {
-            self.clients[conn.index()].output.slices(slices)
+            if lane.generation == conn.generation() { lane.writable() } else { None }
         } else {
-            0
+            self.clients.get(conn.index(), conn.generation()).map(|client| &client.output)
         }
     }
 

@@ -65,6 +65,15 @@ impl<T> Slab<T> {
         }
     }
 
+    /// The value that was given this generation, if the slot still holds it.
+    #[inline]
+    pub(crate) fn get(&self, index: u32, generation: u32) -> Option<&T> {
+        match self.entries.get(index as usize) {
+            Some(Entry::Used { generation: g, value }) if *g == generation => Some(value),
+            _ => None,
+        }
+    }
+
     /// Whether the slot still holds the value that was given this generation.
     #[inline]
     pub(crate) fn is_current(&self, index: u32, generation: u32) -> bool {

@@ -129,6 +129,11 @@ impl Handler for Core {
     }
 
     #[inline]
+    fn front(&self, conn: Token) -> (&[u8], bool) {
+        self.engine.front(ConnId::from_token(conn.0))
+    }
+
+    #[inline]
     fn output<'a>(&'a self, conn: Token, slices: &mut [IoSlice<'a>]) -> usize {
         self.engine.output(ConnId::from_token(conn.0), slices)
     }

@@ -149,6 +149,14 @@ impl Handler for Recorder {
         self.events.push(Event::Readable(watch));
     }
 
+    fn front(&self, conn: Token) -> (&[u8], bool) {
+        let written = self.written.get(&conn).copied().unwrap_or(0);
+        match self.output.get(&conn).map(|output| (output.front(), output.len())) {
+            Some((Some(first), count)) => (&first[written..], count > 1),
+            _ => (&[], false),
+        }
+    }
+
     fn output<'a>(&'a self, conn: Token, slices: &mut [IoSlice<'a>]) -> usize {
         let mut skip = self.written.get(&conn).copied().unwrap_or(0);
         let mut count = 0;

@@ -140,7 +140,13 @@ mod tests {
     /// Bytes that are often nearly plain.
     fn almost(whole: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
         let text = prop::sample::select(whole);
-        (text, any::<prop::sample::Index>(), any::<u8>(), any::<bool>(), any::<prop::sample::Index>())
+        (
+            text,
+            any::<prop::sample::Index>(),
+            any::<u8>(),
+            any::<bool>(),
+            any::<prop::sample::Index>(),
+        )
             .prop_map(|(text, at, byte, change, cut)| {
                 let mut text = text.as_bytes().to_vec();
                 if change {
