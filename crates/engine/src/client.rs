@@ -3,10 +3,13 @@
 use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
-use crate::buffer::Output;
+use crate::buffer::{BufPool, LARGE, Output};
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
+
+/// A buffer of at most this capacity stays with the slot of its request.
+const REPLY_KEPT_MAX: usize = 512;
 
 /// Everything about one client connection that the engine keeps.
 ///
@@ -83,17 +86,40 @@ impl Client {
         self.requests += 1;
     }
 
-    /// Ends the request at the head of the chain, whose reply is in the output; returns when it
-    /// began.
+    /// Moves replies that are complete and in turn into the output, which ends their requests;
+    /// tells when each of these began.
     #[inline]
-    pub(crate) fn pop(&mut self, requests: &mut Requests) -> Time {
-        let head = self.head;
-        let request = &requests[head];
-        let started = request.started;
-        self.head = request.next_in_client;
-        self.requests -= 1;
-        requests.remove(head);
-        started
+    pub(crate) fn deliver_done(
+        &mut self,
+        requests: &mut Requests,
+        bufs: &mut BufPool,
+        mut ended: impl FnMut(Time),
+    ) {
+        while self.head != NONE {
+            let request = &mut requests[self.head];
+            if !request.done {
+                return;
+            }
+            // It is empty if the reply went to the output by itself.
+            if !request.reply.is_empty() {
+                self.held -= request.reply.len() as u64;
+                if request.silent {
+                    request.reply.clear();
+                } else if request.reply.len() < LARGE {
+                    self.output.push(&request.reply, bufs);
+                    request.reply.clear();
+                } else {
+                    self.output.push_buf(std::mem::take(&mut request.reply), bufs);
+                }
+                if request.reply.capacity() > REPLY_KEPT_MAX {
+                    bufs.give(std::mem::take(&mut request.reply));
+                }
+            }
+            ended(request.started);
+            let head = std::mem::replace(&mut self.head, request.next_in_client);
+            self.requests -= 1;
+            requests.remove(head);
+        }
     }
 
     pub(crate) fn new(pool: u32, lane_choice: u32, session: Session) -> Self {

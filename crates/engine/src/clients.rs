@@ -48,6 +48,10 @@ impl Engine {
             }
             return;
         }
+        let bytes = &bytes[self.express_requests(index, bytes)..];
+        if bytes.is_empty() {
+            return;
+        }
         if let Step::Rest { used, need } = self.consume(index, bytes, false) {
             self.keep_rest(index, &bytes[used..], need);
         }
@@ -109,12 +113,6 @@ impl Engine {
     fn consume_redis(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
         let mut used = 0;
         let mut need = 0;
-        if self.clients[index].parser.is_none() {
-            used = self.express(index, buf);
-            if used == buf.len() {
-                return Step::Rest { used, need };
-            }
-        }
         let mut parser = match self.clients[index].parser.take() {
             Some(Parser::Redis(parser)) => parser,
             _ => self.scratch.redis.take().unwrap_or_default(),
@@ -146,9 +144,7 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
-                    if self.clients[index].state == State::Open {
-                        used += self.express(index, &buf[used..]);
-                    }
+                    used += self.express_requests(index, &buf[used..]);
                 }
                 resp::Parsed::Partial { need: total } => {
                     need = total;
@@ -337,14 +333,12 @@ impl Engine {
         let mut text = std::mem::take(&mut self.scratch.text);
         text.clear();
         write(&mut text);
-        let mut reply = self.bufs.take_for(text.len());
-        reply.extend_from_slice(&text);
+        self.clients[index].held += text.len() as u64;
+        let slot = &mut self.requests[request];
+        slot.hold(&text, &mut self.bufs);
+        slot.done = true;
         text.shrink_to(LARGE);
         self.scratch.text = text;
-        self.clients[index].held += reply.len() as u64;
-        let slot = &mut self.requests[request];
-        slot.reply = reply;
-        slot.done = true;
         self.client_ready(index);
     }
 
@@ -364,21 +358,11 @@ impl Engine {
     pub(crate) fn client_ready(&mut self, index: u32) {
         let client = &mut self.clients[index];
         let before = client.requests;
-        while client.head != NONE && self.requests[client.head].done {
-            let request = &mut self.requests[client.head];
-            if request.reply.capacity() > 0 {
-                let reply = std::mem::take(&mut request.reply);
-                client.held -= reply.len() as u64;
-                if request.silent {
-                    self.bufs.give(reply);
-                } else {
-                    client.output.push_buf(reply, &mut self.bufs);
-                }
-            }
-            let latency = self.now.micros_since(client.pop(&mut self.requests));
-            let pool = self.pools[client.pool as usize].metrics;
+        let pool = self.pools[client.pool as usize].metrics;
+        client.deliver_done(&mut self.requests, &mut self.bufs, |started| {
+            let latency = self.now.micros_since(started);
             self.tally.add(pool, latency, &self.metrics);
-        }
+        });
         if client.requests < before {
             self.mark_client(index);
             self.unblock(index);

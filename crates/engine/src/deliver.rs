@@ -73,8 +73,7 @@ impl Engine {
             // The next most common: it comes whole, and before its turn.
             if request.reply.is_empty() {
                 request.done = true;
-                request.reply = self.bufs.take_for(bytes.len());
-                request.reply.extend_from_slice(bytes);
+                request.hold(bytes, &mut self.bufs);
                 owner.held += bytes.len() as u64;
                 self.check_output(client);
                 return;
@@ -102,7 +101,7 @@ impl Engine {
         match request.role {
             Role::Single => {
                 let client = request.client;
-                request.reply = reply;
+                self.bufs.give(std::mem::replace(&mut request.reply, reply));
                 request.done = true;
                 if client == NONE {
                     self.free_request(index);
@@ -112,7 +111,7 @@ impl Engine {
                 }
             }
             Role::Fragment { parent, .. } => {
-                request.reply = reply;
+                self.bufs.give(std::mem::replace(&mut request.reply, reply));
                 request.done = true;
                 self.fragment_done(parent);
             }
@@ -190,9 +189,7 @@ impl Engine {
             let Role::Probe { .. } = request.role else { return };
             bytes = &bytes[..bytes.len().min(PROBE_REPLY_MAX - request.reply.len())];
         }
-        let request = &mut self.requests[index];
-        self.bufs.reserve(&mut request.reply, bytes.len());
-        request.reply.extend_from_slice(bytes);
+        self.requests[index].hold(bytes, &mut self.bufs);
         self.charge(index, bytes.len());
     }
 

@@ -130,24 +130,16 @@ impl Scanner {
     #[inline]
     pub(crate) fn scan(&mut self, expect: Expect, bytes: &[u8]) -> Scan {
         match self {
-            Self::Redis(scanner) if scanner.at_start() => match resp::plain_reply(bytes) {
-                Some(len) => Scan::Complete(len),
-                None => Self::scan_redis(scanner, bytes),
+            Self::Redis(scanner) => match scanner.scan(bytes) {
+                resp::Scan::Complete(len) => Scan::Complete(len),
+                resp::Scan::Partial => Scan::Partial,
+                resp::Scan::Invalid => Scan::Invalid,
             },
-            Self::Redis(scanner) => Self::scan_redis(scanner, bytes),
             Self::Memcached(scanner) => match scanner.scan(expect, bytes) {
                 memcached::Scan::Complete(len) => Scan::Complete(len),
                 memcached::Scan::Partial => Scan::Partial,
                 memcached::Scan::Invalid => Scan::Invalid,
             },
-        }
-    }
-
-    fn scan_redis(scanner: &mut resp::ReplyScanner, bytes: &[u8]) -> Scan {
-        match scanner.scan(bytes) {
-            resp::Scan::Complete(len) => Scan::Complete(len),
-            resp::Scan::Partial => Scan::Partial,
-            resp::Scan::Invalid => Scan::Invalid,
         }
     }
 }
@@ -201,6 +193,24 @@ impl Lane {
         self.unsent += 1;
         self.uncounted += 1;
         self.uncounted_size += wire_len;
+    }
+
+    /// The head is answered: the request behind it is the head.
+    #[inline]
+    pub(crate) fn pop_head(&mut self, next: u32, wire_len: u64) {
+        self.head = next;
+        if next == NONE {
+            self.tail = NONE;
+        }
+        self.in_flight -= 1;
+        self.in_flight_size -= wire_len;
+        self.answered += 1;
+    }
+
+    /// Whether the oldest batch is answered and not forgotten yet.
+    #[inline]
+    pub(crate) fn is_batch_answered(&self) -> bool {
+        self.batches.front().is_some_and(|batch| batch.end == self.answered)
     }
 
     /// Whether a request of this size is more than may wait here.

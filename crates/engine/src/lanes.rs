@@ -163,6 +163,11 @@ impl Engine {
         let server = self.server_of(index).metrics;
         self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
         while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
+            let used = self.express_replies(index, bytes);
+            if used > 0 {
+                bytes = &bytes[used..];
+                continue;
+            }
             let lane = &mut self.lanes[index as usize];
             if matches!(lane.link, Link::Handshaking { .. }) {
                 bytes = self.handshake_received(index, bytes);
@@ -241,15 +246,14 @@ impl Engine {
         let lane = &mut self.lanes[index as usize];
         let request = &mut self.requests[lane.head];
         request.in_lane = false;
-        lane.head = request.next_in_lane;
-        if lane.head == NONE {
-            lane.tail = NONE;
-        }
-        lane.in_flight -= 1;
-        lane.in_flight_size -= request.wire_len;
-        lane.answered += 1;
-        let batch = lane.batches.front().expect("what is in flight was written in a batch");
-        if lane.answered == batch.end {
+        lane.pop_head(request.next_in_lane, request.wire_len);
+        self.end_batch(index);
+    }
+
+    /// Forgets the oldest batch if all of it is answered.
+    #[inline]
+    pub(crate) fn end_batch(&mut self, index: u32) {
+        if self.lanes[index as usize].is_batch_answered() {
             self.record_answered(index);
             self.lanes[index as usize].batches.pop_front();
         }

@@ -3,6 +3,7 @@
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 
+use crate::buffer::BufPool;
 use crate::bulk::Mark;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -126,6 +127,13 @@ impl Request {
             mark: Mark::default(),
             reply: Vec::new(),
         }
+    }
+
+    /// Keeps bytes of the reply.
+    #[inline]
+    pub(crate) fn hold(&mut self, bytes: &[u8], bufs: &mut BufPool) {
+        bufs.reserve(&mut self.reply, bytes.len());
+        self.reply.extend_from_slice(bytes);
     }
 
     /// As [`Request::new`] in a slot that is free, where the reply is empty and the role single.
