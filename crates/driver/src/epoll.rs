@@ -202,6 +202,7 @@ impl EpollDriver {
             return;
         }
         let Some(descriptor) = &socket.descriptor else { return };
+        let is_ending = socket.state.ending;
         if self.buffer.capacity() < READ_SIZE {
             self.buffer = handler.buffer(READ_SIZE);
         }
@@ -216,7 +217,7 @@ impl EpollDriver {
             }
             Ok((len, _)) => {
                 // A short read means empty: the next bytes make a new edge.
-                if len == room || socket.state.ending {
+                if len == room || is_ending {
                     self.list(conn);
                 } else {
                     socket.state.readable = false;

@@ -143,11 +143,12 @@ impl Output {
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.len += bytes.len() as u64;
         let has_room = self.tail.capacity() - self.tail.len() >= bytes.len();
-        if has_room && self.tail.len() < TAIL_SIZE_MAX {
-            self.tail.extend_from_slice(bytes);
-        } else {
-            self.tail(pool, bytes.len()).extend_from_slice(bytes);
+        if self.tail.capacity() == 0 {
+            self.tail = pool.take_for(bytes.len().max(self.usual as usize));
+        } else if !has_room || self.tail.len() >= TAIL_SIZE_MAX {
+            self.tail(pool, bytes.len());
         }
+        self.tail.extend_from_slice(bytes);
     }
 
     /// Appends what `write` appends to the buffer, which has room for `room` bytes.
@@ -225,12 +226,12 @@ impl Output {
     /// When there are fewer.
     #[inline]
     pub(crate) fn advance(&mut self, bytes: u64, pool: &mut BufPool) {
-        assert!(bytes <= self.len, "more written than there was");
-        self.len -= bytes;
-        if self.len == 0 {
+        if bytes == self.len {
             self.clear(pool);
             return;
         }
+        assert!(bytes < self.len, "more written than there was");
+        self.len -= bytes;
         let mut written = self.written + bytes as usize;
         if let Some(front) = &mut self.front {
             while let Some(first) = front.front() {
@@ -250,10 +251,10 @@ impl Output {
         self.written = written;
     }
 
+    #[inline]
     pub(crate) fn clear(&mut self, pool: &mut BufPool) {
-        if let Some(mut front) = self.front.take() {
-            front.drain(..).for_each(|buf| pool.give(buf));
-            pool.fronts.give(front);
+        if self.front.is_some() {
+            self.clear_front(pool);
         }
         // It falls slowly, so that one short write between long ones is nothing.
         let len = self.tail.len().min(TAIL_SIZE_MAX) as u32;
@@ -261,6 +262,14 @@ impl Output {
         pool.give(std::mem::take(&mut self.tail));
         self.written = 0;
         self.len = 0;
+    }
+
+    #[cold]
+    fn clear_front(&mut self, pool: &mut BufPool) {
+        if let Some(mut front) = self.front.take() {
+            front.drain(..).for_each(|buf| pool.give(buf));
+            pool.fronts.give(front);
+        }
     }
 }
 

@@ -48,7 +48,7 @@ impl Engine {
             }
             return;
         }
-        let bytes = &bytes[self.express_requests(index, bytes)..];
+        let bytes = self.express_requests(index, bytes);
         if bytes.is_empty() {
             return;
         }
@@ -144,7 +144,7 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
-                    used += self.express_requests(index, &buf[used..]);
+                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
                 }
                 resp::Parsed::Partial { need: total } => {
                     need = total;

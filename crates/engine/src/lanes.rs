@@ -163,9 +163,9 @@ impl Engine {
         let server = self.server_of(index).metrics;
         self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
         while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
-            let used = self.express_replies(index, bytes);
-            if used > 0 {
-                bytes = &bytes[used..];
+            let rest = self.express_replies(index, bytes);
+            if rest.len() < bytes.len() {
+                bytes = rest;
                 continue;
             }
             let lane = &mut self.lanes[index as usize];

@@ -1,8 +1,8 @@
 //! Rings: from a hash to the index of a live server.
 //!
 //! A ring is built once per change of the live servers and read on every request, so all
-//! distributions share one compact form: ascending values, and beside them the index of the server
-//! that owns everything up to that value.
+//! distributions share one compact form: ascending values, each with the index of the server that
+//! owns everything up to it.
 
 use std::cmp::Ordering;
 
@@ -54,10 +54,9 @@ pub fn server_order(a: &str, b: &str) -> Ordering {
 pub struct Ring {
     /// What points are reduced by before they are looked up; 0 means they are taken as they are.
     modulus: u64,
-    /// Ascending, as long as `indexes`. A point belongs to the first value that is not below it;
-    /// past the last value, to the first one.
-    values: Vec<u32>,
-    indexes: Vec<u32>,
+    /// By ascending value. A point belongs to the first mark that is not below it; past the last
+    /// mark, to the first one.
+    marks: Vec<Mark>,
     starts: Starts,
     needs_hash: bool,
     digest: u64,
@@ -82,7 +81,9 @@ impl Ring {
         let digest = digest(distribution, &members, &values, &indexes);
         let needs_hash = nodes.len() > 1 && distribution != Distribution::Random;
         let starts = Starts::build(&values);
-        Self { modulus, values, indexes, starts, needs_hash, digest }
+        let marks = values.into_iter().zip(indexes);
+        let marks = marks.map(|(value, server)| Mark { value, server }).collect();
+        Self { modulus, marks, starts, needs_hash, digest }
     }
 
     /// The point of `key`, to be given to `select`. An empty key and a pool of one server have
@@ -103,10 +104,9 @@ impl Ring {
             0 => point,
             modulus => (u64::from(point) % modulus) as u32,
         };
-        let (start, end) = self.starts.around(point);
-        let within = self.values.get(start..end).unwrap_or_default();
-        let at = start + within.partition_point(|&value| value < point);
-        self.indexes.get(at).or_else(|| self.indexes.first()).copied()
+        let candidates = self.marks.get(self.starts.of(point)..).unwrap_or_default();
+        let mark = candidates.iter().find(|mark| mark.value >= point);
+        mark.or_else(|| self.marks.first()).map(|mark| mark.server)
     }
 
     /// Whether points come from keys: not so when there is but one server, live or not, or when
@@ -125,10 +125,17 @@ impl Ring {
     /// How many points or slots the live servers share.
     pub fn points(&self) -> usize {
         match self.modulus {
-            0 => self.values.len(),
+            0 => self.marks.len(),
             modulus => modulus as usize,
         }
     }
+}
+
+/// The server that owns everything up to a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    value: u32,
+    server: u32,
 }
 
 /// Where to look for a point: the range of values is cut into about as many equal parts as there
@@ -138,7 +145,7 @@ impl Ring {
 struct Starts {
     /// Points that agree from this bit on are in one part.
     shift: u32,
-    /// By part: the first value that may not be below a point of it; then the number of values.
+    /// By part: the first value that may not be below a point of it.
     first: Vec<u32>,
 }
 
@@ -147,22 +154,17 @@ impl Starts {
         let last = values.last().copied().unwrap_or(0);
         let bits = u32::BITS - last.leading_zeros();
         let shift = bits.saturating_sub(values.len().next_power_of_two().ilog2()).min(31);
-        let parts = u64::from(last >> shift) + 1;
-        let first = (0..=parts).map(|part| {
+        let first = (0..=last >> shift).map(|part| {
             let least = part << shift;
-            values.partition_point(|&value| u64::from(value) < least) as u32
+            values.partition_point(|&value| value < least) as u32
         });
         Self { shift, first: first.collect() }
     }
 
-    /// The values among which that of the point is, unless it is the one behind them.
+    /// No value before this one is the point's.
     #[inline]
-    fn around(&self, point: u32) -> (usize, usize) {
-        let part = (point >> self.shift) as usize;
-        match self.first.get(part..part + 2) {
-            Some(&[start, end]) => (start as usize, end as usize),
-            _ => (usize::MAX, usize::MAX),
-        }
+    fn of(&self, point: u32) -> usize {
+        self.first.get((point >> self.shift) as usize).map_or(usize::MAX, |&first| first as usize)
     }
 }
 
@@ -279,8 +281,8 @@ mod tests {
     fn ketama_places_keys_as_twemproxy_does() {
         let ring = ring(Distribution::Ketama, &SERVERS, &[1; 4]);
         assert_eq!(ring.points(), 640);
-        assert_eq!((ring.values[0], ring.indexes[0]), (9_796_559, 2));
-        assert_eq!((ring.values[639], ring.indexes[639]), (4_290_847_573, 3));
+        assert_eq!(ring.marks[0], Mark { value: 9_796_559, server: 2 });
+        assert_eq!(ring.marks[639], Mark { value: 4_290_847_573, server: 3 });
         assert_eq!(placed(&ring), [0, 2, 0, 2, 2, 0, 1, 2, 2]);
 
         let hosts = ["10.0.0.1", "10.0.0.2", "10.0.0.10"];
@@ -320,7 +322,7 @@ mod tests {
     fn a_low_weight_may_get_no_point() {
         let ring = ring(Distribution::Ketama, &["a", "b"], &[1, 1000]);
         assert_eq!(ring.points(), 316);
-        assert!(ring.indexes.iter().all(|&index| index == 1));
+        assert!(ring.marks.iter().all(|mark| mark.server == 1));
         for point in [0, 1, u32::MAX / 2, u32::MAX] {
             assert_eq!(ring.select(point), Some(1));
         }
@@ -331,7 +333,7 @@ mod tests {
         // The cut falls before the number, so every digest of a server is the same.
         let name = "x".repeat(KETAMA_NAME_MAX);
         let ring = ring(Distribution::Ketama, &[&name], &[1]);
-        let mut values = ring.values.clone();
+        let mut values: Vec<u32> = ring.marks.iter().map(|mark| mark.value).collect();
         values.dedup();
         assert_eq!((ring.points(), values.len()), (160, 4));
     }
@@ -451,9 +453,15 @@ mod tests {
             let ring = Ring::build(distribution, &nodes, &live);
             let again = Ring::build(distribution, &nodes, &live);
             prop_assert_eq!(ring.digest(), again.digest());
-            prop_assert!(ring.values.is_sorted());
-            prop_assert_eq!(ring.values.len(), ring.indexes.len());
+            prop_assert!(ring.marks.is_sorted_by_key(|mark| mark.value));
             for point in points {
+                let reduced = match ring.modulus {
+                    0 => point,
+                    modulus => (u64::from(point) % modulus) as u32,
+                };
+                let at = ring.marks.partition_point(|mark| mark.value < reduced);
+                let owner = ring.marks.get(at).or(ring.marks.first()).map(|mark| mark.server);
+                prop_assert_eq!(ring.select(point), owner);
                 match ring.select(point) {
                     Some(index) => prop_assert!(live[index as usize]),
                     None => prop_assert!(!live.contains(&true)),

@@ -81,7 +81,7 @@ static PLAIN: [Plain; PLAIN_SLOTS] = plain();
 
 /// The command that the request calls, if it is to be forwarded by the key behind its name and has
 /// as many arguments as it takes. [`find`] knows about all others.
-#[inline]
+#[inline(always)]
 pub fn find_plain(request: &PlainRequest<'_>) -> Option<&'static Command> {
     let mut slot = plain_slot(request.name);
     loop {

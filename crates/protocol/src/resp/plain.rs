@@ -7,8 +7,10 @@ use super::decimal;
 /// A request that calls a command with a short name for one or more arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainRequest<'b> {
-    /// Bytes of the whole request.
-    pub len: usize,
+    /// The whole request.
+    pub bytes: &'b [u8],
+    /// What follows it.
+    pub rest: &'b [u8],
     /// Arguments, the name included.
     pub args: usize,
     /// The name's bytes with bit 5 set, which makes letters lower case; the first is the lowest.
@@ -47,7 +49,7 @@ pub(crate) const fn name_word(name: &[u8]) -> Option<u64> {
 
 /// The request at the start of the buffer, if it is plain: an array of two to nine arguments whose
 /// first has one to eight bytes.
-#[inline]
+#[inline(always)]
 pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let (head, rest) = buf.split_first_chunk::<NAME_AT>()?;
     let head = u64::from_le_bytes(*head);
@@ -57,36 +59,37 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     if head & HEAD_MASK != HEAD || !(2..=9).contains(&args) || !(1..=8).contains(&name_len) {
         return None;
     }
-    let key_at = NAME_AT + name_len + 2;
-    if buf.get(key_at - 2..key_at)? != b"\r\n" {
-        return None;
-    }
-    let (key, mut len) = bulk(buf, key_at)?;
+    let rest = behind_line_end(rest.get(name_len..)?)?;
+    let (key, mut rest) = bulk(rest)?;
     for _ in 2..args {
-        (_, len) = bulk(buf, len)?;
+        (_, rest) = bulk(rest)?;
     }
+    let bytes = &buf[..buf.len() - rest.len()];
     let name = (name | LOWER) & (u64::MAX >> (64 - 8 * name_len));
-    Some(PlainRequest { len, args, name, key })
+    Some(PlainRequest { bytes, rest, args, name, key })
 }
 
-/// Length of the reply at the start of the buffer, if it is plain: a whole status, error, integer,
-/// bulk or null.
-#[inline]
-pub fn plain_reply(buf: &[u8]) -> Option<usize> {
-    match buf.first()? {
-        b'$' => match bulk(buf, 0) {
-            Some((_, end)) => Some(end),
-            None => buf.starts_with(b"$-1\r\n").then_some(5),
+/// The reply at the start of the buffer, if it is plain, and what follows it: a whole status, error,
+/// integer, bulk or null.
+#[inline(always)]
+pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    let len = match buf.first()? {
+        b'$' => match bulk(buf) {
+            Some((_, rest)) => buf.len() - rest.len(),
+            None if buf.starts_with(b"$-1\r\n") => 5,
+            None => return None,
         },
+        b'+' if buf.starts_with(b"+OK\r\n") => 5,
         b'+' | b'-' | b':' => {
-            if buf.starts_with(b"+OK\r\n") {
-                return Some(5);
-            }
             let end = memchr::memchr(b'\n', buf)?;
-            (buf[end - 1] == b'\r').then_some(end + 1)
+            if buf[end - 1] != b'\r' {
+                return None;
+            }
+            end + 1
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    buf.split_at_checked(len)
 }
 
 /// Nothing a digit can be becomes more than 9.
@@ -95,21 +98,40 @@ fn digit(word: u64) -> usize {
     usize::from((word as u8).wrapping_sub(b'0'))
 }
 
-/// The bulk string at `at`, and the index behind it.
+/// The bulk string at the start of the buffer, and what is behind it.
 #[inline(always)]
-fn bulk(buf: &[u8], at: usize) -> Option<(&[u8], usize)> {
-    let head = u32::from_le_bytes(*buf.get(at..)?.first_chunk()?);
+fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    let head = u32::from_le_bytes(*buf.first_chunk()?);
     let one = digit(u64::from(head) >> 8);
-    let (len, start) = if head & BULK_MASK == BULK && one <= 9 {
-        (one, at + 4)
-    } else if head as u8 == b'$' {
-        decimal::line(buf, at + 1)?
-    } else {
+    let (len, rest) =
+        if head & BULK_MASK == BULK && one <= 9 { (one, buf.get(4..)?) } else { long_head(buf)? };
+    let (value, rest) = rest.split_at_checked(len)?;
+    Some((value, behind_line_end(rest)?))
+}
+
+#[inline(always)]
+fn behind_line_end(buf: &[u8]) -> Option<&[u8]> {
+    let (end, rest) = buf.split_first_chunk::<2>()?;
+    (end == b"\r\n").then_some(rest)
+}
+
+/// The length of a bulk string that has more than one digit, and what is behind it.
+#[inline(always)]
+fn long_head(buf: &[u8]) -> Option<(usize, &[u8])> {
+    let [dollar, a, b, c, d, e] = *buf.first_chunk()?;
+    let digit = |byte: u8| usize::from(byte.wrapping_sub(b'0'));
+    let (a, b) = (digit(a), digit(b));
+    if dollar != b'$' || !(1..=9).contains(&a) || b > 9 {
         return None;
-    };
-    let end = start + len;
-    let (value, rest) = buf.get(start..)?.split_at_checked(len)?;
-    (rest.first_chunk()? == b"\r\n").then_some((value, end + 2))
+    }
+    match (c, d, e) {
+        (b'\r', b'\n', _) => Some((10 * a + b, buf.get(5..)?)),
+        (c, b'\r', b'\n') if digit(c) <= 9 => Some((100 * a + 10 * b + digit(c), buf.get(6..)?)),
+        _ => {
+            let (len, end) = decimal::line(buf, 1)?;
+            Some((len, buf.get(end..)?))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -122,9 +144,10 @@ mod tests {
     #[test]
     fn plain_requests_are_read() {
         let request = b"*3\r\n$3\r\nSeT\r\n$2\r\nab\r\n$11\r\nhello\r\nhell\r\nrest";
-        let len = request.len() - 4;
+        let (bytes, rest) = request.split_at(request.len() - 4);
         let name = name_word(b"set").unwrap();
-        assert_eq!(plain_request(request), Some(PlainRequest { len, args: 3, name, key: b"ab" }));
+        let expected = PlainRequest { bytes, rest, args: 3, name, key: b"ab" };
+        assert_eq!(plain_request(request), Some(expected));
     }
 
     #[test]
@@ -132,7 +155,7 @@ mod tests {
         let replies: [&[u8]; 6] =
             [b"+OK\r\n", b"+PONG\r\n", b"-ERR x\r\n", b":12\r\n", b"$-1\r\n", b"$4\r\na\r\nb\r\n"];
         for reply in replies {
-            assert_eq!(plain_reply(&[reply, b"+"].concat()), Some(reply.len()));
+            assert_eq!(plain_reply(&[reply, b"+"].concat()), Some((reply, &b"+"[..])));
             assert_eq!(plain_reply(&reply[..reply.len() - 1]), None);
         }
     }
@@ -171,7 +194,7 @@ mod tests {
         ])) {
             if let Some(plain) = plain_request(&buf) {
                 let mut parser = RequestParser::default();
-                prop_assert_eq!(parser.parse(&buf, 1 << 20), Parsed::Complete { len: plain.len });
+                prop_assert_eq!(parser.parse(&buf, 1 << 20), Parsed::Complete { len: plain.bytes.len() });
                 prop_assert!(parser.inline_encoded().is_none());
                 let args = parser.args();
                 prop_assert_eq!(args.len(), plain.args);
@@ -186,8 +209,9 @@ mod tests {
         fn the_scanner_reads_what_is_plain_in_the_same_way(buf in almost(&[
             "+OK\r\n", "$3\r\nabc\r\n", "$-1\r\n", ":17\r\n", "-ERR no\r\n", "$12\r\nabcdefghijkl\r\n",
         ])) {
-            if let Some(len) = plain_reply(&buf) {
-                prop_assert_eq!(ReplyScanner::default().scan(&buf), Scan::Complete(len));
+            if let Some((reply, _)) = plain_reply(&buf) {
+                let expected = Scan::Complete(reply.len());
+                prop_assert_eq!(ReplyScanner::default().scan(&buf), expected);
             }
         }
     }
