@@ -1,6 +1,6 @@
 //! Connections that do nothing: each sends one GET, is held, and is asked once more at the end.
 
-use crate::meter::Meter;
+use crate::meter::{Group, Meter};
 use crate::socket;
 use crate::steady::Source;
 use crate::wire::{Checker, Op, Pending, Wire};
@@ -48,7 +48,7 @@ fn ask(fd: &OwnedFd, wire: &Wire, meter: &mut Meter, source: &mut Source) -> Res
             Some(0) => return Err(Failure::Closed),
             Some(count) => {
                 checker.feed(wire, &buffer[..count], &mut pending, |request, outcome| {
-                    meter.finish(request.since, request, outcome);
+                    meter.finish(Group::Main, request.since, request, outcome);
                 })?
             }
         }

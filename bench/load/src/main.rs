@@ -18,7 +18,7 @@ use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::time::Duration;
 use steady::Source;
-use wire::{KEY_LEN, Mismatch, Protocol, Wire};
+use wire::{KEY_LEN, Mismatch, Protocol, Sizes, Wire};
 
 /// Wakes the open loop within a microsecond of the next arrival.
 const TIMER_SLACK: Option<NonZeroU64> = NonZeroU64::new(1000);
@@ -49,6 +49,12 @@ struct Arguments {
     /// Bytes of a value
     #[arg(long, default_value_t = 100)]
     value_size: usize,
+    /// Bytes of the values of the keys chosen by --large-percent
+    #[arg(long, default_value_t = 65_536)]
+    large_size: usize,
+    /// Share of the keys whose values are large
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
+    large_percent: u32,
     /// Number of different keys
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     keys: u32,
@@ -67,6 +73,10 @@ struct Arguments {
     /// Open loop: requests per second, timed from when each was due
     #[arg(long)]
     rate: Option<f64>,
+    /// One client more, not counted in the figures of the others: it always has this many GETs on
+    /// their way
+    #[arg(long, conflicts_with_all = ["fill", "short", "idle", "requests"], value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    greedy: Option<u32>,
     /// Seconds before the measured window
     #[arg(long, default_value_t = 0.5)]
     warmup: f64,
@@ -90,6 +100,7 @@ pub struct Plan {
     pipeline: usize,
     sliding: bool,
     rate: Option<f64>,
+    greedy: Option<usize>,
     reset: bool,
     events: bool,
 }
@@ -151,8 +162,8 @@ fn main() -> ExitCode {
 }
 
 fn check(arguments: &Arguments) -> Result<(), String> {
-    if arguments.value_size < KEY_LEN {
-        return Err(format!("--value-size must be at least {KEY_LEN}: a value holds its key"));
+    if arguments.value_size.min(arguments.large_size) < KEY_LEN {
+        return Err(format!("a value holds its key and has at least {KEY_LEN} bytes"));
     }
     if arguments.mget.is_some_and(|count| count > arguments.keys) {
         return Err("--mget needs at least as many --keys".into());
@@ -179,23 +190,20 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
     let plan = Plan {
         target: arguments.addr,
         connections: if arguments.fill { 1 } else { arguments.connections as usize },
-        pipeline: if arguments.fill {
-            fill_depth(arguments.value_size)
-        } else {
-            arguments.pipeline as usize
-        },
+        pipeline: if arguments.fill { fill_depth(arguments) } else { arguments.pipeline as usize },
         sliding: arguments.sliding,
         rate: arguments.rate,
+        greedy: arguments.greedy.map(|depth| depth as usize),
         reset: arguments.reset,
         events: arguments.events,
     };
-    let wire = Wire::new(
-        arguments.protocol,
-        arguments.keys,
-        arguments.value_size,
-        arguments.mget.unwrap_or(1),
-    );
-    let mut meter = Meter::new(bound, arguments.events);
+    let sizes = Sizes {
+        small: arguments.value_size,
+        large: arguments.large_size,
+        large_percent: arguments.large_percent,
+    };
+    let wire = Wire::new(arguments.protocol, arguments.keys, sizes, arguments.mget.unwrap_or(1));
+    let mut meter = Meter::new(bound, arguments.events, arguments.rate.is_some());
     let mix = Source::mix(arguments.get_percent, arguments.mget.is_some(), scatter(arguments.seed));
     let mode = if arguments.fill {
         steady::run(&plan, &wire, &mut meter, Source::Fill { next: 0 })?;
@@ -219,8 +227,12 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
 }
 
 /// Pipeline of a fill: about a mebibyte at a time.
-fn fill_depth(value_size: usize) -> usize {
-    ((1 << 20) / value_size).clamp(1, 64)
+fn fill_depth(arguments: &Arguments) -> usize {
+    let largest = match arguments.large_percent {
+        0 => arguments.value_size,
+        _ => arguments.value_size.max(arguments.large_size),
+    };
+    ((1 << 20) / largest).clamp(1, 64)
 }
 
 /// Spreads small seeds over all bits.

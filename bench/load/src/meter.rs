@@ -7,12 +7,43 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 const HIGHEST_LATENCY: u64 = 120_000_000_000;
+/// A request that took longer met Linux's delayed acknowledgement (40 ms), or worse.
+const SLOW: u64 = 35_000_000;
 
 /// What bounds a run: a time after a warm-up, or a number of requests without one.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
     Time { warmup: Duration, measured: Duration },
     Requests(u64),
+}
+
+/// Whose request it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    Main,
+    /// The one greedy client beside the others.
+    Greedy,
+}
+
+/// What is counted for each group.
+struct Tally {
+    /// Finished within the window.
+    measured: u64,
+    latency: Histogram<u64>,
+    slow: u64,
+}
+
+impl Tally {
+    fn new() -> Self {
+        let latency =
+            Histogram::new_with_bounds(1, HIGHEST_LATENCY, 3).expect("fixed bounds are valid");
+        Self { measured: 0, latency, slow: 0 }
+    }
+
+    fn record(&mut self, latency: u64) {
+        self.latency.saturating_record(latency.max(1));
+        self.slow += u64::from(latency > SLOW);
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +58,10 @@ pub struct Meter {
     bound: Bound,
     phase: Phase,
     announce: bool,
+    /// Open loop: timed are the requests that were due within the window, even if they end later.
+    by_due: bool,
+    opens: u64,
+    closes: u64,
     opened: u64,
     closed: u64,
     cpu_at_open: u64,
@@ -34,34 +69,41 @@ pub struct Meter {
     sent: u64,
     /// Requests finished in all phases.
     pub finished: u64,
-    measured: u64,
     errors: u64,
     hits: u64,
     misses: u64,
-    latency: Histogram<u64>,
+    main: Tally,
+    greedy: Tally,
     pub first_error: Option<String>,
 }
 
 impl Meter {
-    pub fn new(bound: Bound, announce: bool) -> Self {
-        let latency =
-            Histogram::new_with_bounds(1, HIGHEST_LATENCY, 3).expect("fixed bounds are valid");
+    pub fn new(bound: Bound, announce: bool, by_due: bool) -> Self {
+        let (opens, closes) = match bound {
+            Bound::Time { warmup, measured } => {
+                (warmup.as_nanos() as u64, (warmup + measured).as_nanos() as u64)
+            }
+            Bound::Requests(_) => (0, u64::MAX),
+        };
         Self {
             base: Instant::now(),
             bound,
             phase: Phase::Warmup,
             announce,
+            by_due,
+            opens,
+            closes,
             opened: 0,
             closed: 0,
             cpu_at_open: 0,
             cpu_at_close: 0,
             sent: 0,
             finished: 0,
-            measured: 0,
             errors: 0,
             hits: 0,
             misses: 0,
-            latency,
+            main: Tally::new(),
+            greedy: Tally::new(),
             first_error: None,
         }
     }
@@ -78,19 +120,17 @@ impl Meter {
 
     /// Opens or closes the measured window when it is time.
     pub fn advance(&mut self, now: u64) {
-        let (opens, closes) = match self.bound {
-            Bound::Time { warmup, measured } => {
-                (warmup.as_nanos() as u64, (warmup + measured).as_nanos() as u64)
-            }
-            Bound::Requests(count) => (0, if self.finished < count { u64::MAX } else { 0 }),
-        };
-        if self.phase == Phase::Warmup && now >= opens {
+        if self.phase == Phase::Warmup && now >= self.opens {
             self.phase = Phase::Measured;
             self.opened = now;
             self.cpu_at_open = own_cpu();
             self.event("start");
         }
-        if self.phase == Phase::Measured && now >= closes {
+        let complete = match self.bound {
+            Bound::Time { .. } => now >= self.closes,
+            Bound::Requests(count) => self.finished >= count,
+        };
+        if self.phase == Phase::Measured && complete {
             self.phase = Phase::Over;
             self.closed = now;
             self.cpu_at_close = own_cpu();
@@ -112,16 +152,44 @@ impl Meter {
         allowed
     }
 
-    pub fn finish(&mut self, now: u64, request: Pending, outcome: Outcome) {
+    pub fn finish(&mut self, group: Group, now: u64, request: Pending, outcome: Outcome) {
         self.finished += 1;
-        if self.phase != Phase::Measured {
+        let within = self.phase == Phase::Measured;
+        let timed = self.times(group, request, within);
+        if !within && !timed {
             return;
         }
-        self.measured += 1;
         self.errors += u64::from(outcome.error);
         self.hits += u64::from(outcome.hits);
         self.misses += u64::from(outcome.misses);
-        self.latency.saturating_record(now.saturating_sub(request.since).max(1));
+        let tally = self.tally(group);
+        tally.measured += u64::from(within);
+        if timed {
+            tally.record(now.saturating_sub(request.since));
+        }
+    }
+
+    /// Counts a request that has waited until now and is waited for no longer.
+    pub fn abandon(&mut self, group: Group, now: u64, request: Pending) {
+        if self.times(group, request, false) {
+            self.tally(group).record(now.saturating_sub(request.since));
+            self.fail("no reply until long after the measured window");
+        }
+    }
+
+    fn times(&self, group: Group, request: Pending, within: bool) -> bool {
+        if self.by_due && group == Group::Main {
+            (self.opens..self.closes).contains(&request.since)
+        } else {
+            within
+        }
+    }
+
+    fn tally(&mut self, group: Group) -> &mut Tally {
+        match group {
+            Group::Main => &mut self.main,
+            Group::Greedy => &mut self.greedy,
+        }
     }
 
     /// Counts a request that got no reply at all.
@@ -141,26 +209,25 @@ impl Meter {
 
     pub fn report(&self, mode: &str) -> String {
         let seconds = self.closed.saturating_sub(self.opened).max(1) as f64 / 1e9;
-        let micros = |value: u64| value as f64 / 1e3;
-        let at = |quantile: f64| micros(self.latency.value_at_quantile(quantile));
-        let cpu = micros(self.cpu_at_close - self.cpu_at_open) / self.measured.max(1) as f64;
+        let requests = self.main.measured + self.greedy.measured;
+        let cpu = micros(self.cpu_at_close - self.cpu_at_open) / requests.max(1) as f64;
         format!(
             concat!(
                 "{{\"event\":\"report\",\"mode\":\"{}\",\"seconds\":{:.6},\"requests\":{},",
-                "\"ops_per_second\":{:.1},\"latency_us\":{{\"mean\":{:.1},\"p50\":{:.1},\"p90\":{:.1},",
-                "\"p99\":{:.1},\"p99.9\":{:.1},\"max\":{:.1}}},\"hits\":{},\"misses\":{},",
-                "\"errors\":{},\"first_error\":{},\"load_cpu_us_per_request\":{:.3}}}"
+                "\"ops_per_second\":{:.1},\"latency_us\":{},\"slow\":{},\"timed\":{},",
+                "\"greedy_ops_per_second\":{:.1},\"greedy_latency_us\":{},",
+                "\"hits\":{},\"misses\":{},\"errors\":{},\"first_error\":{},",
+                "\"load_cpu_us_per_request\":{:.3}}}"
             ),
             mode,
             seconds,
-            self.measured,
-            self.measured as f64 / seconds,
-            self.latency.mean() / 1e3,
-            at(0.5),
-            at(0.9),
-            at(0.99),
-            at(0.999),
-            micros(self.latency.max()),
+            requests,
+            self.main.measured as f64 / seconds,
+            latency(&self.main.latency),
+            self.main.slow,
+            self.main.latency.len(),
+            self.greedy.measured as f64 / seconds,
+            latency(&self.greedy.latency),
             self.hits,
             self.misses,
             self.errors,
@@ -168,6 +235,26 @@ impl Meter {
             cpu,
         )
     }
+}
+
+fn latency(histogram: &Histogram<u64>) -> String {
+    let at = |quantile: f64| micros(histogram.value_at_quantile(quantile));
+    format!(
+        concat!(
+            "{{\"mean\":{:.1},\"p50\":{:.1},\"p90\":{:.1},\"p99\":{:.1},",
+            "\"p99.9\":{:.1},\"max\":{:.1}}}"
+        ),
+        histogram.mean() / 1e3,
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(0.999),
+        micros(histogram.max()),
+    )
+}
+
+fn micros(nanos: u64) -> f64 {
+    nanos as f64 / 1e3
 }
 
 fn json_string(text: &str) -> String {

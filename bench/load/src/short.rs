@@ -1,6 +1,6 @@
 //! Connections that do not stay: connect, one GET, close, again.
 
-use crate::meter::Meter;
+use crate::meter::{Group, Meter};
 use crate::socket::{self, Poller};
 use crate::steady::Source;
 use crate::wire::{Checker, Op, Pending, Wire};
@@ -19,6 +19,7 @@ struct Slot {
     /// Counts the connections, so that an event of an earlier one is not taken for this one's.
     turn: u32,
     out: Vec<u8>,
+    asked: bool,
     pending: VecDeque<Pending>,
     checker: Checker,
 }
@@ -74,9 +75,8 @@ impl Short<'_> {
                 if self.slots[index].turn != turn || self.slots[index].fd.is_none() {
                     continue;
                 }
-                if writable && self.request(index)? {
-                    let fd = self.slots[index].fd.as_ref().expect("checked above");
-                    self.poller.modify(fd.as_fd(), token, false)?;
+                if writable && !self.slots[index].asked {
+                    self.request(index)?;
                 }
                 if readable {
                     self.reply(index)?;
@@ -103,18 +103,19 @@ impl Short<'_> {
         slot.fd = Some(fd);
         let token = u64::from(slot.turn) << 32 | index as u64;
         // On loopback a connection usually stands when connect() returns.
-        let written = self.request(index)?;
+        self.request(index)?;
         let fd = self.slots[index].fd.as_ref().expect("just set");
-        self.poller.add(fd.as_fd(), token, !written)?;
+        self.poller.add(fd.as_fd(), token)?;
         Ok(())
     }
 
-    /// Sends the request; false when the connection does not stand yet. Requests here are so
-    /// small that the kernel takes them whole.
-    fn request(&mut self, index: usize) -> Result<bool, Failure> {
-        let slot = &self.slots[index];
+    /// Sends the request, unless the connection does not stand yet. Requests here are so small
+    /// that the kernel takes them whole.
+    fn request(&mut self, index: usize) -> Result<(), Failure> {
+        let slot = &mut self.slots[index];
         let fd = slot.fd.as_ref().expect("only called on an open slot");
-        Ok(socket::transmit(fd, &slot.out)? == slot.out.len())
+        slot.asked = socket::transmit(fd, &slot.out)? == slot.out.len();
+        Ok(())
     }
 
     fn reply(&mut self, index: usize) -> Result<(), Failure> {
@@ -134,7 +135,7 @@ impl Short<'_> {
                 self.wire,
                 &self.buffer[..received],
                 &mut slot.pending,
-                |request, outcome| meter.finish(now, request, outcome),
+                |request, outcome| meter.finish(Group::Main, now, request, outcome),
             )?;
             if !slot.pending.is_empty() {
                 return Ok(());

@@ -1,7 +1,7 @@
 //! Connections that stay: closed loop (a reply allows the next request) and open loop (requests
 //! arrive at a constant rate, whatever the replies do).
 
-use crate::meter::Meter;
+use crate::meter::{Group, Meter};
 use crate::socket::{self, Poller};
 use crate::wire::{Checker, Op, Pending, Wire};
 use crate::{Failure, Plan};
@@ -16,6 +16,7 @@ const STALL: u64 = 10_000_000_000;
 const DRAIN: u64 = 2_000_000_000;
 /// Open loop: requests on their way at which arrivals wait (still timed from when they were due).
 const MOST_IN_FLIGHT: usize = 100_000;
+const GREEDY_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Chooses the next request.
 pub enum Source {
@@ -51,11 +52,22 @@ impl Source {
     }
 }
 
+/// When a connection sends its next request.
+#[derive(Clone, Copy)]
+enum Pace {
+    /// When it is due.
+    Open,
+    /// When replies came, so that this many are on their way: all anew when the last is answered,
+    /// or, sliding, one for every reply.
+    Closed { depth: usize, sliding: bool },
+}
+
 struct Connection {
     fd: OwnedFd,
+    group: Group,
+    pace: Pace,
     out: Vec<u8>,
     sent: usize,
-    waits_to_write: bool,
     pending: VecDeque<Pending>,
     checker: Checker,
 }
@@ -65,6 +77,7 @@ struct Steady<'a> {
     wire: &'a Wire,
     meter: &'a mut Meter,
     source: Source,
+    greedy_source: Source,
     poller: Poller,
     connections: Vec<Connection>,
     buffer: Vec<u8>,
@@ -79,6 +92,7 @@ pub fn run(plan: &Plan, wire: &Wire, meter: &mut Meter, source: Source) -> Resul
         wire,
         meter,
         source,
+        greedy_source: Source::mix(100, false, GREEDY_SEED),
         poller: Poller::new()?,
         connections: Vec::new(),
         buffer: vec![0; RECEIVE_BUFFER],
@@ -103,32 +117,44 @@ pub fn run(plan: &Plan, wire: &Wire, meter: &mut Meter, source: Source) -> Resul
 
 impl Steady<'_> {
     fn connect(&mut self) -> Result<(), Failure> {
-        for token in 0..self.plan.connections {
-            let fd = socket::open(self.plan.target, None, false)?;
-            self.poller.add(fd.as_fd(), token as u64, false)?;
-            self.connections.push(Connection {
-                fd,
-                out: Vec::new(),
-                sent: 0,
-                waits_to_write: false,
-                pending: VecDeque::new(),
-                checker: Checker::default(),
-            });
+        let pace = match self.plan.rate {
+            Some(_) => Pace::Open,
+            None => Pace::Closed { depth: self.plan.pipeline, sliding: self.plan.sliding },
+        };
+        for _ in 0..self.plan.connections {
+            self.connect_one(Group::Main, pace)?;
+        }
+        if let Some(depth) = self.plan.greedy {
+            self.connect_one(Group::Greedy, Pace::Closed { depth, sliding: true })?;
         }
         Ok(())
     }
 
+    fn connect_one(&mut self, group: Group, pace: Pace) -> Result<(), Failure> {
+        let fd = socket::open(self.plan.target, None, false)?;
+        self.poller.add(fd.as_fd(), self.connections.len() as u64)?;
+        self.connections.push(Connection {
+            fd,
+            group,
+            pace,
+            out: Vec::new(),
+            sent: 0,
+            pending: VecDeque::new(),
+            checker: Checker::default(),
+        });
+        Ok(())
+    }
+
     fn serve(&mut self) -> Result<(), Failure> {
-        if self.plan.rate.is_none() {
-            for index in 0..self.connections.len() {
-                self.refill(index, self.meter.now())?;
-            }
+        for index in 0..self.connections.len() {
+            self.refill(index, self.meter.now())?;
         }
         loop {
             let now = self.meter.now();
             self.meter.advance(now);
             let patience = self.arrive(now)?;
-            if self.meter.over() && (self.in_flight == 0 || self.drained(now)) {
+            if self.meter.over() && (self.in_flight == 0 || now > self.last_reply + DRAIN) {
+                self.abandon(now);
                 return Ok(());
             }
             if self.in_flight > 0 && now > self.last_reply + STALL {
@@ -147,30 +173,36 @@ impl Steady<'_> {
         }
     }
 
-    fn drained(&self, now: u64) -> bool {
-        now > self.last_reply + DRAIN
+    fn abandon(&mut self, now: u64) {
+        for connection in &mut self.connections {
+            for request in connection.pending.drain(..) {
+                self.meter.abandon(connection.group, now, request);
+            }
+        }
     }
 
     fn replies(&mut self, index: usize) -> Result<(), Failure> {
-        let connection = &mut self.connections[index];
-        let received = match socket::receive(&connection.fd, &mut self.buffer)? {
-            None => return Ok(()),
-            Some(0) => return Err(Failure::Closed),
-            Some(count) => count,
-        };
-        let now = self.meter.now();
-        let before = connection.pending.len();
-        let meter = &mut *self.meter;
-        connection.checker.feed(
-            self.wire,
-            &self.buffer[..received],
-            &mut connection.pending,
-            |request, outcome| meter.finish(now, request, outcome),
-        )?;
-        self.in_flight -= before - connection.pending.len();
-        self.last_reply = now;
-        self.meter.advance(now);
-        if self.plan.rate.is_none() && (self.plan.sliding || connection.pending.is_empty()) {
+        let mut drained = false;
+        while !drained {
+            let connection = &mut self.connections[index];
+            let received = match socket::receive(&connection.fd, &mut self.buffer)? {
+                None => return Ok(()),
+                Some(0) => return Err(Failure::Closed),
+                Some(count) => count,
+            };
+            drained = received < self.buffer.len();
+            let now = self.meter.now();
+            let before = connection.pending.len();
+            let (group, meter) = (connection.group, &mut *self.meter);
+            connection.checker.feed(
+                self.wire,
+                &self.buffer[..received],
+                &mut connection.pending,
+                |request, outcome| meter.finish(group, now, request, outcome),
+            )?;
+            self.in_flight -= before - connection.pending.len();
+            self.last_reply = now;
+            self.meter.advance(now);
             self.refill(index, now)?;
         }
         Ok(())
@@ -179,8 +211,16 @@ impl Steady<'_> {
     /// Closed loop: brings a connection back to its depth and sends all of it at once.
     fn refill(&mut self, index: usize, now: u64) -> Result<(), Failure> {
         let connection = &mut self.connections[index];
-        while connection.pending.len() < self.plan.pipeline && self.meter.may_send() {
-            let (op, key) = self.source.next(self.wire.key_count());
+        let depth = match connection.pace {
+            Pace::Closed { depth, sliding } if sliding || connection.pending.is_empty() => depth,
+            _ => return Ok(()),
+        };
+        let source = match connection.group {
+            Group::Main => &mut self.source,
+            Group::Greedy => &mut self.greedy_source,
+        };
+        while connection.pending.len() < depth && self.meter.may_send() {
+            let (op, key) = source.next(self.wire.key_count());
             self.wire.append(&mut connection.out, op, key);
             connection.pending.push_back(Pending { since: now, op, key });
             self.in_flight += 1;
@@ -194,21 +234,19 @@ impl Steady<'_> {
             return Ok(Duration::from_millis(20));
         };
         let due = |arrival: u64| (arrival as f64 * 1e9 / rate) as u64;
+        let clients = self.plan.connections as u64;
         let first = self.arrivals;
         while due(self.arrivals) <= now && self.in_flight < MOST_IN_FLIGHT && self.meter.may_send()
         {
-            let index = (self.arrivals % self.connections.len() as u64) as usize;
-            let connection = &mut self.connections[index];
+            let connection = &mut self.connections[(self.arrivals % clients) as usize];
             let (op, key) = self.source.next(self.wire.key_count());
             self.wire.append(&mut connection.out, op, key);
             connection.pending.push_back(Pending { since: due(self.arrivals), op, key });
             self.in_flight += 1;
             self.arrivals += 1;
         }
-        let touched = (self.arrivals - first).min(self.connections.len() as u64);
-        for back in 1..=touched {
-            let index = (self.arrivals - back) % self.connections.len() as u64;
-            self.flush(index as usize)?;
+        for back in 1..=(self.arrivals - first).min(clients) {
+            self.flush(((self.arrivals - back) % clients) as usize)?;
         }
         let wait =
             if self.meter.over() { 20_000_000 } else { due(self.arrivals).saturating_sub(now) };
@@ -223,14 +261,9 @@ impl Steady<'_> {
                 count => connection.sent += count,
             }
         }
-        let rest = connection.sent < connection.out.len();
-        if !rest {
+        if connection.sent == connection.out.len() {
             connection.out.clear();
             connection.sent = 0;
-        }
-        if rest != connection.waits_to_write {
-            connection.waits_to_write = rest;
-            self.poller.modify(connection.fd.as_fd(), index as u64, rest)?;
         }
         Ok(())
     }

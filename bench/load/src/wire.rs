@@ -1,7 +1,8 @@
 //! What goes over the wire: requests built from templates, replies checked byte by byte.
 //!
 //! Every key is `key:` and ten digits, and every value starts with its key, so a reply that
-//! reached the wrong request or the wrong client is noticed at once.
+//! reached the wrong request or the wrong client is noticed at once. Values have one of two sizes,
+//! which the key decides, so that a reply's size can be checked too.
 
 use std::collections::VecDeque;
 
@@ -44,44 +45,65 @@ pub struct Outcome {
     pub error: bool,
 }
 
+/// How long values are: `small`, and `large` for this many of every hundred keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub small: usize,
+    pub large: usize,
+    pub large_percent: u32,
+}
+
+/// What the values of one size have in common.
+struct Class {
+    /// The value of any key, with its own key to be put over the first bytes, and CR LF.
+    value: Vec<u8>,
+    set_middle: Vec<u8>,
+}
+
+impl Class {
+    fn new(protocol: Protocol, len: usize) -> Self {
+        let mut value: Vec<u8> = b"cashewnut0123456789".iter().copied().cycle().take(len).collect();
+        value.extend_from_slice(b"\r\n");
+        let set_middle = match protocol {
+            Protocol::Redis => format!("\r\n${len}\r\n"),
+            Protocol::Memcached => format!(" 0 0 {len}\r\n"),
+        };
+        Self { value, set_middle: set_middle.into_bytes() }
+    }
+}
+
 /// The fixed part of the work: protocol, keys, sizes and the templates made from them.
 pub struct Wire {
     protocol: Protocol,
     keys: Vec<[u8; KEY_LEN]>,
     multi: u32,
-    /// The value of any key, with its own key to be put over the first bytes, and CR LF.
-    value: Vec<u8>,
+    small: Class,
+    large: Class,
+    large_percent: u32,
     get_head: Vec<u8>,
     set_head: Vec<u8>,
-    set_middle: Vec<u8>,
     multi_head: Vec<u8>,
 }
 
 impl Wire {
-    pub fn new(protocol: Protocol, keys: u32, value_len: usize, multi: u32) -> Self {
-        let keys = (0..keys).map(key_name).collect();
-        let mut value: Vec<u8> =
-            b"cashewnut0123456789".iter().copied().cycle().take(value_len).collect();
-        value.extend_from_slice(b"\r\n");
-        let (get_head, set_head, set_middle, multi_head) = match protocol {
+    pub fn new(protocol: Protocol, keys: u32, sizes: Sizes, multi: u32) -> Self {
+        let (get_head, set_head, multi_head) = match protocol {
             Protocol::Redis => (
                 format!("*2\r\n$3\r\nGET\r\n${KEY_LEN}\r\n"),
                 format!("*3\r\n$3\r\nSET\r\n${KEY_LEN}\r\n"),
-                format!("\r\n${value_len}\r\n"),
                 format!("*{}\r\n$4\r\nMGET\r\n", multi + 1),
             ),
-            Protocol::Memcached => {
-                ("get ".into(), "set ".into(), format!(" 0 0 {value_len}\r\n"), "get".into())
-            }
+            Protocol::Memcached => ("get ".into(), "set ".into(), "get".into()),
         };
         Self {
             protocol,
-            keys,
+            keys: (0..keys).map(key_name).collect(),
             multi,
-            value,
+            small: Class::new(protocol, sizes.small),
+            large: Class::new(protocol, sizes.large),
+            large_percent: sizes.large_percent,
             get_head: get_head.into_bytes(),
             set_head: set_head.into_bytes(),
-            set_middle: set_middle.into_bytes(),
             multi_head: multi_head.into_bytes(),
         }
     }
@@ -99,11 +121,12 @@ impl Wire {
                 out.extend_from_slice(b"\r\n");
             }
             Op::Set => {
+                let class = self.class(key);
                 out.extend_from_slice(&self.set_head);
                 out.extend_from_slice(name);
-                out.extend_from_slice(&self.set_middle);
+                out.extend_from_slice(&class.set_middle);
                 out.extend_from_slice(name);
-                out.extend_from_slice(&self.value[KEY_LEN..]);
+                out.extend_from_slice(&class.value[KEY_LEN..]);
             }
             Op::MultiGet => self.append_multi(out, key),
         }
@@ -134,8 +157,12 @@ impl Wire {
         ((u64::from(first) + u64::from(index) * MGET_STRIDE) % self.keys.len() as u64) as u32
     }
 
-    fn value_len(&self) -> usize {
-        self.value.len() - 2
+    fn class(&self, key: u32) -> &Class {
+        if key % 100 < self.large_percent { &self.large } else { &self.small }
+    }
+
+    fn value_len(&self, key: u32) -> usize {
+        self.class(key).value.len() - 2
     }
 
     fn asked(&self, request: Pending) -> u32 {
@@ -194,7 +221,7 @@ impl Checker {
                 return Err(Mismatch(format!("a reply to no request: {}", printable(data))));
             };
             let done = if let Some((key, seen)) = self.value {
-                let end = (wire.value.len() - seen).min(data.len());
+                let end = (wire.class(key).value.len() - seen).min(data.len());
                 let (piece, rest) = data.split_at(end);
                 data = rest;
                 self.value_piece(wire, request, key, seen, piece)?
@@ -237,7 +264,7 @@ impl Checker {
                 printable(piece)
             )));
         }
-        if seen + piece.len() < wire.value.len() {
+        if seen + piece.len() < wire.class(key).value.len() {
             self.value = Some((key, seen + piece.len()));
             return Ok(None);
         }
@@ -299,7 +326,7 @@ impl Checker {
 
     fn redis_value(&mut self, wire: &Wire, request: Pending, len: &[u8], key: u32) -> Option<Step> {
         if len != b"-1" {
-            return (number(len)? == wire.value_len()).then_some(Step::Value(key));
+            return (number(len)? == wire.value_len(key)).then_some(Step::Value(key));
         }
         self.outcome.misses += 1;
         let done = self.element_done(request);
@@ -330,7 +357,7 @@ impl Checker {
                 .map(|index| wire.multi_key(request.key, index))
                 .find(|&key| wire.keys[key as usize] == name),
         }?;
-        (wire.keys[key as usize] == name && number(len)? == wire.value_len())
+        (wire.keys[key as usize] == name && number(len)? == wire.value_len(key))
             .then_some(Step::Value(key))
     }
 
@@ -354,7 +381,7 @@ impl Checker {
 }
 
 fn matches_value(wire: &Wire, key: u32, seen: usize, piece: &[u8]) -> bool {
-    let expected = &wire.value[seen..seen + piece.len()];
+    let expected = &wire.class(key).value[seen..seen + piece.len()];
     if seen >= KEY_LEN {
         return same(piece, expected);
     }
@@ -388,6 +415,10 @@ fn printable(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    fn one_size(protocol: Protocol, keys: u32, len: usize, multi: u32) -> Wire {
+        Wire::new(protocol, keys, Sizes { small: len, large: len, large_percent: 0 }, multi)
+    }
+
     fn replies(
         wire: &Wire,
         op: Op,
@@ -415,7 +446,7 @@ mod tests {
 
     #[test]
     fn any_cut_of_a_redis_value_is_accepted() {
-        let wire = Wire::new(Protocol::Redis, 100, 40, 1);
+        let wire = one_size(Protocol::Redis, 100, 40, 1);
         let reply = bulk(7, 40);
         for cut in 0..=reply.len() {
             let seen = replies(&wire, Op::Get, 7, &reply, cut).unwrap();
@@ -424,28 +455,37 @@ mod tests {
     }
 
     #[test]
+    fn the_key_decides_the_size() {
+        let sizes = Sizes { small: 40, large: 9000, large_percent: 5 };
+        let wire = Wire::new(Protocol::Redis, 1000, sizes, 1);
+        assert_eq!((wire.value_len(404), wire.value_len(405)), (9000, 40));
+        assert_eq!(replies(&wire, Op::Get, 404, &bulk(404, 9000), 100).unwrap()[0].hits, 1);
+        assert!(replies(&wire, Op::Get, 404, &bulk(404, 40), 0).is_err());
+    }
+
+    #[test]
     fn a_value_of_another_key_is_refused() {
-        let wire = Wire::new(Protocol::Redis, 100, 40, 1);
+        let wire = one_size(Protocol::Redis, 100, 40, 1);
         assert!(replies(&wire, Op::Get, 8, &bulk(7, 40), 0).is_err());
     }
 
     #[test]
     fn a_reply_to_nobody_is_refused() {
-        let wire = Wire::new(Protocol::Redis, 100, 40, 1);
+        let wire = one_size(Protocol::Redis, 100, 40, 1);
         let reply = [bulk(7, 40), b"+OK\r\n".to_vec()].concat();
         assert!(replies(&wire, Op::Get, 7, &reply, 0).is_err());
     }
 
     #[test]
     fn an_error_and_a_miss_are_counted_apart() {
-        let wire = Wire::new(Protocol::Redis, 100, 40, 1);
+        let wire = one_size(Protocol::Redis, 100, 40, 1);
         assert!(replies(&wire, Op::Get, 7, b"-ERR no\r\n", 3).unwrap()[0].error);
         assert_eq!(replies(&wire, Op::Get, 7, b"$-1\r\n", 2).unwrap()[0].misses, 1);
     }
 
     #[test]
     fn an_array_answers_its_keys_in_order() {
-        let wire = Wire::new(Protocol::Redis, 100_000, 40, 3);
+        let wire = one_size(Protocol::Redis, 100_000, 40, 3);
         let keys: Vec<u32> = (0..3).map(|index| wire.multi_key(5, index)).collect();
         let reply = [&b"*3\r\n"[..], &bulk(keys[0], 40), b"$-1\r\n", &bulk(keys[2], 40)].concat();
         for cut in 0..=reply.len() {
@@ -458,7 +498,7 @@ mod tests {
 
     #[test]
     fn memcached_values_may_come_in_any_order_but_only_those_asked() {
-        let wire = Wire::new(Protocol::Memcached, 100_000, 40, 2);
+        let wire = one_size(Protocol::Memcached, 100_000, 40, 2);
         let item = |key| {
             [format!("VALUE key:{key:010} 0 40\r\n").as_bytes(), &value(key, 40), b"\r\n"].concat()
         };
@@ -474,15 +514,15 @@ mod tests {
     #[test]
     fn requests_read_as_the_protocol_says() {
         let mut out = Vec::new();
-        let wire = Wire::new(Protocol::Redis, 100, 15, 2);
+        let wire = one_size(Protocol::Redis, 100, 15, 2);
         wire.append(&mut out, Op::Set, 7);
         assert_eq!(
             out,
             b"*3\r\n$3\r\nSET\r\n$14\r\nkey:0000000007\r\n$15\r\nkey:0000000007t\r\n"
-                .map(|byte| if byte == b't' { wire.value[14] } else { byte })
+                .map(|byte| if byte == b't' { wire.small.value[14] } else { byte })
         );
         out.clear();
-        Wire::new(Protocol::Memcached, 10_000, 20, 2).append(&mut out, Op::MultiGet, 7);
+        one_size(Protocol::Memcached, 10_000, 20, 2).append(&mut out, Op::MultiGet, 7);
         assert_eq!(out, b"get key:0000000007 key:0000007926\r\n");
     }
 }
