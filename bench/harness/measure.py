@@ -16,6 +16,7 @@ from .process import Broken, Running, free_port, wait_ready
 #: Longest that a load run may last beyond its own bound.
 SLACK = 30.0
 REST_AFTER_PEAK = 10.0
+SATURATION_ROUNDS = 3
 
 
 class Bench:
@@ -59,13 +60,28 @@ class Bench:
             servers.append(server)
         for server in servers:
             wait_ready(server, server.port, scenario.protocol)
-            self.load(server.port, [*scenario.data(), "--fill"])
+            self.load([server.port], [*scenario.data(), "--fill"])
         return servers
 
-    def load(self, port, arguments, sample=lambda _event: None, bound=60.0):
+    def saturation(self, contender, scenario):
+        """What a contender serves at most: operations per second, the middle of some rounds."""
+        servers = self.start_servers(scenario)
+        try:
+            rounds = [
+                self.measure(contender, scenario, servers)["ops"] for _ in range(SATURATION_ROUNDS)
+            ]
+        finally:
+            for server in servers:
+                server.stop()
+        return statistics.median(rounds)
+
+    def load(self, ports, arguments, sample=lambda _event: None, bound=60.0):
         """Runs the load generator to its end and returns its report."""
-        command = [self.load_program, f"--addr=127.0.0.1:{port}", *arguments]
-        load = Running(f"load-{port}", command, self.other_cpus, self.path, stdout=subprocess.PIPE)
+        addresses = [f"--addr=127.0.0.1:{port}" for port in ports]
+        command = [self.load_program, *addresses, *arguments]
+        load = Running(
+            f"load-{ports[0]}", command, self.other_cpus, self.path, stdout=subprocess.PIPE
+        )
         watchdog = threading.Timer(bound + SLACK, load.popen.kill)
         watchdog.start()
         report = None
@@ -88,20 +104,20 @@ class Bench:
         """One round of one contender: the figures of the measured window."""
         kinds = {"load": self.measure_load, "idle": self.measure_idle, "peak": self.measure_peak}
         ports = [server.port for server in servers]
-        gateway, port = contender.start(ports, scenario.protocol, self.gateway_cpus, self.path)
+        gateway, listen = contender.start(scenario, ports, self.gateway_cpus, self.path)
         moved = servers if contender.own_core else []
         for server in moved:
             machine.pin(server.pid, self.gateway_cpus)
         try:
-            wait_ready(gateway or servers[0], port, scenario.protocol)
-            return kinds[scenario.kind](scenario, gateway, port, servers)
+            wait_ready(gateway or servers[0], listen[-1], scenario.protocol)
+            return kinds[scenario.kind](scenario, gateway, listen, servers)
         finally:
             for server in moved:
                 machine.pin(server.pid, self.other_cpus)
             if gateway:
                 gateway.stop()
 
-    def measure_load(self, scenario, gateway, port, servers):
+    def measure_load(self, scenario, gateway, listen, servers):
         samples = {}
         pids = gateway.pids() if gateway else []
 
@@ -109,7 +125,7 @@ class Bench:
             if event in ("start", "stop"):
                 samples[event] = clocks(pids, servers)
 
-        report = self.load(port, [*scenario.arguments(), *self.window()], sample, self.bound())
+        report = self.load(listen, [*scenario.arguments(), *self.window()], sample, self.bound())
         memory = machine.memory_kib(gateway.pids()) if gateway else None
         for running in [gateway, *servers]:
             if running:
@@ -118,7 +134,7 @@ class Bench:
             raise Broken("processes of the gateway came or went while it was measured")
         return figures(report, samples["start"], samples["stop"], memory)
 
-    def measure_idle(self, scenario, gateway, port, _servers):
+    def measure_idle(self, scenario, gateway, listen, _servers):
         if gateway is None:
             return None
         time.sleep(0.3)
@@ -129,7 +145,7 @@ class Bench:
             if event == "stop":
                 held.append(machine.memory_kib(gateway.pids())["now"])
 
-        self.load(port, [*scenario.arguments(), "--events", "--warmup=0", "--seconds=1"], sample)
+        self.load(listen, [*scenario.arguments(), "--events", "--warmup=0", "--seconds=1"], sample)
         return {
             "start_kib": before,
             "held_kib": held[0],
@@ -137,16 +153,21 @@ class Bench:
             "bytes_per_connection": (held[0] - before) * 1024 / scenario.connections,
         }
 
-    def measure_peak(self, scenario, gateway, port, _servers):
+    def measure_peak(self, scenario, gateway, listen, _servers):
         if gateway is None:
             return None
         time.sleep(0.3)
         before = machine.memory_kib(gateway.pids())["now"]
-        self.load(port, [*scenario.arguments(), *self.window()], bound=self.bound())
+        self.load(listen, [*scenario.arguments(), *self.window()], bound=self.bound())
         peak = machine.memory_kib(gateway.pids())["peak"]
         time.sleep(REST_AFTER_PEAK)
         after = machine.memory_kib(gateway.pids())["now"]
-        return {"start_kib": before, "peak_kib": peak, "after_kib": after}
+        return {
+            "start_kib": before,
+            "peak_kib": peak,
+            "after_kib": after,
+            "after_start": after / before,
+        }
 
     def window(self):
         return ["--events", f"--warmup={self.warmup}", f"--seconds={self.seconds}"]
@@ -202,6 +223,10 @@ def figures(report, start, stop, memory):
         "requests": report["requests"],
         "ops": report["ops_per_second"],
         "mean": latency["mean"],
+        "timed": report["timed"],
+        "slow": report["slow"],
+        "slow_share": report["slow"] / max(report["timed"], 1),
+        "greedy_ops": report["greedy_ops_per_second"],
         "p50": latency["p50"],
         "p99": latency["p99"],
         "p99.9": latency["p99.9"],
@@ -235,9 +260,14 @@ def medians(rounds):
 
 def ratio(rounds, baseline, key):
     """The median of the ratios round by round: a drift of the machine cancels out."""
-    pairs = [
-        each[key] / other[key]
+    pairs = list(ratios(rounds, baseline, key).values())
+    return statistics.median(pairs) if pairs else None
+
+
+def ratios(rounds, baseline, key):
+    """The ratio of each round that both have: round number -> ratio."""
+    return {
+        number: each[key] / other[key]
         for number, each in rounds.items()
         if (other := baseline.get(number)) and other.get(key) and each.get(key) is not None
-    ]
-    return statistics.median(pairs) if pairs else None
+    }

@@ -32,6 +32,7 @@ class Running:
         self.name = name
         self.log = os.path.join(directory, f"{name}.log")
 
+        # No other thread of ours runs Python while a process is started.
         def prepare():
             os.sched_setaffinity(0, cpus)
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -43,7 +44,7 @@ class Running:
                 stdout=stdout or log,
                 stderr=log,
                 cwd=directory,
-                preexec_fn=prepare,
+                preexec_fn=prepare,  # noqa: PLW1509
                 start_new_session=True,
             )
         Running.living.append(self)
@@ -96,15 +97,22 @@ def birth(pid):
 
 
 def free_port():
-    for port in random.sample(PORTS, 200):
+    return free_ports(1)[0]
+
+
+def free_ports(count):
+    found = []
+    for port in random.sample(PORTS, 200 + 2 * count):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
-    raise Broken("no free port between 20000 and 32000")
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise Broken("not enough free ports between 20000 and 32000")
 
 
 def wait_ready(running, port, protocol, patience=10.0):

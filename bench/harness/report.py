@@ -1,46 +1,14 @@
-"""The results as JSON, as Markdown and as a picture."""
+"""The results as JSON, as Markdown and as pictures."""
 
 import json
 import os
 
-from . import chart
-from .measure import medians, ratio
+from . import chart, targets
+from .measure import medians
+from .scenarios import BY_NAME
 
 CPU = "gateway_cpu"
-
-
-class Results:
-    """All rounds: scenario -> contender -> round number -> figures."""
-
-    def __init__(self, scenarios, contenders, baseline):
-        self.scenarios = scenarios
-        self.contenders = contenders
-        self.baseline = baseline
-        self.rounds = {}
-        self.failures = []
-
-    def add(self, scenario, contender, number, figures):
-        self.rounds.setdefault(scenario.name, {}).setdefault(contender.name, {})[number] = figures
-
-    def fail(self, scenario, contender, number, reason):
-        self.failures.append(f"{scenario.name}, round {number}, {contender.name}: {reason}")
-
-    def of(self, scenario, contender):
-        return self.rounds.get(scenario, {}).get(contender, {})
-
-    def median(self, scenario, contender):
-        return medians(list(self.of(scenario, contender).values()))
-
-    def ratio(self, scenario, contender, key, baseline=None):
-        other = self.of(scenario, baseline or self.baseline)
-        return ratio(self.of(scenario, contender), other, key)
-
-    def names(self, scenario):
-        measured = self.rounds.get(scenario, {})
-        return [name for name in self.contenders if measured.get(name)]
-
-    def measured(self, kind):
-        return [each for each in self.scenarios if each.kind == kind and each.name in self.rounds]
+LATENCIES = ("p50", "p99", "p99.9", "max")
 
 
 def number(value, digits=None):
@@ -64,9 +32,11 @@ def table(head, rows):
     return [row(head), row(["---", *["---:"] * (len(head) - 1)]), *map(row, rows), ""]
 
 
-def markdown(results, about, picture):
+def markdown(results, about, pictures):
+    """The report; `pictures` are (title, file name)."""
     lines = ["# Benchmark", ""]
     lines += machine_lines(about)
+    lines += target_lines(results)
     loads = results.measured("load")
     if loads:
         lines += ["## Gateway CPU per request", ""]
@@ -74,12 +44,10 @@ def markdown(results, about, picture):
             f"Microseconds of user and system time of all the gateway's processes, and the ratio to {results.baseline}.",
             "",
         ]
-        if picture:
-            lines += [
-                f"![Gateway CPU per request, as a ratio to {results.baseline}]({picture})",
-                "",
-            ]
         lines += cpu_table(results, loads)
+        for title, file in pictures:
+            lines += [f"![{title}, as a ratio to {results.baseline}]({file})", ""]
+        lines += overview_lines(results, loads)
         lines += ["## Scenario by scenario", ""]
         for scenario in loads:
             lines += scenario_lines(results, scenario)
@@ -97,8 +65,8 @@ def markdown(results, about, picture):
 def machine_lines(about):
     machine = about["machine"]
     parts = [
-        f"{machine['date']}; {machine['cpu']}, {machine['cores']} cores, "
-        f"Linux {machine['kernel']}, {machine['system']}; "
+        f"{machine['date']}; {machine['cpu']}, {machine['cores']} cores,",
+        f"Linux {machine['kernel']}, {machine['system']};",
         f"load average at the start {machine['load_average']:.2f}.",
         f"Gateway on CPU {about['gateway_cpus']}, servers and load on {about['other_cpus']}.",
         f"Medians of {about['rounds']} round(s) of {about['seconds']:g} s, contenders alternating;",
@@ -117,6 +85,46 @@ def machine_lines(about):
     ]
     lines += [f"- {name}: {version}" for name, version in about["versions"].items()]
     return lines + [""]
+
+
+def target_lines(results):
+    rows = []
+    for target, worst, missed in targets.verdicts(results):
+        digits = 2 if "×" in target.bound() else 0
+        unit = " ×" if digits else ""
+        names = ", ".join(f"`{name}` {number(value, digits)}" for name, value in missed)
+        several = target.where not in BY_NAME
+        answer = "yes" if not missed else f"no: {names}" if several else "no"
+        rows.append([target.title(), target.bound(), number(worst, digits) + unit, answer])
+    if not rows:
+        return []
+    return ["## Targets", "", *table(["target", "limit", "measured", "met"], rows)]
+
+
+def overview_lines(results, loads):
+    """Cashew against the baseline, and every other setting or build of it against cashew."""
+    lines = []
+    if "cashew" in results.contenders and results.baseline in results.contenders:
+        lines += [f"## Cashew as a ratio to {results.baseline}", ""]
+        rows = [("cashew", scenario) for scenario in loads]
+        lines += ratio_table(results, rows, results.baseline, named=False)
+    variants = [name for name in results.contenders if name in results.variants]
+    if variants:
+        lines += ["## Other settings and builds as ratios to cashew", ""]
+        rows = [(name, scenario) for scenario in loads for name in variants]
+        lines += ratio_table(results, rows, "cashew", named=True)
+    return lines
+
+
+def ratio_table(results, pairs, base, named):
+    keys = ("ops", "p50", "p99", "p99.9", CPU, "server_cpu")
+    rows = []
+    for name, scenario in pairs:
+        cells = [times(results.ratio(scenario.name, name, key, base)) for key in keys]
+        if any(cell != "–" for cell in cells):
+            rows.append([f"`{scenario.name}`", *([name] if named else []), *cells])
+    head = ["scenario", *(["contender"] if named else [])]
+    return table([*head, "operations/s", *keys[1:4], "gateway CPU", "server CPU"], rows)
 
 
 def cpu_table(results, scenarios):
@@ -145,38 +153,70 @@ def cpu_cell(results, scenario, name):
 
 
 def scenario_lines(results, scenario):
-    head = ["contender", "operations/s", "p50 µs", "p99 µs", "p99.9 µs", "max µs", "gateway CPU µs"]
-    head += [
-        f"vs {results.baseline}",
-        "vs floor",
-        "spread",
-        "core busy",
-        "sleeps",
-        "server CPU µs",
-        f"server vs {results.baseline}",
-    ]
-    head += ["peak MiB", "other CPU"]
-    rows, notes = [], []
+    title = f"### `{scenario.name}`: {scenario.title}"
+    rate = results.rates.get(scenario.name) or scenario.rate
+    if rate:
+        title += f", {rate:,.0f}/s"
+    if scenario.share:
+        title += f" ({100 * scenario.share:.0f} % of what {results.baseline} serves at most in `{scenario.saturation}`)"
+    lines = [title, "", *figure_table(results, scenario)]
+    if len(results.names(scenario.name)) > 1:
+        lines += against_table(results, scenario)
+    return lines + flaws(results, scenario)
+
+
+def figure_table(results, scenario):
+    head = ["contender", "operations/s", *(f"{name} µs" for name in LATENCIES), "> 35 ms"]
+    head += ["gateway CPU µs", "spread", "core busy", "sleeps", "server CPU µs", "load CPU µs"]
+    head += ["peak MiB", "other CPU", *(["greedy operations/s"] if scenario.greedy else [])]
+    rows = []
     for name in results.names(scenario.name):
         rounds = list(results.of(scenario.name, name).values())
         middle = medians(rounds)
-        rows.append(
-            [
-                name,
-                number(middle["ops"], 0),
-                *[number(middle[key], 0) for key in ("p50", "p99", "p99.9", "max")],
-                number(middle.get(CPU)),
-                times(results.ratio(scenario.name, name, CPU)),
-                times(results.ratio(scenario.name, name, CPU, "floor")),
-                spread(rounds),
-                percent(middle.get("gateway_busy")),
-                number(middle.get("sleeps")),
-                number(middle["server_cpu"]),
-                times(results.ratio(scenario.name, name, "server_cpu")),
-                number(middle["peak_kib"] / 1024) if "peak_kib" in middle else "–",
-                percent(middle["foreign"]),
-            ]
-        )
+        cells = [name, number(middle["ops"], 0)]
+        cells += [number(middle[key], 0) for key in LATENCIES]
+        cells += [slow(rounds), number(middle.get(CPU)), spread(rounds)]
+        cells += [percent(middle.get("gateway_busy")), number(middle.get("sleeps"))]
+        cells += [number(middle["server_cpu"]), number(middle["load_cpu"])]
+        cells += [number(middle["peak_kib"] / 1024) if "peak_kib" in middle else "–"]
+        cells += [percent(middle["foreign"])]
+        cells += [number(middle["greedy_ops"], 0)] if scenario.greedy else []
+        rows.append(cells)
+    return table(head, rows)
+
+
+def against_table(results, scenario):
+    """Every contender as ratios: to the baseline, to the floor, and to no gateway at all."""
+    columns = [
+        ("operations/s", "ops", None),
+        *((name, name, None) for name in LATENCIES),
+        ("gateway CPU", CPU, None),
+        ("server CPU", "server_cpu", None),
+        *([("greedy operations/s", "greedy_ops", None)] if scenario.greedy else []),
+        ("gateway CPU vs floor", CPU, "floor"),
+        ("operations/s vs direct", "ops", "direct"),
+        ("server CPU vs direct", "server_cpu", "direct"),
+    ]
+    rows = {
+        name: [results.ratio(scenario.name, name, key, base) for _, key, base in columns]
+        for name in results.names(scenario.name)
+    }
+    shown = [any(row[at] is not None for row in rows.values()) for at in range(len(columns))]
+    head = [f"vs {results.baseline}", *(title for title, _, _ in columns)]
+    return table(
+        [cell for cell, show in zip(head, [True, *shown]) if show],
+        [
+            [name, *(times(value) for value, show in zip(row, shown) if show)]
+            for name, row in rows.items()
+        ],
+    )
+
+
+def flaws(results, scenario):
+    """Notes on contenders that gave errors or missed keys."""
+    notes = []
+    for name in results.names(scenario.name):
+        rounds = list(results.of(scenario.name, name).values())
         for key in ("errors", "misses"):
             count = sum(each[key] for each in rounds)
             if count:
@@ -185,8 +225,14 @@ def scenario_lines(results, scenario):
                 notes.append(
                     f"- {name}: {count:,} {key} in {requests:,} requests {reason}".rstrip()
                 )
-    lines = [f"### `{scenario.name}`: {scenario.title}", "", *table(head, rows)]
-    return lines + (notes + [""] if notes else [])
+    return notes + [""] if notes else []
+
+
+def slow(rounds):
+    """How many requests met a delayed acknowledgement or worse, in all rounds."""
+    count = sum(each["slow"] for each in rounds)
+    share = count / max(sum(each["timed"] for each in rounds), 1)
+    return f"{count:,} ({100 * share:.2g} %)" if count else "0"
 
 
 def spread(rounds):
@@ -253,17 +299,52 @@ def peak_table(results, scenario):
     )
 
 
+#: Suffix of the file, title, figure, unit, groups of scenarios, whether more is better.
+PICTURES = [
+    ("", "Gateway CPU per request", CPU, "µs", ("speed", "scale"), False),
+    ("-operations", "Operations per second", "ops", "/s", ("speed", "scale"), True),
+    ("-p99", "99th percentile of latency", "p99", "µs", ("tails",), False),
+    ("-p99.9", "99.9th percentile of latency", "p99.9", "µs", ("tails",), False),
+]
+
+
 def write(results, about, directory, stem):
     """Writes the report into a directory and returns the Markdown's path."""
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, stem)
-    picture = chart.draw(results, CPU)
-    if picture:
-        save(f"{path}.svg", picture)
-    save(f"{path}.md", markdown(results, about, f"{stem}.svg" if picture else None))
-    data = {"about": about, "rounds": results.rounds, "failures": results.failures}
-    save(f"{path}.json", json.dumps(data, indent=1) + "\n")
+    pictures = []
+    for suffix, title, key, unit, groups, more in PICTURES:
+        picture = chart.draw(results, chart.Figure(title, key, unit, groups, more))
+        if picture:
+            save(f"{path}{suffix}.svg", picture)
+            pictures.append((title, f"{stem}{suffix}.svg"))
+    save(f"{path}.md", markdown(results, about, pictures))
+    save(f"{path}.json", record(results, about))
     return f"{path}.md"
+
+
+def record(results, about):
+    """Everything as JSON, a line for each round."""
+    facts = {
+        "about": about,
+        "saturation": results.saturation,
+        "rates": results.rates,
+        "failures": results.failures,
+    }
+    rounds = [
+        {"scenario": scenario, "contender": contender, "round": number}
+        | {key: short(value) for key, value in figures.items()}
+        for scenario, contenders in results.rounds.items()
+        for contender, measured in contenders.items()
+        for number, figures in sorted(measured.items())
+    ]
+    lines = ",\n".join(f"  {json.dumps(each)}" for each in rounds)
+    return f'{json.dumps(facts, indent=1)[:-2]},\n "rounds": [\n{lines}\n ]\n}}\n'
+
+
+def short(value):
+    """Six digits, more than any figure has to say."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def save(path, text):

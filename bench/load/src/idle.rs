@@ -14,8 +14,8 @@ const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 pub fn run(plan: &Plan, wire: &Wire, meter: &mut Meter, mut source: Source) -> Result<(), Failure> {
     let mut connections = Vec::with_capacity(plan.connections);
-    for _ in 0..plan.connections {
-        let connection = socket::open(plan.target, None, false)?;
+    for index in 0..plan.connections {
+        let connection = socket::open(plan.target(index), None, false)?;
         ask(&connection, wire, meter, &mut source)?;
         connections.push(connection);
     }

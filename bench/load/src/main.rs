@@ -26,9 +26,9 @@ const TIMER_SLACK: Option<NonZeroU64> = NonZeroU64::new(1000);
 #[derive(Parser)]
 #[command(version, about = "Load for Redis and memcached gateways; checks every reply")]
 struct Arguments {
-    /// Address to connect to
+    /// Address to connect to; connections are spread over several
     #[arg(long, default_value = "127.0.0.1:6379")]
-    addr: SocketAddr,
+    addr: Vec<SocketAddr>,
     #[arg(long, value_enum, default_value = "redis")]
     protocol: Protocol,
     /// Connections at a time
@@ -95,7 +95,7 @@ struct Arguments {
 
 /// What the loops need to know.
 pub struct Plan {
-    target: SocketAddr,
+    targets: Vec<SocketAddr>,
     connections: usize,
     pipeline: usize,
     sliding: bool,
@@ -103,6 +103,13 @@ pub struct Plan {
     greedy: Option<usize>,
     reset: bool,
     events: bool,
+}
+
+impl Plan {
+    /// Where this connection of all goes.
+    fn target(&self, connection: usize) -> SocketAddr {
+        self.targets[connection % self.targets.len()]
+    }
 }
 
 #[derive(Debug)]
@@ -151,7 +158,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(failure) => {
-            eprintln!("cashew-load: {}: {failure}", arguments.addr);
+            eprintln!("cashew-load: {:?}: {failure}", arguments.addr);
             ExitCode::from(match failure {
                 Failure::Wrong(_) => 2,
                 Failure::Stalled(_) => 3,
@@ -188,7 +195,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
         },
     };
     let plan = Plan {
-        target: arguments.addr,
+        targets: arguments.addr.clone(),
         connections: if arguments.fill { 1 } else { arguments.connections as usize },
         pipeline: if arguments.fill { fill_depth(arguments) } else { arguments.pipeline as usize },
         sliding: arguments.sliding,

@@ -91,7 +91,7 @@ impl Short<'_> {
         }
         let now = self.meter.now();
         self.opened = self.opened.wrapping_add(1);
-        let fd = socket::open(self.plan.target, Some(self.opened), self.plan.reset)?;
+        let fd = socket::open(self.plan.target(index), Some(self.opened), self.plan.reset)?;
         let slot = &mut self.slots[index];
         let (_, key) = self.source.next(self.wire.key_count());
         slot.turn = slot.turn.wrapping_add(1);

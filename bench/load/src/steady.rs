@@ -131,7 +131,7 @@ impl Steady<'_> {
     }
 
     fn connect_one(&mut self, group: Group, pace: Pace) -> Result<(), Failure> {
-        let fd = socket::open(self.plan.target, None, false)?;
+        let fd = socket::open(self.plan.target(self.connections.len()), None, false)?;
         self.poller.add(fd.as_fd(), self.connections.len() as u64)?;
         self.connections.push(Connection {
             fd,
