@@ -232,7 +232,7 @@ def slow(rounds):
     """How many requests met a delayed acknowledgement or worse, in all rounds."""
     count = sum(each["slow"] for each in rounds)
     share = count / max(sum(each["timed"] for each in rounds), 1)
-    return f"{count:,} ({100 * share:.2g} %)" if count else "0"
+    return f"{count:,} ({100 * share:.3g} %)" if count else "0"
 
 
 def spread(rounds):

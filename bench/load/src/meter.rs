@@ -142,6 +142,24 @@ impl Meter {
         self.phase == Phase::Over
     }
 
+    /// When the measured window closed.
+    pub fn closed(&self) -> u64 {
+        self.closed
+    }
+
+    /// Open loop: whether a request that is due then belongs to the run.
+    pub fn wants(&self, due: u64) -> bool {
+        match self.bound {
+            Bound::Requests(count) => self.sent < count,
+            Bound::Time { .. } => due < self.closes,
+        }
+    }
+
+    /// Takes one request out of the budget.
+    pub fn send(&mut self) {
+        self.sent += 1;
+    }
+
     /// Takes one request out of the budget, if there is one left.
     pub fn may_send(&mut self) -> bool {
         let allowed = match self.bound {
@@ -173,7 +191,7 @@ impl Meter {
     pub fn abandon(&mut self, group: Group, now: u64, request: Pending) {
         if self.times(group, request, false) {
             self.tally(group).record(now.saturating_sub(request.since));
-            self.fail("no reply until long after the measured window");
+            self.fail("no reply within 5 s after the measured window");
         }
     }
 

@@ -13,9 +13,10 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// Without a single reply for this long the run is given up.
 const STALL: u64 = 10_000_000_000;
 /// How long replies may still come in after the measured window.
-const DRAIN: u64 = 2_000_000_000;
-/// Open loop: requests on their way at which arrivals wait (still timed from when they were due).
-const MOST_IN_FLIGHT: usize = 100_000;
+const DRAIN: u64 = 5_000_000_000;
+/// Open loop: requests on their way, for each connection, at which arrivals wait (still timed from
+/// when they were due). A client has a bound, and beyond any bound a gateway only fills memory.
+const MOST_IN_FLIGHT: usize = 100;
 const GREEDY_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Chooses the next request.
@@ -153,7 +154,8 @@ impl Steady<'_> {
             let now = self.meter.now();
             self.meter.advance(now);
             let patience = self.arrive(now)?;
-            if self.meter.over() && (self.in_flight == 0 || now > self.last_reply + DRAIN) {
+            let done = self.in_flight == 0 && !self.arrives_within_window();
+            if self.meter.over() && (done || now > self.meter.closed() + DRAIN) {
                 self.abandon(now);
                 return Ok(());
             }
@@ -178,6 +180,11 @@ impl Steady<'_> {
             for request in connection.pending.drain(..) {
                 self.meter.abandon(connection.group, now, request);
             }
+        }
+        while self.arrives_within_window() {
+            let since = self.due(self.arrivals);
+            self.meter.abandon(Group::Main, now, Pending { since, op: Op::Get, key: 0 });
+            self.arrivals += 1;
         }
     }
 
@@ -230,27 +237,41 @@ impl Steady<'_> {
 
     /// Open loop: sends what is due and says how long nothing else is.
     fn arrive(&mut self, now: u64) -> Result<Duration, Failure> {
-        let Some(rate) = self.plan.rate else {
-            return Ok(Duration::from_millis(20));
-        };
-        let due = |arrival: u64| (arrival as f64 * 1e9 / rate) as u64;
         let clients = self.plan.connections as u64;
+        let most = self.plan.connections * MOST_IN_FLIGHT;
         let first = self.arrivals;
-        while due(self.arrivals) <= now && self.in_flight < MOST_IN_FLIGHT && self.meter.may_send()
+        while self.arrives_within_window()
+            && self.due(self.arrivals) <= now
+            && self.in_flight < most
         {
+            let since = self.due(self.arrivals);
+            self.meter.send();
             let connection = &mut self.connections[(self.arrivals % clients) as usize];
             let (op, key) = self.source.next(self.wire.key_count());
             self.wire.append(&mut connection.out, op, key);
-            connection.pending.push_back(Pending { since: due(self.arrivals), op, key });
+            connection.pending.push_back(Pending { since, op, key });
             self.in_flight += 1;
             self.arrivals += 1;
         }
         for back in 1..=(self.arrivals - first).min(clients) {
             self.flush(((self.arrivals - back) % clients) as usize)?;
         }
-        let wait =
-            if self.meter.over() { 20_000_000 } else { due(self.arrivals).saturating_sub(now) };
+        let wait = if self.arrives_within_window() && self.in_flight < most {
+            self.due(self.arrivals).saturating_sub(now)
+        } else {
+            u64::MAX
+        };
         Ok(Duration::from_nanos(wait.min(20_000_000)))
+    }
+
+    /// Open loop: when a request is due.
+    fn due(&self, arrival: u64) -> u64 {
+        self.plan.rate.map_or(u64::MAX, |rate| (arrival as f64 * 1e9 / rate) as u64)
+    }
+
+    /// Open loop: whether requests that must be sent, now or later, are still to come.
+    fn arrives_within_window(&self) -> bool {
+        self.plan.rate.is_some() && self.meter.wants(self.due(self.arrivals))
     }
 
     fn flush(&mut self, index: usize) -> Result<(), Failure> {
