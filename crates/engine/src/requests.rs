@@ -1,0 +1,123 @@
+//! Where requests live while they are on their way.
+
+use std::ops::{Index, IndexMut};
+
+use crate::request::{Request, Role};
+use crate::slab::NONE;
+use crate::time::Time;
+
+/// Slots with stable indices, reused last in, first out so that the hot ones stay in cache.
+///
+/// Requests come and go with every message, so a slot is not made anew each time: a free one is
+/// [`Role::Single`], its reply empty though perhaps with a small buffer, and it is linked to the
+/// next free one by `next_in_client`.
+pub(crate) struct Requests {
+    slots: Vec<Request>,
+    free: u32,
+    len: u32,
+    /// The largest `len` since the last [`Requests::shrink`].
+    peak: u32,
+}
+
+impl Requests {
+    pub(crate) const fn new() -> Self {
+        Self { slots: Vec::new(), free: NONE, len: 0, peak: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// A new request in no queue; `client` is [`NONE`] if none waits for it.
+    #[inline]
+    pub(crate) fn add(&mut self, pool: u32, client: u32, started: Time) -> u32 {
+        self.len += 1;
+        self.peak = self.peak.max(self.len);
+        let index = self.free;
+        if let Some(slot) = self.slots.get_mut(index as usize) {
+            self.free = slot.next_in_client;
+            slot.begin(pool, client, started);
+            return index;
+        }
+        self.grow(pool, client, started)
+    }
+
+    #[cold]
+    fn grow(&mut self, pool: u32, client: u32, started: Time) -> u32 {
+        let index = self.slots.len() as u32;
+        assert!(index < NONE >> 1, "too many requests");
+        self.slots.push(Request::new(pool, client, started));
+        index
+    }
+
+    /// Frees a slot whose reply and role have been taken care of.
+    #[inline]
+    pub(crate) fn remove(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        debug_assert!(slot.is_used && slot.reply.is_empty());
+        debug_assert!(matches!(slot.role, Role::Single));
+        slot.is_used = false;
+        slot.next_in_client = self.free;
+        self.free = index;
+        self.len -= 1;
+    }
+
+    /// Gives trailing free slots and the buffers of all free ones back when most of the array was unused since the last call:
+    /// O(slots), so only for now and then.
+    pub(crate) fn shrink(&mut self) {
+        const KEPT: usize = 256;
+        let needed = std::mem::replace(&mut self.peak, self.len) as usize;
+        if self.slots.len() < KEPT.max(4 * needed) {
+            return;
+        }
+        let kept = KEPT.max(2 * needed);
+        while self.slots.len() > kept && self.slots.last().is_some_and(|slot| !slot.is_used) {
+            self.slots.pop();
+        }
+        self.free = NONE;
+        for (index, slot) in self.slots.iter_mut().enumerate().rev() {
+            if !slot.is_used {
+                slot.reply = Vec::new();
+                slot.next_in_client = self.free;
+                self.free = index as u32;
+            }
+        }
+        self.slots.shrink_to(self.slots.len() * 2);
+    }
+}
+
+impl Index<u32> for Requests {
+    type Output = Request;
+
+    #[inline]
+    fn index(&self, index: u32) -> &Request {
+        &self.slots[index as usize]
+    }
+}
+
+impl IndexMut<u32> for Requests {
+    #[inline]
+    fn index_mut(&mut self, index: u32) -> &mut Request {
+        &mut self.slots[index as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peak_is_forgotten_and_slots_in_use_stay() {
+        let mut requests = Requests::new();
+        let all: Vec<u32> = (0..10_000).map(|_| requests.add(0, NONE, Time::ZERO)).collect();
+        let (kept, gone) = all.split_at(10);
+        gone.iter().for_each(|&index| requests.remove(index));
+        for _ in 0..3 {
+            requests.shrink();
+        }
+        assert!(requests.slots.capacity() <= 1024, "{}", requests.slots.capacity());
+        let fresh: Vec<u32> = (0..1000).map(|_| requests.add(0, NONE, Time::ZERO)).collect();
+        assert!(fresh.iter().all(|index| !kept.contains(index)));
+        assert_eq!(requests.len(), 1010);
+    }
+}

@@ -1,0 +1,33 @@
+//! Latencies of a tick, on their way into the statistics.
+
+use cashew_metrics::{PoolCounter, PoolId, Writer};
+
+/// Requests that arrived together and were answered together take equally long: they are counted
+/// up and recorded at once.
+#[derive(Default)]
+pub(crate) struct Tally {
+    count: u64,
+    latency_us: u64,
+    pool: Option<PoolId>,
+}
+
+impl Tally {
+    #[inline]
+    pub(crate) fn add(&mut self, pool: PoolId, latency_us: u64, metrics: &Writer) {
+        if self.latency_us != latency_us || self.pool != Some(pool) {
+            self.publish(metrics);
+            (self.pool, self.latency_us) = (Some(pool), latency_us);
+        }
+        self.count += 1;
+    }
+
+    /// To be called at the end of every tick.
+    #[inline]
+    pub(crate) fn publish(&mut self, metrics: &Writer) {
+        let count = std::mem::take(&mut self.count);
+        if let (1.., Some(pool)) = (count, self.pool) {
+            metrics.record_pool(pool, self.latency_us, count);
+            metrics.add_pool(pool, PoolCounter::Responses, count);
+        }
+    }
+}
