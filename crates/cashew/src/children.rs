@@ -16,9 +16,6 @@ use crate::admin;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Bytes from which glibc maps memory for a buffer of its own.
-const MMAP_THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
-
 pub(crate) fn spawn_processes() -> Spawn {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Spawn::Processes(Box::new(move |role, log_level| {
@@ -31,12 +28,6 @@ pub(crate) fn spawn_processes() -> Spawn {
             Role::Admin => command.args(["admin", "--started-at", &started.as_secs().to_string()]),
         };
         command.args(["--log-level", &log_level.to_string()]);
-        // glibc raises this threshold with every large buffer that is freed (mallopt(3)), puts later
-        // ones on its heap, and cannot give the heap back while anything small lies above them.
-        // Held where it is, what a peak took returns to the system.
-        if std::env::var_os(MMAP_THRESHOLD).is_none() {
-            command.env(MMAP_THRESHOLD, "65536");
-        }
         command
     }))
 }

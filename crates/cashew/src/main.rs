@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use arguments::{Arguments, ChildArguments};
 
 fn main() -> ExitCode {
+    cashew_process::memory::map_large_buffers();
     let arguments = match Arguments::parse() {
         Ok(arguments) => arguments,
         Err(error) => return tell::misuse(&error),
