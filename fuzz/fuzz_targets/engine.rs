@@ -378,6 +378,8 @@ impl World {
                 Action::Held { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
+                | Action::Pressed { .. }
+                | Action::Shed { .. }
                 | Action::ServerFailing { .. }
                 | Action::ServerRecovered { .. } => {}
             }

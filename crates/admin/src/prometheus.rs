@@ -40,6 +40,16 @@ fn instance(text: &mut Exposition, source: &Source) {
             text.sample(name, &label("slot", &worker.slot.to_string()), Seconds(age_ms * 1000));
         }
     }
+    let name = "cashew_worker_buffered_bytes";
+    text.family(name, "gauge", "What buffers and requests of the worker in the slot take");
+    for worker in source.workers() {
+        text.sample(name, &label("slot", &worker.slot.to_string()), worker.header.buffered);
+    }
+    let name = "cashew_worker_memory_pressed_total";
+    text.family(name, "counter", "Times that the worker took no new requests for want of memory");
+    for worker in source.workers() {
+        text.sample(name, &label("slot", &worker.slot.to_string()), worker.header.pressed);
+    }
 }
 
 fn pools(text: &mut Exposition, source: &Source) {

@@ -31,7 +31,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const POOL_STATS: [PoolStat; 12] = [
+pub(crate) const POOL_STATS: [PoolStat; 13] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -41,6 +41,7 @@ pub(crate) const POOL_STATS: [PoolStat; 12] = [
     PoolStat::Counter(PoolCounter::ClientsAccepted),
     PoolStat::Counter(PoolCounter::ClientsRefused),
     PoolStat::Counter(PoolCounter::ClientsOverflowed),
+    PoolStat::Counter(PoolCounter::ClientsShed),
     PoolStat::Counter(PoolCounter::Requests),
     PoolStat::Counter(PoolCounter::Responses),
     PoolStat::Gauge(PoolGauge::RingVersion),
@@ -270,6 +271,8 @@ fn worker_state<'a>(worker: &Worker) -> Object<'a> {
     object.insert("epoch", worker.header.epoch);
     object.insert("started_at", worker.header.started_at);
     object.insert("heartbeat_age_ms", worker.heartbeat_age_ms());
+    object.insert("buffered_bytes", worker.header.buffered);
+    object.insert("memory_pressed", worker.header.pressed);
     object
 }
 
@@ -324,6 +327,7 @@ mod tests {
             "clients_accepted",
             "clients_overflowed",
             "clients_refused",
+            "clients_shed",
             "request_latency",
             "ring_version",
         ];
@@ -376,6 +380,8 @@ mod tests {
         assert_eq!((&workers[1]["slot"], &workers[1]["pid"]), (&2.into(), &102.into()));
         assert!(workers[0]["heartbeat_age_ms"].as_u64().unwrap() < 5000);
         assert!(workers[1]["heartbeat_age_ms"].is_null());
+        assert_eq!(workers[0]["buffered_bytes"], 4096);
+        assert_eq!(workers[1]["memory_pressed"], 1);
         assert_eq!(ours["cashew"]["epoch"], 3);
     }
 

@@ -25,6 +25,8 @@ pub(crate) fn busy_source() -> Source {
         let worker = segments.writer(slot);
         worker.set_pid(100 + slot);
         worker.set_epoch(3);
+        worker.set_buffered(4096);
+        worker.add_pressed();
         worker.set_started_at(1_700_000_000);
         worker.add_pool(pool, PoolCounter::Fragments, times);
         worker.add_pool(pool, PoolCounter::ClientsAccepted, 10);
@@ -58,6 +60,7 @@ pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
         group: None,
         worker_shutdown_timeout_ms: 1000,
         batch_window_max_us: 0,
+        worker_memory_max: None,
     };
     let pools = pools.iter().map(|(name, servers)| pool(name, servers)).collect();
     Snapshot { epoch: 1, global, pools }

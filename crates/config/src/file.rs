@@ -7,7 +7,7 @@ use crate::address::ListenText;
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
 use crate::tree::{Kind, Node};
-use crate::value::{Number, Servers, Size, Switch, Text, Timeout, Value, Workers};
+use crate::value::{Memory, Number, Servers, Size, Switch, Text, Timeout, Value, Workers};
 
 section! {
     /// What concerns the whole instance.
@@ -26,6 +26,11 @@ section! {
         /// Microseconds that a busy worker may wait for more requests and replies before it passes
         /// on what it has, to save system calls. It waits only under load; 0 turns it off.
         batch_window_max: Number<0, 10000> = "50",
+        /// Bytes that the buffers and requests of all workers may take, each worker an equal share
+        /// of at least 8mb. From three quarters of it on a worker takes no new requests; at all of
+        /// it, or after a second in between, it closes the clients that hold most. `auto` is half
+        /// of the memory that this process may use, 0 is without limit.
+        memory_max: Memory = "auto",
     }
 }
 

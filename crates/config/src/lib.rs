@@ -9,6 +9,7 @@
 mod address;
 mod diagnostic;
 mod file;
+mod memory;
 mod resolve;
 pub mod schema;
 mod section;

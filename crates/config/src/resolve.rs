@@ -12,14 +12,18 @@ use cashew_placement::{Distribution, Hash};
 use crate::address::{ListenText, ServerLine, check_name};
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
+use crate::memory;
 use crate::snapshot::{Global, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology};
-use crate::value::{WORKERS_MAX, Workers};
+use crate::value::{Memory, WORKERS_MAX, Workers};
 
 /// Most pools of one instance.
 pub const POOLS_MAX: usize = 4096;
 
 /// Largest sum of weights in a pool with `distribution: modula`, whose ring has a slot for each.
 pub const MODULA_WEIGHT_MAX: u64 = 1 << 22;
+
+/// A worker's share of `memory_max` is never smaller: a few dozen reads must have room.
+const WORKER_MEMORY_MIN: u64 = 8 << 20;
 
 /// The server name that makes a redis pool of the sectioned dialect one master with replicas.
 const MASTER: &str = "master";
@@ -41,6 +45,9 @@ const RESERVED_POOL_NAMES: [&str; 9] = [
 pub struct Context<'a> {
     /// What `worker_processes: auto` stands for.
     pub processors: usize,
+    /// Bytes of memory that this process may use; `memory_max: auto` is half of it, and no limit
+    /// where it is not known.
+    pub memory: Option<u64>,
     /// The first address of a host and port.
     pub resolve: &'a dyn Fn(&str, u16) -> io::Result<SocketAddr>,
 }
@@ -50,6 +57,7 @@ impl Context<'static> {
     pub fn of_system() -> Self {
         Self {
             processors: std::thread::available_parallelism().map_or(1, usize::from),
+            memory: memory::available(),
             resolve: &|host, port| {
                 let mut addresses = (host, port).to_socket_addrs()?;
                 addresses.next().ok_or_else(|| io::Error::other("the name has no address"))
@@ -88,11 +96,19 @@ fn by_length_then_bytes(a: &str, b: &str) -> Ordering {
 
 fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
     let auto = u32::try_from(context.processors).unwrap_or(WORKERS_MAX).clamp(1, WORKERS_MAX);
+    let worker_processes = match section.worker_processes.value {
+        Workers::Auto => auto,
+        Workers::Fixed(workers) => workers,
+    };
+    let memory_max = match section.memory_max.value {
+        Memory::Auto => context.memory.map(|memory| memory / 2),
+        Memory::Unlimited => None,
+        Memory::Fixed(bytes) => Some(bytes),
+    };
+    let share = |bytes: u64| (bytes / u64::from(worker_processes.max(1))).max(WORKER_MEMORY_MIN);
     Global {
-        worker_processes: match section.worker_processes.value {
-            Workers::Auto => auto,
-            Workers::Fixed(workers) => workers,
-        },
+        worker_processes,
+        worker_memory_max: memory_max.map(share),
         max_open_files: section.max_openfiles.map(|files| files.value.0),
         user: section.user.map(|user| user.value.0),
         group: section.group.map(|group| group.value.0),

@@ -30,6 +30,8 @@ pub struct Global {
     pub worker_shutdown_timeout_ms: u64,
     /// How long a busy worker may wait for more to pass on together; 0 = never.
     pub batch_window_max_us: u64,
+    /// Bytes that the buffers and requests of one worker may take; `None` is without limit.
+    pub worker_memory_max: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -239,6 +239,38 @@ impl Value for Workers {
     }
 }
 
+/// Bytes for the buffers of the whole instance.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory {
+    /// A part of what this process may use.
+    Auto,
+    Unlimited,
+    Fixed(u64),
+}
+
+/// Enough for the largest instance that shares, and for the smallest that does not.
+type MemorySize = Size<{ 16 * MIB }, { 4096 * GIB }>;
+
+impl Value for Memory {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "0" => Ok(Self::Unlimited),
+            size => MemorySize::parse(size)
+                .map(|size| Self::Fixed(size.0))
+                .map_err(|complaint| complaint.hint(Self::expected())),
+        }
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "anyOf": [{ "const": "auto" }, { "const": 0 }, MemorySize::schema()] })
+    }
+
+    fn describe() -> String {
+        format!("`auto`, 0, or {}", MemorySize::describe())
+    }
+}
+
 /// The names of the hashes, as [`Hash`] is serialized.
 pub(crate) const HASHES: [&str; 12] = [
     "one_at_a_time",

@@ -18,7 +18,7 @@ fn refuse(text: &str) -> Option<Errors> {
             .map(|ip| SocketAddr::new(ip, port))
             .map_err(|_| std::io::Error::other("no such name")),
     };
-    parse("f", text, &Context { processors: 1, resolve: &resolve }).err()
+    parse("f", text, &Context { processors: 1, memory: None, resolve: &resolve }).err()
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn load(text: &str) -> Loaded {
         "localhost" => Ok(SocketAddr::from(([127, 0, 0, 1], port))),
         _ => Ok(SocketAddr::new(host.parse().map_err(std::io::Error::other)?, port)),
     };
-    let context = Context { processors: 6, resolve: &resolve };
+    let context = Context { processors: 6, memory: Some(48 << 30), resolve: &resolve };
     parse("test.yml", text, &context).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
@@ -125,6 +125,7 @@ fn the_flat_dialect_loads() {
             group: None,
             worker_shutdown_timeout_ms: 30_000,
             batch_window_max_us: 50,
+            worker_memory_max: Some(4 << 30),
         },
         pools: vec![last, first, second],
     };
@@ -152,6 +153,7 @@ fn the_sectioned_dialect_loads() {
             group: Some("nobody".to_owned()),
             worker_shutdown_timeout_ms: 0,
             batch_window_max_us: 50,
+            worker_memory_max: Some(8 << 30),
         }
     );
     let local = "127.0.0.1";
@@ -229,4 +231,21 @@ fn workers_are_limited_whatever_the_machine_has() {
     assert_eq!(workers("global:\n  worker_processes: auto\n", 2), 2);
     assert_eq!(workers("global: {worker_processes: 0}\n", 2), 0);
     assert_eq!(workers("global: {worker_processes: 256}\n", 2), 256);
+}
+
+#[test]
+fn memory_is_shared_by_workers() {
+    let share = |global: &str, memory| {
+        let text = format!(
+            "global: {{{global}}}\npools:\n  p:\n    listen: /p\n    servers: [\"a:1:1\"]\n"
+        );
+        let context = Context { processors: 4, memory, ..Context::of_system() };
+        parse("f", &text, &context).unwrap().snapshot.global.worker_memory_max
+    };
+    assert_eq!(share("", Some(16 << 30)), Some(2 << 30));
+    assert_eq!(share("", None), None);
+    assert_eq!(share("memory_max: 0", Some(16 << 30)), None);
+    assert_eq!(share("memory_max: 400mb", None), Some(100 << 20));
+    assert_eq!(share("memory_max: 400mb, worker_processes: 0", None), Some(400 << 20));
+    assert_eq!(share("memory_max: 16mb", None), Some(8 << 20));
 }

@@ -39,6 +39,15 @@ pub enum Action {
         pool: u32,
         server: u32,
     },
+    /// News for the log: so many bytes are held that no new requests are taken for now.
+    Pressed {
+        held: u64,
+    },
+    /// News for the log: clients that held most were closed, which freed so many bytes.
+    Shed {
+        clients: u32,
+        bytes: u64,
+    },
     /// News for the log: a server that answered so far failed.
     ServerFailing {
         pool: u32,

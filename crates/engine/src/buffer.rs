@@ -17,7 +17,11 @@ const POOLED_CAPACITY_MAX: usize = POOLED_CAPACITY_MIN << (CLASSES - 1);
 const CLASSES: usize = 9;
 /// A buffer that is too small is replaced by one of at least so many times its capacity.
 const GROWTH: usize = 4;
-const POOLED_SIZE_MAX: usize = 8 << 20;
+pub(crate) const POOLED_SIZE_MAX: usize = 8 << 20;
+/// The driver reads no more at once.
+pub(crate) const READ_SIZE_MAX: usize = 128 * 1024;
+/// From this size on the allocator is told to map memory for each buffer alone.
+const MAPPED_MIN: usize = 64 * 1024;
 /// An output that is longer goes on in another buffer: one that keeps growing would be copied again
 /// and again. What is added at once, usually one read at most, leaves it small enough to be pooled.
 const TAIL_SIZE_MAX: usize = POOLED_CAPACITY_MAX / 2;
@@ -32,6 +36,12 @@ pub(crate) struct BufPool {
     free: [Spares<Vec<u8>>; CLASSES],
     /// Bytes of all buffers in `free`.
     size: usize,
+    /// Bytes of what connections hold: buffers taken and not given back, and what else was
+    /// charged.
+    held: usize,
+    /// Bytes given back to the allocator that it may still have: what is larger has a mapping of
+    /// its own, which ends at once.
+    released: usize,
     fronts: Spares<Front>,
 }
 
@@ -46,29 +56,65 @@ impl BufPool {
     #[inline]
     pub(crate) fn take_for(&mut self, len: usize) -> Vec<u8> {
         let class = class_of(len.max(POOLED_CAPACITY_MIN) * 2 - 1);
-        match self.free.get_mut(class).map(Spares::take) {
+        let buf = match self.free.get_mut(class).map(Spares::take) {
             Some(Some(buf)) => {
                 self.size -= buf.capacity();
                 buf
             }
             Some(None) => Vec::with_capacity(POOLED_CAPACITY_MIN << class),
             None => Vec::with_capacity(len),
-        }
+        };
+        self.held += buf.capacity();
+        buf
+    }
+
+    /// Bytes of buffers that connections hold, used or not, and of what else they were charged
+    /// with.
+    #[inline]
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Counts bytes that a connection holds beside its buffers, or in one that is not from here.
+    #[inline]
+    pub(crate) fn charge(&mut self, bytes: usize) {
+        self.held += bytes;
+    }
+
+    /// Takes back a [`BufPool::charge`].
+    #[inline]
+    pub(crate) fn discharge(&mut self, bytes: usize) {
+        debug_assert!(self.held >= bytes, "more is given back than was taken");
+        self.held -= bytes;
+    }
+
+    /// Bytes that went back to the allocator since the last call and that it may still have.
+    pub(crate) fn take_released(&mut self) -> usize {
+        std::mem::take(&mut self.released)
     }
 
     /// Makes room for `more` bytes in the buffer.
     #[inline]
     pub(crate) fn reserve(&mut self, buf: &mut Vec<u8>, more: usize) {
         if buf.capacity() - buf.len() < more {
-            self.grow(buf, more);
+            self.grow(buf, more, Vec::reserve);
+        }
+    }
+
+    /// As [`BufPool::reserve`], but not for more to come: who calls it knows how much will.
+    pub(crate) fn reserve_exact(&mut self, buf: &mut Vec<u8>, more: usize) {
+        if buf.capacity() - buf.len() < more {
+            self.grow(buf, more, Vec::reserve_exact);
         }
     }
 
     #[cold]
-    fn grow(&mut self, buf: &mut Vec<u8>, more: usize) {
+    fn grow(&mut self, buf: &mut Vec<u8>, more: usize, reserve: fn(&mut Vec<u8>, usize)) {
         let needed = buf.len().saturating_add(more);
         if needed > POOLED_CAPACITY_MAX {
-            buf.reserve(more);
+            let before = buf.capacity();
+            reserve(buf, more);
+            self.held += buf.capacity() - before;
             return;
         }
         let roomy = (GROWTH * buf.capacity()).min(POOLED_CAPACITY_MAX);
@@ -80,19 +126,33 @@ impl BufPool {
     #[inline]
     pub(crate) fn give(&mut self, mut buf: Vec<u8>) {
         let capacity = buf.capacity();
+        self.discharge(capacity);
         if (POOLED_CAPACITY_MIN..=POOLED_CAPACITY_MAX).contains(&capacity)
             && self.size + capacity <= POOLED_SIZE_MAX
         {
             buf.clear();
             self.size += capacity;
             self.free[class_of(capacity)].give(buf);
+        } else if capacity < MAPPED_MIN {
+            self.released += capacity;
         }
+    }
+
+    /// Lets go of all that is free.
+    pub(crate) fn clear(&mut self) {
+        for buf in self.free.iter_mut().flat_map(|free| std::iter::from_fn(|| free.take())) {
+            self.released += buf.capacity();
+        }
+        self.size = 0;
     }
 
     /// Lets go of what nobody needed since the last call.
     pub(crate) fn trim(&mut self) {
         for free in &mut self.free {
-            free.trim(|buf| self.size -= buf.capacity());
+            free.trim(|buf| {
+                self.size -= buf.capacity();
+                self.released += buf.capacity();
+            });
         }
         self.fronts.trim(drop);
     }
@@ -160,10 +220,12 @@ impl Output {
         write: impl FnOnce(&mut Vec<u8>),
     ) {
         let tail = self.tail(pool, room);
-        let before = tail.len();
+        let (before, capacity) = (tail.len(), tail.capacity());
         write(tail);
         debug_assert!(tail.len() >= before);
-        self.len += (tail.len() - before) as u64;
+        let (written, grown) = (tail.len() - before, tail.capacity() - capacity);
+        self.len += written as u64;
+        pool.charge(grown);
     }
 
     /// Appends a whole buffer, without a copy if it is large.
@@ -288,7 +350,9 @@ mod tests {
         let mut pool = BufPool::default();
         let mut output = Output::default();
         output.push(b"one", &mut pool);
-        output.push_buf(vec![b'x'; LARGE], &mut pool);
+        let mut large = pool.take_for(LARGE);
+        large.resize(LARGE, b'x');
+        output.push_buf(large, &mut pool);
         output.push(b"two", &mut pool);
         let mut expected = b"one".to_vec();
         expected.extend(vec![b'x'; LARGE]);
@@ -301,6 +365,7 @@ mod tests {
             assert_eq!(output.len(), expected.len() as u64);
         }
         assert!(output.is_empty());
+        assert_eq!(pool.held(), 0);
     }
 
     #[test]
@@ -318,7 +383,8 @@ mod tests {
     #[test]
     fn a_buffer_that_grows_changes_its_class() {
         let mut pool = BufPool::default();
-        pool.give(Vec::with_capacity(4 * POOLED_CAPACITY_MIN));
+        let buf = pool.take_for(4 * POOLED_CAPACITY_MIN);
+        pool.give(buf);
         let mut buf = pool.take();
         buf.extend_from_slice(&[7; 500]);
         pool.reserve(&mut buf, 100);
@@ -326,8 +392,20 @@ mod tests {
         assert_eq!(pool.size, POOLED_CAPACITY_MIN);
         pool.reserve(&mut buf, 10 << 20);
         assert!(buf.capacity() > 10 << 20 && buf == [7; 500]);
+        assert_eq!(pool.held(), buf.capacity());
         pool.give(buf);
+        assert_eq!(pool.held(), 0);
         assert_eq!(pool.size, POOLED_CAPACITY_MIN);
+    }
+
+    #[test]
+    fn what_a_writer_adds_beyond_the_room_is_held_too() {
+        let mut pool = BufPool::default();
+        let mut output = Output::default();
+        output.write_with(&mut pool, 10, |out| out.extend_from_slice(&[1; 100_000]));
+        assert_eq!(pool.held(), output.tail.capacity());
+        output.clear(&mut pool);
+        assert_eq!(pool.held(), 0);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(crate) struct Client {
     pub(crate) fenced: bool,
     /// Listed among the clients that may go on.
     pub(crate) resumable: bool,
+    /// Not read for want of memory.
+    pub(crate) throttled: bool,
     /// The client has shut down its sending side: close when all is answered.
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply (memcached).
@@ -71,6 +73,16 @@ pub(crate) struct Session {
 pub(crate) enum Parser {
     Redis(Box<resp::RequestParser>),
     Memcached(Box<memcached::RequestParser>),
+}
+
+impl Parser {
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Redis(parser) => size_of_val(&**parser) + parser.allocated(),
+            Self::Memcached(parser) => size_of_val(&**parser) + parser.allocated(),
+        }
+    }
 }
 
 impl Client {
@@ -139,6 +151,7 @@ impl Client {
             paused: false,
             fenced: false,
             resumable: false,
+            throttled: false,
             read_closed: false,
             noreply: false,
             session,

@@ -77,6 +77,7 @@ impl Engine {
             match self.consume(index, &input, true) {
                 Step::Large { len, lane, request } => {
                     let rest = input.split_off(len);
+                    self.bufs.charge(rest.capacity());
                     self.send(lane, request, Payload::Owned(input));
                     input = rest;
                 }
@@ -87,7 +88,7 @@ impl Engine {
                     } else {
                         input.drain(..used);
                         let missing = room_for(input.len(), need) - input.len();
-                        self.bufs.reserve(&mut input, missing);
+                        self.bufs.reserve_exact(&mut input, missing);
                         client.input = input;
                     }
                     return;
@@ -113,7 +114,7 @@ impl Engine {
     fn consume_redis(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
         let mut used = 0;
         let mut need = 0;
-        let mut parser = match self.clients[index].parser.take() {
+        let mut parser = match self.unpark(index) {
             Some(Parser::Redis(parser)) => parser,
             _ => self.scratch.redis.take().unwrap_or_default(),
         };
@@ -148,7 +149,7 @@ impl Engine {
                 }
                 resp::Parsed::Partial { need: total } => {
                     need = total;
-                    self.clients[index].parser = Some(Parser::Redis(parser));
+                    self.park(index, Parser::Redis(parser));
                     return Step::Rest { used, need };
                 }
                 resp::Parsed::Invalid(error) => {
@@ -168,7 +169,7 @@ impl Engine {
     }
 
     fn consume_memcached(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
-        let mut parser = match self.clients[index].parser.take() {
+        let mut parser = match self.unpark(index) {
             Some(Parser::Memcached(parser)) => parser,
             _ => {
                 let limits = &self.pools[self.clients[index].pool as usize].limits;
@@ -212,7 +213,7 @@ impl Engine {
                 }
                 memcached::Parsed::Partial { need: total } => {
                     need = total;
-                    self.clients[index].parser = Some(Parser::Memcached(parser));
+                    self.park(index, Parser::Memcached(parser));
                     return Step::Rest { used, need };
                 }
                 memcached::Parsed::Reject { len, swallow, reply, noreply, close } => {
@@ -239,6 +240,19 @@ impl Engine {
         }
         self.scratch.memcached.give(parser);
         Step::Rest { used, need }
+    }
+
+    /// Keeps a parser with its client until more of the request comes.
+    fn park(&mut self, index: u32, parser: Parser) {
+        self.bufs.charge(parser.size());
+        self.clients[index].parser = Some(parser);
+    }
+
+    #[inline]
+    fn unpark(&mut self, index: u32) -> Option<Parser> {
+        let parser = self.clients[index].parser.take()?;
+        self.bufs.discharge(parser.size());
+        Some(parser)
     }
 
     /// How many of the next `available` bytes belong to a request refused already.
@@ -286,12 +300,13 @@ impl Engine {
         let client = &self.clients[index];
         let pool = &self.pools[client.pool as usize];
         pool.held
+            || client.throttled
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
     }
 
-    fn pause(&mut self, index: u32) {
+    pub(crate) fn pause(&mut self, index: u32) {
         let conn = self.client_conn(index);
         let client = &mut self.clients[index];
         if !client.paused {
@@ -422,6 +437,9 @@ impl Engine {
         }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);
+        if let Some(parser) = client.parser {
+            self.bufs.discharge(parser.size());
+        }
         let pool = &mut self.pools[client.pool as usize];
         pool.clients -= 1;
         self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.clients);

@@ -8,7 +8,7 @@ use cashew_protocol::redis::Access;
 use crate::buffer::LARGE;
 use crate::bulk::{BULK_SIZE, Mark};
 use crate::clients::Plan;
-use crate::engine::Engine;
+use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
 use crate::lane::Link;
 use crate::request::{Gather, Merge, Role};
@@ -60,6 +60,14 @@ impl Split {
         }
         self.parts.clear();
         self.owners.clear();
+    }
+
+    /// Gives the room back that a huge request needed.
+    pub(crate) fn shrink(&mut self) {
+        self.parts.clear();
+        self.owners.clear();
+        shrink(&mut self.parts);
+        shrink(&mut self.owners);
     }
 
     fn add(&mut self, server: u32) {
@@ -297,6 +305,7 @@ impl Engine {
     pub(crate) fn gather(&mut self, split: &Split) -> Box<Gather> {
         let mut gather = self.scratch.gathers.take().unwrap_or_default();
         gather.owners.extend_from_slice(&split.owners);
+        self.bufs.charge(gather.size());
         gather
     }
 
@@ -308,20 +317,23 @@ impl Engine {
         text: &[u8],
     ) -> Box<Gather> {
         let mut gather = self.gather(split);
+        self.bufs.discharge(gather.size());
         for key in keys {
             let key = key.of(text);
             gather.keys.push(Span::new(gather.text.len(), key.len()));
             gather.text.extend_from_slice(key);
         }
+        self.bufs.charge(gather.size());
         gather
     }
 
     pub(crate) fn recycle_merge(&mut self, merge: Merge) {
-        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge
-            && gather.size() <= GATHER_KEPT_MAX
-        {
-            gather.clear();
-            self.scratch.gathers.give(gather);
+        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge {
+            self.bufs.discharge(gather.size());
+            if gather.size() <= GATHER_KEPT_MAX {
+                gather.clear();
+                self.scratch.gathers.give(gather);
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::pool::{Pool, Queues, Server};
+use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
 use crate::rng::Rng;
@@ -26,6 +27,9 @@ use crate::timers::{Timer, Timers};
 
 /// How often memory that a peak left behind is given back.
 const HOUSEKEEPING_MS: u64 = 1000;
+
+/// Queues and lists of fewer elements are not worth shrinking.
+const QUEUE_KEPT: usize = 1024;
 
 /// What an engine is made of.
 pub struct Setup<'a> {
@@ -75,6 +79,7 @@ pub struct Engine {
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
     pub(crate) tally: Tally,
+    pub(crate) pressure: Pressure,
     pub(crate) rng: Rng,
     pub(crate) timers: Timers,
     pub(crate) actions: VecDeque<Action>,
@@ -96,6 +101,26 @@ pub(crate) struct Scratch {
     pub(crate) text: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) places: Vec<crate::deliver::Place>,
+}
+
+impl Scratch {
+    fn trim(&mut self) {
+        self.redis.trim(drop);
+        self.memcached.trim(drop);
+        self.gathers.trim(drop);
+        self.keys.clear();
+        self.places.clear();
+        shrink(&mut self.keys);
+        shrink(&mut self.places);
+        self.split.shrink();
+    }
+}
+
+/// Gives the room back that a list no longer needs.
+pub(crate) fn shrink<T>(list: &mut Vec<T>) {
+    if list.capacity() > QUEUE_KEPT {
+        list.shrink_to(QUEUE_KEPT.max(2 * list.len()));
+    }
 }
 
 impl Engine {
@@ -141,6 +166,7 @@ impl Engine {
             requests: Requests::new(),
             bufs: BufPool::default(),
             tally: Tally::default(),
+            pressure: Pressure::new(snapshot.global.worker_memory_max),
             rng: Rng::new(seed),
             timers: Timers::default(),
             actions: VecDeque::new(),
@@ -186,7 +212,7 @@ impl Engine {
         let (index, generation) = self.clients.insert(Client::new(pool, lane_choice, session));
         let conn = ConnId::client(index, generation);
         match admission {
-            Admission::Welcome if !self.draining => {}
+            Admission::Welcome if !self.draining => self.throttle_new(index),
             Admission::Welcome => self.finish(index),
             Admission::Full => {
                 self.metrics.add_pool(
@@ -219,6 +245,7 @@ impl Engine {
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.client_received(conn.index(), bytes);
         }
+        self.check_pressure();
     }
 
     /// As [`Engine::handle_received`], but takes the buffer, and leaves an empty one in its place,
@@ -231,14 +258,18 @@ impl Engine {
             && let Some(lane) = self.current_lane(conn)
             && self.lane_received_buffer(lane, buffer)
         {
+            self.check_pressure();
             return;
         }
         self.handle_received(conn, buffer, now);
     }
 
     /// An empty buffer of at least this capacity, one that was taken earlier if there is any.
+    /// It is the caller's until [`Engine::handle_received_buffer`] takes it.
     pub fn buffer(&mut self, capacity: usize) -> Vec<u8> {
-        self.bufs.take_for(capacity)
+        let buffer = self.bufs.take_for(capacity);
+        self.bufs.discharge(buffer.capacity());
+        buffer
     }
 
     /// The peer will send nothing more, but may still read.
@@ -301,16 +332,48 @@ impl Engine {
                     }
                 }
                 Timer::Housekeeping => {
-                    self.bufs.trim();
-                    self.scratch.redis.trim(drop);
-                    self.scratch.memcached.trim(drop);
-                    self.scratch.gathers.trim(drop);
-                    self.requests.shrink();
-                    self.clients.shrink();
+                    self.check_stall();
+                    self.give_back();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
                 }
             }
         }
+    }
+
+    /// Lets go of what only a peak needed.
+    fn give_back(&mut self) {
+        self.bufs.trim();
+        self.scratch.trim();
+        self.requests.shrink(&mut self.bufs);
+        self.clients.shrink();
+        shrink(&mut self.dirty);
+        shrink(&mut self.resumable);
+        if self.actions.capacity() > QUEUE_KEPT {
+            self.actions.shrink_to(QUEUE_KEPT.max(2 * self.actions.len()));
+        }
+        for lane in &mut self.lanes {
+            let batches = &mut lane.batches;
+            if batches.capacity() > QUEUE_KEPT && batches.len() < batches.capacity() / 4 {
+                batches.shrink_to(2 * batches.len());
+            }
+        }
+        // A lane and a probe each have one deadline that counts; the others were replaced.
+        if self.timers.len() > QUEUE_KEPT + 4 * self.lanes.len() {
+            let (lanes, pools) = (&self.lanes, &self.pools);
+            self.timers.retain(|at, timer| match timer {
+                Timer::Lane(lane) => lanes[lane as usize].armed == at,
+                Timer::Probe { pool, server } => {
+                    pools[pool as usize].servers[server as usize].probe_at == at
+                }
+                Timer::Housekeeping => true,
+            });
+        }
+    }
+
+    /// Bytes that went back to the allocator since the last call, less those of large buffers,
+    /// which leave it at once.
+    pub fn take_released(&mut self) -> usize {
+        self.bufs.take_released()
     }
 
     /// First phase of a change of a pool's ring: from here on the pool dispatches nothing, which
@@ -403,6 +466,7 @@ impl Engine {
     /// [`Engine::poll_action`].
     pub fn settle(&mut self, now: Time) {
         self.now = now;
+        self.settle_pressure();
         // What becomes resumable now is for the next tick, so that one tick stays bounded.
         let mut batch = std::mem::take(&mut self.resumable);
         for conn in batch.drain(..) {
@@ -531,7 +595,7 @@ pub(crate) enum Closed {
 
 /// This worker's share of a server's connections: they are dealt out evenly, and each worker has
 /// at least one.
-fn lanes_here(connections: u32, slot: u32, workers: u32) -> u32 {
+pub(crate) fn lanes_here(connections: u32, slot: u32, workers: u32) -> u32 {
     let workers = workers.max(1);
     let share = connections / workers + u32::from(slot < connections % workers);
     share.max(1)

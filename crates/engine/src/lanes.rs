@@ -153,6 +153,7 @@ impl Engine {
         };
         let server = self.server_of(index).metrics;
         self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
+        self.bufs.charge(buffer.capacity());
         self.deliver_middle(request, std::mem::take(buffer));
         true
     }

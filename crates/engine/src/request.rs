@@ -91,7 +91,7 @@ impl Gather {
     /// Bytes allocated.
     pub(crate) fn size(&self) -> usize {
         let owners = self.owners.capacity() * size_of::<u32>();
-        owners + self.text.capacity() + self.keys.capacity() * size_of::<Span>()
+        size_of::<Self>() + owners + self.text.capacity() + self.keys.capacity() * size_of::<Span>()
     }
 
     pub(crate) fn clear(&mut self) {

@@ -2,6 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
+use crate::buffer::BufPool;
 use crate::request::{Request, Role};
 use crate::slab::NONE;
 use crate::time::Time;
@@ -17,15 +18,22 @@ pub(crate) struct Requests {
     len: u32,
     /// The largest `len` since the last [`Requests::shrink`].
     peak: u32,
+    /// Bytes of the buffers of free slots.
+    kept: usize,
 }
 
 impl Requests {
     pub(crate) const fn new() -> Self {
-        Self { slots: Vec::new(), free: NONE, len: 0, peak: 0 }
+        Self { slots: Vec::new(), free: NONE, len: 0, peak: 0, kept: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len as usize
+    }
+
+    /// Bytes of buffers that no request needs.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept
     }
 
     /// A new request in no queue; `client` is [`NONE`] if none waits for it.
@@ -36,6 +44,7 @@ impl Requests {
         let index = self.free;
         if let Some(slot) = self.slots.get_mut(index as usize) {
             self.free = slot.next_in_client;
+            self.kept -= slot.reply.capacity();
             slot.begin(pool, client, started);
             return index;
         }
@@ -58,18 +67,20 @@ impl Requests {
         debug_assert!(matches!(slot.role, Role::Single));
         slot.is_used = false;
         slot.next_in_client = self.free;
+        self.kept += slot.reply.capacity();
         self.free = index;
         self.len -= 1;
     }
 
-    /// Gives trailing free slots and the buffers of all free ones back when most of the array was unused since the last call:
-    /// O(slots), so only for now and then.
-    pub(crate) fn shrink(&mut self) {
+    /// Gives trailing free slots and the buffers of all free ones back when most of the array was
+    /// unused since the last call: O(slots), so only for now and then.
+    pub(crate) fn shrink(&mut self, bufs: &mut BufPool) {
         const KEPT: usize = 256;
         let needed = std::mem::replace(&mut self.peak, self.len) as usize;
         if self.slots.len() < KEPT.max(4 * needed) {
             return;
         }
+        self.release(bufs);
         let kept = KEPT.max(2 * needed);
         while self.slots.len() > kept && self.slots.last().is_some_and(|slot| !slot.is_used) {
             self.slots.pop();
@@ -77,12 +88,19 @@ impl Requests {
         self.free = NONE;
         for (index, slot) in self.slots.iter_mut().enumerate().rev() {
             if !slot.is_used {
-                slot.reply = Vec::new();
                 slot.next_in_client = self.free;
                 self.free = index as u32;
             }
         }
         self.slots.shrink_to(self.slots.len() * 2);
+    }
+
+    /// Gives the buffers of free slots back: O(slots).
+    pub(crate) fn release(&mut self, bufs: &mut BufPool) {
+        for slot in self.slots.iter_mut().filter(|slot| !slot.is_used) {
+            bufs.give(std::mem::take(&mut slot.reply));
+        }
+        self.kept = 0;
     }
 }
 
@@ -113,7 +131,7 @@ mod tests {
         let (kept, gone) = all.split_at(10);
         gone.iter().for_each(|&index| requests.remove(index));
         for _ in 0..3 {
-            requests.shrink();
+            requests.shrink(&mut BufPool::default());
         }
         assert!(requests.slots.capacity() <= 1024, "{}", requests.slots.capacity());
         let fresh: Vec<u32> = (0..1000).map(|_| requests.add(0, NONE, Time::ZERO)).collect();

@@ -22,6 +22,10 @@ enum Entry<T> {
 }
 
 impl<T> Slab<T> {
+    /// Bytes of a slot.
+    #[cfg(test)]
+    pub(crate) const SLOT_SIZE: usize = size_of::<Entry<T>>();
+
     pub(crate) const fn new() -> Self {
         Self { entries: Vec::new(), free: NONE, len: 0, peak: 0, generation: 0 }
     }

@@ -31,6 +31,15 @@ impl Timers {
         self.0.peek().map_or(Time::NEVER, |Reverse((at, _))| *at)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn retain(&mut self, is_current: impl Fn(Time, Timer) -> bool) {
+        self.0.retain(|&Reverse((at, timer))| is_current(at, timer));
+        self.0.shrink_to_fit();
+    }
+
     /// What is due, and for when it was armed.
     pub(crate) fn pop_due(&mut self, now: Time) -> Option<(Time, Timer)> {
         if self.next() > now {

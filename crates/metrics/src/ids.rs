@@ -54,6 +54,8 @@ stats! {
             "Client connections refused because of client_connections";
         ClientsOverflowed => "clients_overflowed", "cashew_clients_overflowed_total",
             "Client connections closed because too many replies waited for them";
+        ClientsShed => "clients_shed", "cashew_clients_shed_total",
+            "Client connections closed because a worker's buffers took all of its memory_max";
         Requests => "client_requests", "cashew_requests_total",
             "Requests received from clients";
         Responses => "client_responses", "cashew_responses_total",

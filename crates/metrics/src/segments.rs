@@ -35,6 +35,10 @@ pub struct SlotHeader {
     pub heartbeat_ms: u64,
     /// Seconds since 1970.
     pub started_at: u64,
+    /// Bytes that buffers and requests take.
+    pub buffered: u64,
+    /// Times that these were so many that no new requests were taken.
+    pub pressed: u64,
 }
 
 impl Segments {
@@ -115,6 +119,8 @@ impl Segments {
             epoch: word(header::EPOCH),
             heartbeat_ms: word(header::HEARTBEAT_MS),
             started_at: word(header::STARTED_AT),
+            buffered: word(header::BUFFERED),
+            pressed: word(header::PRESSED),
         }
     }
 
@@ -178,6 +184,7 @@ impl Segments {
     /// dead and before the next one starts: what the gauges told of died with the worker.
     pub fn clear_gauges(&self, slot: u32) {
         let words = self.words(slot);
+        words[header::BUFFERED].store(0, Relaxed);
         let clear = |from: usize, to: usize| {
             words[from..to].iter().for_each(|word| word.store(0, Relaxed));
         };
@@ -253,6 +260,8 @@ mod tests {
         writer.set_epoch(2);
         writer.set_started_at(1_700_000_000);
         writer.beat(99);
+        writer.set_buffered(1 << 20);
+        writer.add_pressed();
         drop((writer, worker));
 
         assert_eq!(master.pool_counter(1, pool, PoolCounter::Requests), 7);
@@ -261,8 +270,17 @@ mod tests {
         assert_eq!(master.sum_pool_counter(layout.pool(0), PoolCounter::Requests), 0);
         assert_eq!(master.server_latency(1, server).count_le(20), 1);
         assert_eq!(master.sum_server_latency(server).sum_us(), 20);
-        let header = SlotHeader { pid: 42, epoch: 2, heartbeat_ms: 99, started_at: 1_700_000_000 };
+        let header = SlotHeader {
+            pid: 42,
+            epoch: 2,
+            heartbeat_ms: 99,
+            started_at: 1_700_000_000,
+            buffered: 1 << 20,
+            pressed: 1,
+        };
         assert_eq!(master.header(1), header);
+        master.clear_gauges(1);
+        assert_eq!(master.header(1), SlotHeader { buffered: 0, ..header });
         assert_eq!(master.header(2), SlotHeader::default());
     }
 

@@ -12,6 +12,7 @@ pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
         group: None,
         worker_shutdown_timeout_ms: 1000,
         batch_window_max_us: 0,
+        worker_memory_max: None,
     };
     let pools = pools.iter().map(|(name, servers)| pool(name, servers)).collect();
     Snapshot { epoch: 1, global, pools }

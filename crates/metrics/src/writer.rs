@@ -89,6 +89,16 @@ impl Writer {
         self.set(header::HEARTBEAT_MS, now_ms);
     }
 
+    /// Bytes that buffers and requests take.
+    pub fn set_buffered(&self, bytes: u64) {
+        self.set(header::BUFFERED, bytes);
+    }
+
+    /// Counts that these became so many that no new requests are taken.
+    pub fn add_pressed(&self) {
+        self.add(header::PRESSED, 1);
+    }
+
     pub fn set_epoch(&self, epoch: u64) {
         self.set(header::EPOCH, epoch);
     }

@@ -316,7 +316,10 @@ impl Gateway {
                 }
                 Action::Eject { pool, server, .. } => wishes.push(Wish::Eject { pool, server }),
                 Action::Readmit { pool, server } => wishes.push(Wish::Readmit { pool, server }),
-                Action::ServerFailing { .. } | Action::ServerRecovered { .. } => {}
+                Action::Pressed { .. }
+                | Action::Shed { .. }
+                | Action::ServerFailing { .. }
+                | Action::ServerRecovered { .. } => {}
             }
         }
     }
@@ -376,6 +379,7 @@ impl Gateway {
     pub(crate) fn check_quiet(&self, fabric: &Fabric) {
         let pending = self.engine.requests_pending();
         assert_eq!(pending, 0, "I3: requests are left in gateway {}", self.id);
+        assert_eq!(self.engine.held_bytes(), 0, "I4: bytes are held for nobody");
         let clients = self
             .sockets
             .values()

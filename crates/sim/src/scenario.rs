@@ -76,6 +76,7 @@ pub struct Scenario {
     pub(crate) weather: Weather,
     pub(crate) faults: Faults,
     pub(crate) tight_queues: bool,
+    /// Clients may be closed for what they let pile up.
     pub(crate) tight_outputs: bool,
     /// Clients that one gateway takes at once; beyond it they are refused.
     pub(crate) admitted: Option<u64>,
@@ -104,6 +105,9 @@ impl Scenario {
             limits.client_output_pause = limits.client_output_max / 2;
         }
         let pools = (0..random.range(1, 2)).map(|index| pool(index, limits, random)).collect();
+        // The smallest are full with two large values.
+        let tight_memory =
+            (!is_clean && random.percent(15)).then(|| random.range(500_000, 4_000_000));
         let mut snapshot = Snapshot {
             epoch: 1,
             global: Global {
@@ -113,6 +117,7 @@ impl Scenario {
                 group: None,
                 worker_shutdown_timeout_ms: 10_000,
                 batch_window_max_us: 0,
+                worker_memory_max: tight_memory,
             },
             pools,
         };
@@ -154,7 +159,7 @@ impl Scenario {
             weather,
             faults,
             tight_queues,
-            tight_outputs,
+            tight_outputs: tight_outputs || tight_memory.is_some(),
             admitted: random.percent(10).then_some(2),
             drain_at: random.percent(12).then(|| random.range(5_000, 200_000)),
             isolation: false,
@@ -171,6 +176,7 @@ impl Scenario {
         scenario.clients_total = 6;
         (scenario.admitted, scenario.drain_at) = (None, None);
         (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        scenario.snapshot.global.worker_memory_max = None;
         scenario.faults = Faults::default();
         scenario.snapshot.pools.truncate(1);
         let pool = &mut scenario.snapshot.pools[0];
@@ -203,6 +209,7 @@ impl Scenario {
         let mut random = Random::new(seed ^ 0x1a9a_71e4_0000_0000);
         scenario.drain_at = None;
         (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        scenario.snapshot.global.worker_memory_max = None;
         for pool in &mut scenario.snapshot.pools {
             pool.timeout_ms = Some(random.pick(&[20, 60, 150]));
             pool.limits = Limits::default();
@@ -232,6 +239,7 @@ impl Scenario {
         let mut random = Random::new(seed ^ 0x7042_0000_0000_0000);
         scenario.drain_at = None;
         (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        scenario.snapshot.global.worker_memory_max = None;
         for pool in &mut scenario.snapshot.pools {
             (pool.timeout_ms, pool.limits) = (None, Limits::default());
         }

@@ -17,8 +17,23 @@ use crate::clock::Clock;
 pub(crate) const WATCH_CONTROL: u32 = 0;
 pub(crate) const WATCH_RESOLVER: u32 = 1;
 
-/// How often the log says that there are no descriptors.
-const BLOCKED_REPORT_INTERVAL: Duration = Duration::from_secs(10);
+/// How often the log says the same of what happens again and again.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What is said now and then only.
+#[derive(Default)]
+pub(crate) struct Report(Option<Time>);
+
+impl Report {
+    /// Whether it is to be said again.
+    pub(crate) fn is_due(&mut self, now: Time) -> bool {
+        let is_due = self.0.is_none_or(|last| now - last >= REPORT_INTERVAL);
+        if is_due {
+            self.0 = Some(now);
+        }
+        is_due
+    }
+}
 
 /// Everything of a worker but its driver, so that the driver can call it.
 pub(crate) struct Core {
@@ -34,8 +49,12 @@ pub(crate) struct Core {
     pub(crate) resolver_readable: bool,
     /// Addresses not tried yet, of connections being made to servers with several.
     pub(crate) addresses: HashMap<Token, VecDeque<SocketAddr>>,
-    /// When clients last had to wait for descriptors.
-    pub(crate) last_blocked: Option<Time>,
+    /// That clients have to wait for descriptors.
+    pub(crate) blocked: Report,
+    /// That new requests have to wait for memory.
+    pub(crate) pressed: Report,
+    /// That clients were closed for want of memory.
+    pub(crate) shed: Report,
     /// Connections to servers that failed, which may have another address to try.
     pub(crate) failed_connects: Vec<(Token, CloseKind)>,
 }
@@ -88,9 +107,7 @@ impl Handler for Core {
     }
 
     fn accept_blocked(&mut self, listener: u32) {
-        let due = self.last_blocked.is_none_or(|last| self.now - last >= BLOCKED_REPORT_INTERVAL);
-        if due {
-            self.last_blocked = Some(self.now);
+        if self.blocked.is_due(self.now) {
             let pool = &self.snapshot.pools[listener as usize].name;
             tracing::warn!(
                 "pool {pool}: out of file descriptors: clients wait until others leave; \

@@ -16,7 +16,7 @@ use cashew_metrics::{Writer, monotonic_ms};
 use rustix::thread::set_current_timer_slack;
 
 use crate::clock::{Clock, wall_us};
-use crate::core::{Core, WATCH_CONTROL, WATCH_RESOLVER};
+use crate::core::{Core, Report, WATCH_CONTROL, WATCH_RESOLVER};
 use crate::pace::Pace;
 use crate::resolver::Resolver;
 use crate::start::{Error, Start, reopen_log};
@@ -24,6 +24,9 @@ use crate::start::{Error, Start, reopen_log};
 /// How often the heartbeat is renewed at least; the engine's own timers wake an idle worker as
 /// often.
 const HEARTBEAT_MS: u64 = 500;
+
+/// Bytes freed that are worth looking for.
+const TRIM_MIN: usize = 1 << 20;
 
 /// How late the kernel may end a pause.
 const TIMER_SLACK_NS: u64 = 1_000;
@@ -33,6 +36,8 @@ pub(crate) struct Worker<D> {
     core: Core,
     writer: Writer,
     last_beat_ms: u64,
+    /// Bytes freed since the allocator gave back what it could.
+    unreturned: usize,
     pace: Pace,
     /// When the last wait for events ended.
     woken_at: Time,
@@ -79,7 +84,9 @@ impl<D: Driver> Worker<D> {
             control_readable: false,
             resolver_readable: false,
             addresses: HashMap::new(),
-            last_blocked: None,
+            blocked: Report::default(),
+            pressed: Report::default(),
+            shed: Report::default(),
             failed_connects: Vec::new(),
         };
         let pace = Pace::new(core.snapshot.global.batch_window_max_us);
@@ -92,6 +99,7 @@ impl<D: Driver> Worker<D> {
             core,
             writer,
             last_beat_ms: 0,
+            unreturned: 0,
             pace,
             woken_at: now,
             resolver: None,
@@ -204,6 +212,25 @@ impl<D: Driver> Worker<D> {
             Action::Readmit { pool, server } => {
                 self.outbox.push_back(ToMaster::ServerUp { pool, server });
             }
+            Action::Pressed { held } => {
+                cashew_process::memory::trim();
+                if self.core.pressed.is_due(self.core.now) {
+                    tracing::warn!(
+                        "buffers hold {} MiB: no new requests are taken until it is less; raise \
+                         memory_max or lower the limits of pools",
+                        held >> 20
+                    );
+                }
+            }
+            Action::Shed { clients, bytes } => {
+                if self.core.shed.is_due(self.core.now) {
+                    tracing::warn!(
+                        "buffers hold too much: the {clients} clients that held most, {} MiB, are \
+                         closed",
+                        bytes >> 20
+                    );
+                }
+            }
             Action::ServerFailing { pool, server, why } => {
                 let (pool, server) = self.names(pool, server);
                 tracing::warn!("pool {pool}: server {server} fails: {}", why.text());
@@ -308,6 +335,18 @@ impl<D: Driver> Worker<D> {
         if now_ms >= self.last_beat_ms + HEARTBEAT_MS {
             self.last_beat_ms = now_ms;
             self.writer.beat(now_ms);
+            self.return_memory();
+        }
+    }
+
+    /// Gives freed memory back to the system once a peak is over: while more is being freed, more
+    /// is likely to be needed again.
+    fn return_memory(&mut self) {
+        let released = self.core.engine.take_released();
+        self.unreturned += released;
+        if self.unreturned >= TRIM_MIN && released < self.unreturned / 8 {
+            self.unreturned = 0;
+            cashew_process::memory::trim();
         }
     }
 

@@ -248,5 +248,6 @@ impl World {
     #[track_caller]
     pub(crate) fn assert_idle(&self) {
         assert_eq!(self.engine.requests_pending(), 0);
+        assert_eq!(self.engine.held_bytes(), 0);
     }
 }

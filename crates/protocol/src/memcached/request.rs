@@ -155,6 +155,11 @@ impl RequestParser {
         Parsed::Complete { len: self.len }
     }
 
+    /// Bytes allocated for keys.
+    pub fn allocated(&self) -> usize {
+        self.keys.capacity() * size_of::<Span>()
+    }
+
     /// To be called before the next request.
     #[inline]
     pub fn reset(&mut self) {

@@ -138,6 +138,11 @@ impl RequestParser {
         if self.encoded.is_empty() { None } else { Some(&self.encoded) }
     }
 
+    /// Bytes allocated for arguments and re-encoded requests.
+    pub fn allocated(&self) -> usize {
+        self.args.capacity() * size_of::<Span>() + self.encoded.capacity()
+    }
+
     /// Before the next request. Gives back room that only unusual requests need.
     #[inline]
     pub fn reset(&mut self) {

@@ -1,0 +1,276 @@
+//! The most memory that a worker takes, by its configuration.
+
+use std::fmt;
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Pool, Protocol};
+use cashew_placement::Distribution;
+use cashew_protocol::{Span, memcached, resp};
+
+use crate::buffer::{POOLED_SIZE_MAX, READ_SIZE_MAX};
+use crate::engine::lanes_here;
+use crate::pressure::REQUEST_SIZE;
+
+/// The executable and its libraries, its stack, the resolver's thread.
+const PROGRAM: u64 = 12 << 20;
+/// What a pool takes beside its servers: marks of large replies, statistics.
+const POOL: u64 = 16 << 10;
+/// What a server takes beside its lanes: 160 points of two rings while one takes the other's
+/// place, statistics, names.
+const SERVER: u64 = 12 << 10;
+/// A slot of `distribution: modula`, of which a server has as many as its weight, likewise.
+const SLOT: u64 = 24;
+/// What a lane takes at rest.
+const LANE: u64 = 1 << 10;
+/// What a client takes at rest, in the engine, the driver and the lists of both.
+const CLIENT: u64 = 256;
+
+/// Room for one argument while a request is taken apart: its place in three lists that grow by
+/// doubling, and its owner.
+const SCRATCH_OF_ARGUMENT: u64 = 3 * 2 * size_of::<Span>() as u64;
+/// The shortest argument on the wire.
+const ARGUMENT_MIN: u64 = 6;
+/// What is kept of a key of a split request until it is answered: for Redis its owner, for
+/// memcached itself, which has at least two bytes with its space, its place and its owner.
+const GATHER_OF_REDIS_KEY: u64 = 4;
+const GATHER_OF_MEMCACHED_BYTE: u64 = 7;
+/// A small reply that waits in its request has a buffer of its own; so much of it stays empty.
+const BUFFER_ROOM_MAX: u64 = 64 << 10;
+/// Buffers of the smaller sizes are four times the size of the next.
+const BUFFER_ROOM_FACTOR: u64 = 4;
+/// The heap does not give back what lies between what is used: one part in so many of what is
+/// held.
+const HEAP_LOSS: u64 = 8;
+
+/// The most memory that one worker takes, in parts, and why. Sockets' memory is the kernel's and
+/// not among it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryBound {
+    workers: u32,
+    pools: u64,
+    servers: u64,
+    clients: u64,
+    /// Whether the number of clients is that of open files.
+    by_files: bool,
+    fixed: u64,
+    /// What the limits of pools allow clients and servers to make a worker hold.
+    allowed: u64,
+    memory_max: Option<u64>,
+    /// The largest request or reply, which has a copy while it is split or merged.
+    largest: u64,
+}
+
+impl MemoryBound {
+    /// For workers that may open so many files each.
+    pub fn new(snapshot: &Snapshot, open_files: u64) -> Self {
+        let global = &snapshot.global;
+        let workers = global.worker_processes.max(1);
+        let pools = &snapshot.pools;
+        let by_limits = pools.iter().map(|pool| u64::from(pool.client_connections)).sum();
+        let by_files =
+            pools.iter().any(|pool| pool.client_connections == 0) || by_limits > open_files;
+        let clients = if by_files { open_files } else { by_limits };
+        let scratch = pools.iter().map(scratch).max().unwrap_or(0);
+        let fixed = pools.iter().map(|pool| pool_at_rest(pool, workers)).sum::<u64>();
+        let per_client = pools.iter().map(held_by_client).max().unwrap_or(0);
+        let by_lanes = pools.iter().fold(0, |sum: u64, pool| {
+            sum.saturating_add(held_by_lane(pool).saturating_mul(lanes(pool, workers)))
+        });
+        Self {
+            workers,
+            pools: pools.len() as u64,
+            servers: pools.iter().map(|pool| pool.servers.len() as u64).sum(),
+            clients,
+            by_files,
+            fixed: PROGRAM + POOLED_SIZE_MAX as u64 + scratch + fixed,
+            allowed: clients.saturating_mul(per_client).saturating_add(by_lanes),
+            memory_max: global.worker_memory_max,
+            largest: pools
+                .iter()
+                .map(|pool| pool.limits.request_size_max.max(pool.limits.client_output_max))
+                .max()
+                .unwrap_or(0),
+        }
+    }
+
+    /// Bytes of one worker.
+    pub fn total(&self) -> u64 {
+        let parts = [self.fixed, self.clients_at_rest(), self.held(), self.copy(), self.loss()];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    fn clients_at_rest(&self) -> u64 {
+        self.clients.saturating_mul(CLIENT)
+    }
+
+    fn held(&self) -> u64 {
+        self.memory_max.map_or(self.allowed, |max| max.min(self.allowed))
+    }
+
+    /// What one event may add before it is noticed: a copy of what is held already, and a read.
+    fn copy(&self) -> u64 {
+        self.largest.min(self.held()) + READ_SIZE_MAX as u64
+    }
+
+    fn loss(&self) -> u64 {
+        self.held() / HEAP_LOSS
+    }
+}
+
+fn lanes(pool: &Pool, workers: u32) -> u64 {
+    let shared = lanes_here(pool.server_connections, 0, workers);
+    (u64::from(shared) + 1) * pool.servers.len() as u64
+}
+
+fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
+    let servers = pool.servers.len() as u64;
+    let slots: u64 = match pool.distribution {
+        Distribution::Modula => pool.servers.iter().map(|server| u64::from(server.weight)).sum(),
+        _ => 0,
+    };
+    POOL + servers * SERVER + slots * SLOT + lanes(pool, workers) * LANE
+}
+
+fn arguments(pool: &Pool) -> u64 {
+    (pool.limits.request_size_max / ARGUMENT_MIN).min(resp::ARGS_MAX as u64)
+}
+
+fn scratch(pool: &Pool) -> u64 {
+    arguments(pool) * SCRATCH_OF_ARGUMENT
+}
+
+fn held_by_client(pool: &Pool) -> u64 {
+    let limits = &pool.limits;
+    let requests = u64::from(limits.client_requests_max);
+    let gathers = match pool.protocol {
+        Protocol::Redis => arguments(pool) * GATHER_OF_REDIS_KEY,
+        Protocol::Memcached => {
+            limits.request_size_max.min(memcached::MULTIGET_SIZE_MAX as u64)
+                * GATHER_OF_MEMCACHED_BYTE
+        }
+    };
+    let input = 2 * (limits.request_size_max + READ_SIZE_MAX as u64);
+    let output = limits.client_output_max + READ_SIZE_MAX as u64;
+    let room = (output * (BUFFER_ROOM_FACTOR - 1)).min(requests * BUFFER_ROOM_MAX);
+    input + scratch(pool) + output + room + requests * (REQUEST_SIZE as u64 + gathers)
+}
+
+fn held_by_lane(pool: &Pool) -> u64 {
+    let limits = &pool.limits;
+    let requests = u64::from(limits.server_queue_max) * REQUEST_SIZE as u64;
+    BUFFER_ROOM_FACTOR * limits.server_queue_size_max.max(limits.request_size_max) + requests
+}
+
+impl fmt::Display for MemoryBound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { workers, pools, servers, clients, .. } = self;
+        let total = self.total();
+        let why = if self.by_files { "open files" } else { "client_connections" };
+        writeln!(f, "memory of a worker is at most {}:", Size(total))?;
+        let mut part = |bytes, text: &str| writeln!(f, "  {:>9}  {text}", Size(bytes).to_string());
+        part(
+            self.fixed,
+            &format!(
+                "the program, spare buffers, room to take requests apart, {pools} pools, {servers} servers"
+            ),
+        )?;
+        part(self.clients_at_rest(), &format!("{clients} clients ({why}) of {CLIENT} bytes"))?;
+        let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max and \
+                      server_queue_size_max";
+        match self.memory_max {
+            Some(max) if max < self.allowed => part(
+                max,
+                &format!(
+                    "memory_max, of one worker: what waits; {limits} allow {}",
+                    Size(self.allowed)
+                ),
+            )?,
+            Some(_) | None => part(self.allowed, &format!("what waits, by {limits}"))?,
+        }
+        part(self.copy(), "the largest request or reply once more, while it is split or merged")?;
+        part(self.loss(), "what the heap loses between buffers, an eighth of what waits")?;
+        write!(
+            f,
+            "memory of {workers} workers is at most {}",
+            Size(total.saturating_mul(u64::from(*workers)))
+        )
+    }
+}
+
+/// Bytes as people say them.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+        let mut size = self.0 as f64 / 1024.0;
+        let mut unit = 0;
+        while size >= 1024.0 && unit + 1 < UNITS.len() {
+            size /= 1024.0;
+            unit += 1;
+        }
+        if size < 10.0 {
+            write!(f, "{size:.1} {}", UNITS[unit])
+        } else {
+            write!(f, "{size:.0} {}", UNITS[unit])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_config::Context;
+
+    use super::*;
+    use crate::client::Client;
+    use crate::slab::Slab;
+
+    fn bound(text: &str) -> MemoryBound {
+        let text = format!("{text}\n    listen: 127.0.0.1:1\n    servers:\n     - 127.0.0.1:2:1\n");
+        match cashew_config::parse("f", &text, &Context::of_system()) {
+            Ok(loaded) => MemoryBound::new(&loaded.snapshot, 1000),
+            Err(errors) => panic!("{errors}"),
+        }
+    }
+
+    #[test]
+    fn the_cap_counts_unless_less_is_possible() {
+        let global = "global: {worker_processes: 2, memory_max: 512mb}\npools:\n  p:\n";
+        let capped = bound(&format!("{global}    client_connections: 5000"));
+        assert_eq!((capped.clients, capped.by_files), (1000, true));
+        assert_eq!((capped.held(), capped.copy() >> 20), (256 << 20, 256));
+        assert!((570 << 20..640 << 20).contains(&capped.total()), "{capped}");
+        let small = bound(&format!(
+            "{global}    client_connections: 2\n    request_size_max: 64kb\n    \
+             client_output_pause: 64kb\n    \
+             client_output_max: 64kb\n    client_requests_max: 4\n    server_queue_max: 100\n    \
+             server_queue_size_max: 64kb"
+        ));
+        assert_eq!((small.clients, small.by_files), (2, false));
+        assert!(small.held() < 8 << 20 && small.total() < 40 << 20, "{small}");
+        assert!(small.to_string().starts_with("memory of a worker is at most "), "{small}");
+    }
+
+    #[test]
+    fn limits_that_multiply_beyond_all_numbers_stay_numbers() {
+        let text = "global: {memory_max: 0}\npools:\n  p:\n    request_size_max: 4gb\n    \
+                    client_output_max: 16gb\n    client_requests_max: 1048576";
+        let loaded = bound(text);
+        assert!(loaded.total() > 1 << 40);
+        assert!(
+            MemoryBound { clients: u64::MAX, allowed: u64::MAX, ..loaded }.to_string().len() > 100
+        );
+    }
+
+    /// The driver keeps 16 bytes of each client, and a list of either may name it twice.
+    #[test]
+    fn a_client_at_rest_takes_what_is_said() {
+        assert!(Slab::<Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT);
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        let shown = [0, 1 << 10, 1536, 300 << 20, 5 << 30].map(|bytes| Size(bytes).to_string());
+        assert_eq!(shown, ["0.0 KiB", "1.0 KiB", "1.5 KiB", "300 MiB", "5.0 GiB"]);
+    }
+}

@@ -1,0 +1,164 @@
+//! What is held is counted, new requests wait when it is much, and who holds most is closed when
+//! it is too much.
+
+mod world;
+
+use cashew_config::Snapshot;
+use cashew_engine::{Action, ConnId};
+use cashew_metrics::PoolCounter;
+use world::{World, pool, redis};
+
+const MAX: u64 = 8 << 20;
+
+/// A pool over one server whose worker may hold [`MAX`].
+fn tight(options: &str) -> Snapshot {
+    let mut snapshot = pool(&format!("redis: true\npreconnect: true\n{options}"), 1);
+    snapshot.global.worker_memory_max = Some(MAX);
+    snapshot
+}
+
+/// The start of a SET of so many bytes, of which some come.
+fn half_set(size: usize, come: usize) -> Vec<u8> {
+    let mut text = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${size}\r\n").into_bytes();
+    text.resize(text.len() + come, b'x');
+    text
+}
+
+fn shed(world: &World) -> u64 {
+    world.metrics.pool_counter(world.metrics.pool(0), PoolCounter::ClientsShed)
+}
+
+fn is_pressed(world: &World) -> bool {
+    world.actions.iter().any(|action| matches!(action, Action::Pressed { .. }))
+}
+
+/// A client that does not read, and owes its size to replies that wait for it.
+fn stuck_client(world: &mut World, lane: ConnId, bytes: usize) -> ConnId {
+    let client = world.client();
+    world.stuck.push(client);
+    world.send(client, redis(&format!("GET {bytes}")));
+    let mut reply = format!("${bytes}\r\n").into_bytes();
+    reply.resize(reply.len() + bytes, b'x');
+    reply.extend(b"\r\n");
+    for piece in reply.chunks(65_536) {
+        world.send(lane, piece);
+    }
+    client
+}
+
+#[test]
+fn whatever_clients_hold_is_counted_and_goes_with_them() {
+    let snapshot = pool("redis: true\npreconnect: true", 4);
+    let (mut world, lanes) = World::connected::<4>(&snapshot);
+    assert_eq!(world.engine.held_bytes(), 0);
+    let half = world.client();
+    world.send(half, half_set(5 << 20, 3 << 20));
+    let held = world.engine.held_bytes();
+    assert!(held >= 3 << 20, "{held}");
+    let asker = world.client();
+    world.send(asker, redis("MGET a b c d e f g h i j"));
+    assert!(world.engine.held_bytes() > held);
+    let spans = world.client();
+    let held = world.engine.held_bytes();
+    world.send(spans, "*1000\r\n");
+    assert!(world.engine.held_bytes() >= held + 8000, "spans are held too");
+    for client in [half, asker, spans] {
+        world.close(client, cashew_engine::CloseReason::Eof);
+    }
+    for lane in lanes {
+        world.send(lane, "*0\r\n");
+    }
+    world.wait_ms(10);
+    world.assert_idle();
+    assert_eq!(world.engine.held_bytes(), 0);
+}
+
+#[test]
+fn new_requests_wait_until_there_is_room_and_half_ones_go_on() {
+    let (mut world, [lane]) = World::connected::<1>(&tight("client_output_pause: 1gb"));
+    let half = world.client();
+    world.send(half, half_set(200_000, 1000));
+    let bystander = world.client();
+    let stuck = stuck_client(&mut world, lane, 6_500_000);
+    world.received(lane);
+    assert!(is_pressed(&world));
+    assert!(world.paused.contains(&bystander) && !world.paused.contains(&half));
+    let newcomer = world.client();
+    assert!(world.paused.contains(&newcomer));
+    // What the driver had read before it was told waits, and the half request becomes whole.
+    world.send(bystander, redis("GET b"));
+    let mut rest = vec![b'x'; 199_000];
+    rest.extend(b"\r\n");
+    world.send(half, rest);
+    assert!(world.received(lane).starts_with(b"*3\r\n$3\r\nSET"));
+    assert!(world.paused.contains(&half));
+    // There is room again.
+    world.close(stuck, cashew_engine::CloseReason::Reset);
+    for client in [bystander, newcomer, half] {
+        assert!(!world.paused.contains(&client));
+    }
+    world.expect(lane, redis("GET b"));
+    assert!(world.closed.is_empty());
+    assert_eq!(shed(&world), 0);
+}
+
+#[test]
+fn a_stall_is_ended_by_closing_who_holds_most() {
+    let (mut world, [lane]) = World::connected::<1>(&tight("client_output_pause: 1gb"));
+    let small = stuck_client(&mut world, lane, 10_000);
+    let large = stuck_client(&mut world, lane, 3_000_000);
+    let largest = stuck_client(&mut world, lane, 3_900_000);
+    assert!(is_pressed(&world));
+    world.wait_ms(900);
+    assert_eq!(shed(&world), 0);
+    world.wait_ms(1200);
+    assert_eq!(shed(&world), 1);
+    assert_eq!(world.closed, [largest]);
+    assert!(!world.paused.contains(&large));
+    assert!(!world.paused.contains(&small));
+}
+
+#[test]
+fn what_is_held_never_passes_the_limit_by_more_than_one_read() {
+    let (mut world, [_lane]) = World::connected::<1>(&tight(""));
+    let clients: Vec<ConnId> = (0..20).map(|_| world.client()).collect();
+    for client in &clients {
+        world.send(*client, half_set(2 << 20, 1000));
+    }
+    for _ in 0..40 {
+        for client in &clients {
+            if !world.closed.contains(client) && !world.paused.contains(client) {
+                world.engine.handle_received(*client, &[b'x'; 65_536], world.now);
+                let held = world.engine.held_bytes() as u64;
+                assert!(held <= MAX + (2 << 20), "{held}");
+            }
+        }
+        world.tick();
+    }
+    let closed = world.closed.len();
+    assert!(shed(&world) == closed as u64 && (1..20).contains(&closed), "{closed}");
+    // Some came through.
+    world.accept(0);
+}
+
+#[test]
+fn clients_are_not_closed_for_what_waits_for_a_server() {
+    let (mut world, [lane]) =
+        World::connected::<1>(&tight("server_queue_size_max: 16gb\nclient_requests_max: 1000000"));
+    world.stuck.push(lane);
+    let client = world.client();
+    let set = redis(&format!("SET k {}", "x".repeat(60_000)));
+    let mut sent = 0;
+    while !world.paused.contains(&client) {
+        world.send(client, &set);
+        sent += set.len();
+        assert!(sent < MAX as usize);
+    }
+    world.wait_ms(5000);
+    assert_eq!(shed(&world), 0);
+    assert!(world.closed.is_empty());
+    world.stuck.clear();
+    world.write(lane);
+    world.tick();
+    assert!(world.paused.is_empty());
+}
