@@ -4,9 +4,16 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use cashew_config::Snapshot;
+use cashew_engine::MemoryBound;
+use rustix::process::{Resource, getrlimit};
+
 use crate::arguments::Arguments;
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The kernel's own limit, where there is no other (`fs.nr_open`).
+const OPEN_FILES_MAX: u64 = 1 << 20;
 
 /// Version, help and statistics can be asked for at once.
 pub(crate) fn about(arguments: &Arguments) -> ExitCode {
@@ -35,10 +42,11 @@ pub(crate) fn test_conf(path: &Path) -> ExitCode {
     let file = path.display();
     match cashew_config::load(path) {
         Ok(loaded) => {
-            for warning in loaded.warnings {
+            for warning in &loaded.warnings {
                 eprintln!("{warning}");
             }
             eprintln!("cashew: configuration file '{file}' syntax is ok");
+            eprintln!("{}", memory_bound(&loaded.snapshot));
             ExitCode::SUCCESS
         }
         Err(errors) => {
@@ -47,4 +55,10 @@ pub(crate) fn test_conf(path: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Of an instance that is started as this process was.
+fn memory_bound(snapshot: &Snapshot) -> MemoryBound {
+    let inherited = getrlimit(Resource::Nofile).current.unwrap_or(OPEN_FILES_MAX);
+    MemoryBound::new(snapshot, snapshot.global.max_open_files.unwrap_or(inherited))
 }

@@ -1,0 +1,284 @@
+"""Memory: what `cashew -t` says is the most is the most, and what a peak took goes back.
+
+Loads hold as much as the limits allow: clients that ask and do not read, requests of which the end
+does not come, servers that do not answer, and many connections at once.
+"""
+
+import contextlib
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import CASHEW, FakeServer, HOST, resp, server_lines, silent, wait_until
+
+MIB = 1 << 20
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50}
+
+LIMITS = {"request_size_max": "16mb", "client_output_max": "16mb", "client_connections": 4000}
+SETTINGS = {"worker_processes": 1, "memory_max": "64mb", "max_openfiles": 8192,
+            "worker_shutdown_timeout": 1}
+
+
+class Memory:
+    """Of one worker, in bytes."""
+
+    def __init__(self, gateway, pid=None):
+        self.gateway = gateway
+        self.pid = pid or gateway.workers()[0]
+        self.start = self.now()
+
+    def _fields(self, name):
+        for line in Path(f"/proc/{self.pid}/{name}").read_text().splitlines():
+            words = line.split()
+            if len(words) == 3 and words[2] == "kB":
+                yield words[0].rstrip(":"), int(words[1]) * 1024
+
+    def now(self):
+        """What the worker has for itself: not the pages of the executable, which it shares."""
+        fields = dict(self._fields("smaps_rollup"))
+        return fields["Private_Dirty"] + fields["Private_Clean"]
+
+    def highest(self):
+        """The most resident there ever was, shared or not."""
+        return dict(self._fields("status"))["VmHWM"]
+
+    def check_return(self):
+        """Ten seconds after a peak it is as at the start, by a tenth and a MiB."""
+        # A server may still be busy with what was asked of it.
+        wait_until(lambda: held(self.gateway) == 0, "nothing is held", 60, pause=0.25)
+        wait_until(lambda: self.now() <= self.start * 1.1 + MIB,
+                   f"back to {self.start}, not {self.now()}", 10, pause=0.25)
+
+
+def bound(gateway):
+    """What `-t` says a worker takes at most."""
+    done = subprocess.run([CASHEW, "-t", "-c", gateway.config_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"^memory of a worker is at most ([\d.]+) (\w+)", done.stderr, re.MULTILINE)
+    return float(found[1]) * UNITS[found[2]]
+
+
+def held(gateway):
+    return gateway.stats()["cashew"]["workers"][0]["buffered_bytes"]
+
+
+def pressed(gateway):
+    return gateway.stats()["cashew"]["workers"][0]["memory_pressed"]
+
+
+def flood(clients, data, seconds=3.0):
+    """Sends to each client what its socket takes, again and again until none takes more."""
+    left = {}
+    for client in clients:
+        client.setblocking(False)
+        left[client] = memoryview(data)
+    deadline = time.monotonic() + seconds
+    while left and time.monotonic() < deadline:
+        for client, rest in list(left.items()):
+            try:
+                left[client] = rest = rest[client.send(rest):]
+            except BlockingIOError:
+                continue
+            except OSError:
+                rest = b""
+            if not rest:
+                del left[client]
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def connections(gateway, count):
+    """Bare sockets; they read nothing unless somebody does."""
+    clients = []
+    try:
+        for _ in range(count):
+            client = socket.socket()
+            # As little as possible waits in the kernel.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((HOST, gateway.address))
+            clients.append(client)
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+@pytest.fixture
+def pool(place):
+    """A gateway over two servers that have large values."""
+    servers = [place.redis(), place.redis()]
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines(servers), **LIMITS}}, SETTINGS)
+    with gateway.connect() as conn:
+        for n in range(8):
+            conn.call("SET", f"large:{n}", "x" * (2 * MIB))
+    return gateway
+
+
+def serves(gateway):
+    with gateway.connect() as conn:
+        assert conn.call("SET", "last", "x" * 9000) == "OK"
+        assert conn.call("GET", "last") == b"x" * 9000
+
+
+def check(gateway, memory, load):
+    """Runs a load that ends by itself, and looks at what it took and left."""
+    limit = bound(gateway)
+    load()
+    assert memory.highest() <= limit, f"{memory.highest() / MIB:.1f} of {limit / MIB:.1f} MiB"
+    memory.check_return()
+    serves(gateway)
+
+
+def test_clients_that_ask_and_do_not_read(pool):
+    memory = Memory(pool)
+
+    def load():
+        with connections(pool, 40) as clients:
+            flood(clients, b"".join(resp("GET", f"large:{n % 8}") for n in range(4)), 5.0)
+            time.sleep(3)
+            assert pool.stats()["alpha"]["clients_shed"] > 0
+
+    check(pool, memory, load)
+
+
+def test_small_replies_that_wait_for_an_earlier_one(place):
+    """They lie on the heap by the thousand, each in a buffer of its own."""
+    quick, slow = place.redis(), place.keep(FakeServer(silent))
+    servers = server_lines([quick, slow.port], names=["quick", "slow"])
+    gateway = place.cashew({"alpha": {"redis": True, "servers": servers, **LIMITS}}, SETTINGS)
+    keys = [f"some:{n}" for n in range(64)]
+    for key in keys:
+        quick.call("SET", key, "x" * 2500)
+    memory = Memory(gateway)
+    limit = bound(gateway)
+    with connections(gateway, 200) as clients:
+        flood(clients, b"".join(resp("GET", key) for key in keys * 10), 5.0)
+        wait_until(lambda: pressed(gateway) > 0, "too much is held")
+        time.sleep(2)
+        assert gateway.stats()["alpha"]["clients_shed"] > 0
+    assert memory.highest() <= limit, f"{memory.highest() / MIB:.1f} of {limit / MIB:.1f} MiB"
+    slow.close()
+    memory.check_return()
+
+
+def test_requests_of_which_the_end_does_not_come(pool):
+    memory = Memory(pool)
+    half = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$15000000\r\n" + b"x" * 14_000_000
+
+    def load():
+        with connections(pool, 20) as clients:
+            flood(clients, half, 10.0)
+            assert pool.stats()["alpha"]["clients_shed"] > 0
+
+    check(pool, memory, load)
+
+
+def test_many_announcements(pool):
+    memory = Memory(pool)
+
+    def load():
+        with connections(pool, 3000) as clients:
+            flood(clients, b"*1000\r\n$3\r\nDEL\r\n" + b"$1\r\na\r\n" * 400, 5.0)
+            time.sleep(0.5)
+
+    check(pool, memory, load)
+
+
+def test_large_values_by_many_clients_at_once(pool):
+    memory = Memory(pool)
+    body = resp("SET", "k", b"y" * (6 * MIB)) + resp("GET", "large:1")
+
+    def load():
+        with connections(pool, 30) as clients:
+            flood(clients, body, 10.0)
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                for client in clients:
+                    with contextlib.suppress(OSError):
+                        client.recv(MIB)
+
+    check(pool, memory, load)
+
+
+def test_split_requests(pool):
+    memory = Memory(pool)
+    body = resp("MGET", *[f"key:{n}" for n in range(200_000)])
+    many = b"".join(resp("MGET", *[f"{n}:{m}" for m in range(10)]) for n in range(1000))
+
+    def load():
+        with connections(pool, 10) as clients:
+            flood(clients, body, 10.0)
+        with connections(pool, 100) as clients:
+            flood(clients, many, 5.0)
+
+    check(pool, memory, load)
+
+
+def test_a_server_that_does_not_answer(place):
+    server = place.keep(FakeServer(silent))
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines([server.port]), **LIMITS,
+                   "server_queue_size_max": "48mb"}}, SETTINGS)
+    memory = Memory(gateway)
+    limit = bound(gateway)
+    with connections(gateway, 300) as clients:
+        flood(clients, resp("SET", "k", "x" * 1000) * 1000, 5.0)
+        time.sleep(1)
+    assert memory.highest() <= limit
+    server.close()
+    memory.check_return()
+
+
+def test_peaks_of_connections_and_what_each_costs(place):
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines([place.redis()]), **LIMITS}}, SETTINGS)
+    memory = Memory(gateway)
+    count = 3900
+    with connections(gateway, count):
+        wait_until(lambda: gateway.stats()["alpha"]["client_connections"] >= count,
+                   "all are accepted")
+        each = (memory.now() - memory.start) / count
+        assert each <= 256, each
+    check(gateway, memory, lambda: None)
+
+
+def test_depth_of_one_client(place):
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines([place.redis()]), **LIMITS,
+                   "client_requests_max": 100_000}}, SETTINGS)
+    memory = Memory(gateway)
+
+    def load():
+        with gateway.connect() as conn:
+            conn.send(resp("INCR", "n") * 20_000)
+            for n in range(20_000):
+                assert conn.reply() == n + 1
+
+    limit = bound(gateway)
+    load()
+    assert memory.highest() <= limit
+    memory.check_return()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_fifty_clients_pipelining_sixteen(place, workers):
+    """The peak of an everyday load, and its end: processes or threads."""
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines([place.redis()]), **LIMITS}},
+        {**SETTINGS, "worker_processes": workers})
+    memory = Memory(gateway, None if workers else gateway.pid)
+    data = b"".join(resp("SET", f"k{n}", "x" * 100) for n in range(16))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(gateway.connect()) for _ in range(50)]
+        for _ in range(50):
+            for client in clients:
+                client.send(data)
+            for client in clients:
+                client.expect(b"+OK\r\n" * 16)
+        assert memory.now() - memory.start <= 8 * MIB
+    memory.check_return()
