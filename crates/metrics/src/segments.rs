@@ -285,6 +285,17 @@ mod tests {
     }
 
     #[test]
+    fn slots_share_no_cache_line() {
+        // Processors fetch lines of 64 bytes in pairs.
+        const LINES: usize = 128;
+        let (_fd, segments) = Segments::create(&layout(), 3).unwrap();
+        for slot in 0..3 {
+            let words = segments.words(slot).as_ptr_range();
+            assert_eq!((words.start as usize % LINES, words.end as usize % LINES), (0, 0));
+        }
+    }
+
+    #[test]
     fn only_gauges_die_with_a_worker() {
         let layout = layout();
         let segments = Arc::new(Segments::in_memory(&layout, 2));

@@ -5,6 +5,7 @@
 //! owns everything up to it.
 
 use std::cmp::Ordering;
+use std::io::Write as _;
 
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
@@ -59,7 +60,8 @@ pub struct Ring {
     marks: Vec<Mark>,
     starts: Starts,
     needs_hash: bool,
-    digest: u64,
+    /// The start of the digest: what of the live servers is not in the marks.
+    names: Md5,
 }
 
 impl Ring {
@@ -78,12 +80,11 @@ impl Ring {
             Distribution::Modula => slots(&members, |node| node.weight),
             Distribution::Random => slots(&members, |_| 1),
         };
-        let digest = digest(distribution, &members, &values, &indexes);
         let needs_hash = nodes.len() > 1 && distribution != Distribution::Random;
         let starts = Starts::build(&values);
         let marks = values.into_iter().zip(indexes);
         let marks = marks.map(|(value, server)| Mark { value, server }).collect();
-        Self { modulus, marks, starts, needs_hash, digest }
+        Self { modulus, marks, starts, needs_hash, names: names(distribution, &members) }
     }
 
     /// The point of `key`, to be given to `select`. An empty key and a pool of one server have
@@ -119,7 +120,14 @@ impl Ring {
     /// The same for rings that send every key to servers of the same index and name, on any
     /// machine and in any version.
     pub fn digest(&self) -> u64 {
-        self.digest
+        let mut md5 = self.names.clone();
+        for mark in &self.marks {
+            md5.update(mark.value.to_le_bytes());
+            md5.update(mark.server.to_le_bytes());
+        }
+        let digest = md5.finalize();
+        let (first, _) = digest.split_at(8);
+        first.iter().rev().fold(0, |value, &byte| (value << 8) | u64::from(byte))
     }
 
     /// How many points or slots the live servers share.
@@ -154,9 +162,11 @@ impl Starts {
         let last = values.last().copied().unwrap_or(0);
         let bits = u32::BITS - last.leading_zeros();
         let shift = bits.saturating_sub(values.len().next_power_of_two().ilog2()).min(31);
+        let mut at = 0;
         let first = (0..=last >> shift).map(|part| {
             let least = part << shift;
-            values.partition_point(|&value| value < least) as u32
+            at += values[at..].iter().take_while(|&&value| value < least).count();
+            at as u32
         });
         Self { shift, first: first.collect() }
     }
@@ -188,20 +198,24 @@ const KETAMA_NAME_MAX: usize = 272;
 fn ketama(members: &[Member<'_>]) -> Parts {
     let weight_total: u64 = members.iter().map(|member| u64::from(member.node.weight)).sum();
     let mut points = Vec::with_capacity(members.len() * KETAMA_POINTS_PER_SERVER as usize);
+    let mut name = Vec::new();
     for member in members {
         for number in 0..ketama_hashes(member.node.weight, weight_total, members.len()) {
-            let mut name = [member.node.name, format!("-{number}").as_bytes()].concat();
+            name.clear();
+            name.extend_from_slice(member.node.name);
+            write!(name, "-{number}").expect("a vector takes everything");
             name.truncate(KETAMA_NAME_MAX);
             let digest = Md5::digest(&name);
             for bytes in digest.chunks_exact(KETAMA_POINTS_PER_HASH) {
                 let value = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                points.push((value, member.index));
+                // One number of both sorts fastest, and equal values by server, as twemproxy's.
+                points.push(u64::from(value) << u32::BITS | u64::from(member.index));
             }
         }
     }
-    // Points were added in the order of the servers, and equal values keep it.
-    points.sort_by_key(|&(value, _)| value);
-    let (values, indexes) = points.into_iter().unzip();
+    points.sort_unstable();
+    let (values, indexes) =
+        points.into_iter().map(|point| ((point >> u32::BITS) as u32, point as u32)).unzip();
     (0, values, indexes)
 }
 
@@ -232,14 +246,9 @@ fn slots(members: &[Member<'_>], share: impl Fn(&Node<'_>) -> u32) -> Parts {
     (modulus, values, indexes)
 }
 
-/// Names are part of it because equal weights alone make the same slots for other servers; points
-/// are part of it so that a version that computes them differently is noticed.
-fn digest(
-    distribution: Distribution,
-    members: &[Member<'_>],
-    values: &[u32],
-    indexes: &[u32],
-) -> u64 {
+/// Names are part of the digest because equal weights alone make the same slots for other servers;
+/// points are part of it so that a version that computes them differently is noticed.
+fn names(distribution: Distribution, members: &[Member<'_>]) -> Md5 {
     let mut md5 = Md5::new();
     md5.update(distribution.name());
     md5.update((members.len() as u64).to_le_bytes());
@@ -248,13 +257,7 @@ fn digest(
         md5.update((member.node.name.len() as u64).to_le_bytes());
         md5.update(member.node.name);
     }
-    for (value, index) in values.iter().zip(indexes) {
-        md5.update(value.to_le_bytes());
-        md5.update(index.to_le_bytes());
-    }
-    let digest = md5.finalize();
-    let (first, _) = digest.split_at(8);
-    first.iter().rev().fold(0, |value, &byte| (value << 8) | u64::from(byte))
+    md5
 }
 
 #[cfg(test)]

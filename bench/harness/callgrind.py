@@ -1,0 +1,71 @@
+"""Counts a gateway's user-space instructions, which needs no quiet machine."""
+
+import glob
+import os
+import re
+import shutil
+import tempfile
+
+from . import contenders, machine
+from .process import Broken, wait_ready
+
+#: Time for a gateway under valgrind to start, and to write its counts when it ends.
+PATIENCE = 120.0
+
+
+class InThreads(contenders.Cashew):
+    """Cashew as one process: valgrind 3.19 does not know pidfd_open(2), by which a master watches
+    its workers."""
+
+    def configuration(self, listen, ports, protocol):
+        text = super().configuration(listen, ports, protocol)
+        return text.replace("worker_processes: 1", "worker_processes: 0")
+
+
+def of_life(bench, contender, scenario, ports, requests=0, keep=None):
+    """Instructions of one whole life of a gateway: it starts, answers one request, serves so many
+    of the scenario's, and stops."""
+    directory = tempfile.mkdtemp(dir=bench.path)
+    # Workers may run as another user and still have to write their counts.
+    os.chmod(directory, 0o777)
+    out = os.path.join(directory, f"{contender.name}.{os.path.basename(directory)}.%p")
+    prefix = [
+        machine.tool("valgrind"),
+        "--tool=callgrind",
+        "--trace-children=yes",
+        f"--callgrind-out-file={out}",
+    ]
+    gateway, listen = contender.start(scenario, ports, bench.gateway_cpus, bench.path, prefix)
+    answer = {"errors": 0, "misses": 0}
+    try:
+        wait_ready(gateway, listen[0], scenario.protocol, PATIENCE)
+        if requests:
+            asked = [*scenario.arguments(), f"--requests={requests}"]
+            answer = bench.load(listen, asked, bound=600)
+        gateway.check()
+    finally:
+        gateway.stop(PATIENCE)
+    if answer["errors"] or answer["misses"]:
+        raise Broken(f"{contender.name}: {answer['errors']} errors, {answer['misses']} misses")
+    files = glob.glob(out.replace("%p", "*"))
+    totals = [
+        re.findall(r"^(?:summary|totals): (\d+)", machine.read(file), re.MULTILINE)
+        for file in files
+    ]
+    if not any(totals):
+        raise Broken(f"{contender.name} left no counts: {gateway.last_words()}")
+    if keep:
+        os.makedirs(keep, exist_ok=True)
+        for file in files:
+            shutil.copy(file, keep)
+    return sum(max(map(int, found)) for found in totals if found)
+
+
+def of_request(bench, contender, scenario, ports, requests, keep=None):
+    """What one request costs, without what starting, connecting and stopping cost: the difference
+    between a life of N and one of 2N requests."""
+    once, twice = (
+        of_life(bench, contender, scenario, ports, count, keep)
+        for count in (requests, 2 * requests)
+    )
+    return (twice - once) / requests
