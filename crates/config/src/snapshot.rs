@@ -30,6 +30,18 @@ pub struct Global {
     pub worker_shutdown_timeout_ms: u64,
     /// How long a busy worker may wait for more to pass on together; 0 = never.
     pub batch_window_max_us: u64,
+    pub io_engine: IoEngine,
+}
+
+/// What moves the bytes of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoEngine {
+    /// Whatever is known to be best.
+    Auto,
+    Epoll,
+    /// io_uring, or epoll where that is not allowed.
+    Uring,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Global, Limits, Listen, Pool, Protocol, Server, Topology};
+use cashew_config::snapshot::{
+    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
+};
 use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::client::Temper;
@@ -113,6 +115,7 @@ impl Scenario {
                 group: None,
                 worker_shutdown_timeout_ms: 10_000,
                 batch_window_max_us: 0,
+                io_engine: IoEngine::Auto,
             },
             pools,
         };
