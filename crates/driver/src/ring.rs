@@ -25,12 +25,13 @@ const WRITES_MAX: usize = SUBMISSIONS as usize;
 /// A pause for more events ends early with so many.
 const CROWD: u32 = 256;
 
-/// What one receive takes at most. Replies are passed on without a copy from half of it on; of a
-/// buffer that has seen only small messages, one page is resident.
-pub(crate) const BUFFER_SIZE: usize = 32 * 1024;
+/// What one receive takes at most. Of a buffer that has seen only small messages, one page is
+/// resident; and as workers tell glibc to map what is this large by itself, one that is let go of
+/// goes back to the system.
+pub(crate) const BUFFER_SIZE: usize = 64 * 1024;
 /// Buffers the kernel has when little is going on, and at most; powers of two.
 const BUFFERS_MIN: usize = 16;
-const BUFFERS_MAX: usize = 256;
+const BUFFERS_MAX: usize = 128;
 const GROUP: u16 = 0;
 /// After so many waits – a wait in vain counts for several – surplus buffers are let go of.
 const TRIM_AGE: u32 = 256;
