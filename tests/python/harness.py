@@ -23,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CASHEW = os.environ.get("CASHEW", str(ROOT / "target" / "debug" / "cashew"))
 NUTCRACKER = "/usr/sbin/nutcracker"
+# Which I/O engine gateways use whose test does not choose one.
+IO_ENGINE = os.environ.get("CASHEW_IO_ENGINE")
 HOST = "127.0.0.1"
 
 
@@ -280,7 +282,10 @@ class Gateway:
         self.stats_port = free_port()
         self.log_path = directory / f"{self.name}-{self.stats_port}.log"
         self.config_path = directory / f"{self.name}-{self.stats_port}.yml"
-        settings = None if self.is_nutcracker else settings
+        if self.is_nutcracker:
+            settings = None
+        elif IO_ENGINE:
+            settings = {"io_engine": IO_ENGINE, **(settings or {})}
         self.config_path.write_text(config_text(self.pools, settings))
         command = [self.binary, "-c", self.config_path, "-o", self.log_path]
         command += ["-a", HOST, "-s", self.stats_port, *arguments]

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Global, Limits, Listen, Pool, Protocol, Server, Topology};
+use cashew_config::snapshot::{
+    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
+};
 use cashew_metrics::{
     Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, monotonic_ms,
 };
@@ -61,6 +63,7 @@ pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
         worker_shutdown_timeout_ms: 1000,
         batch_window_max_us: 0,
         worker_memory_max: None,
+        io_engine: IoEngine::Auto,
     };
     let pools = pools.iter().map(|(name, servers)| pool(name, servers)).collect();
     Snapshot { epoch: 1, global, pools }

@@ -6,6 +6,7 @@ use cashew_placement::{Distribution, Hash, HashTag};
 use crate::address::ListenText;
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
+use crate::snapshot::IoEngine;
 use crate::tree::{Kind, Node};
 use crate::value::{Memory, Number, Servers, Size, Switch, Text, Timeout, Value, Workers};
 
@@ -31,6 +32,10 @@ section! {
         /// it, or after a second in between, it closes the clients that hold most. `auto` is half
         /// of the memory that this process may use, 0 is without limit.
         memory_max: Memory = "auto",
+        /// How workers move bytes. `uring` takes fewer system calls under load; it needs Linux 6.1
+        /// and the right to use io_uring, which the default seccomp profiles of containers refuse;
+        /// without them it warns and uses epoll. `auto` is `epoll`.
+        io_engine: IoEngine = "auto",
     }
 }
 

@@ -114,6 +114,7 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
         group: section.group.map(|group| group.value.0),
         worker_shutdown_timeout_ms: section.worker_shutdown_timeout.value.0 * 1000,
         batch_window_max_us: section.batch_window_max.value.0,
+        io_engine: section.io_engine.value,
     }
 }
 

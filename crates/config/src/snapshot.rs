@@ -32,6 +32,18 @@ pub struct Global {
     pub batch_window_max_us: u64,
     /// Bytes that the buffers and requests of one worker may take; `None` is without limit.
     pub worker_memory_max: Option<u64>,
+    pub io_engine: IoEngine,
+}
+
+/// What moves the bytes of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoEngine {
+    /// Whatever is known to be best.
+    Auto,
+    Epoll,
+    /// io_uring, or epoll where that is not allowed.
+    Uring,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use serde::de::value::{Error as NameError, StrDeserializer};
 
 use crate::address::{ListenText, ServerLine};
 use crate::diagnostic::{At, Complaint, Report, nearest};
-use crate::snapshot::SERVERS_MAX;
+use crate::snapshot::{IoEngine, SERVERS_MAX};
 use crate::tree::{Kind, Node};
 
 /// The largest number twemproxy's own options take, a C `int`.
@@ -315,6 +315,23 @@ impl Value for Distribution {
 
     fn describe() -> String {
         list_of(&DISTRIBUTIONS)
+    }
+}
+
+/// The names of the I/O engines, as [`IoEngine`] is serialized.
+const IO_ENGINES: [&str; 3] = ["auto", "epoll", "uring"];
+
+impl Value for IoEngine {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "I/O engine", &IO_ENGINES)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": IO_ENGINES })
+    }
+
+    fn describe() -> String {
+        list_of(&IO_ENGINES)
     }
 }
 

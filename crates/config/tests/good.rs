@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use cashew_config::snapshot::{
-    Endpoint, Global, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology,
+    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology,
 };
 use cashew_config::{Context, Loaded, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -126,6 +126,7 @@ fn the_flat_dialect_loads() {
             worker_shutdown_timeout_ms: 30_000,
             batch_window_max_us: 50,
             worker_memory_max: Some(4 << 30),
+            io_engine: IoEngine::Auto,
         },
         pools: vec![last, first, second],
     };
@@ -154,6 +155,7 @@ fn the_sectioned_dialect_loads() {
             worker_shutdown_timeout_ms: 0,
             batch_window_max_us: 50,
             worker_memory_max: Some(8 << 30),
+            io_engine: IoEngine::Uring,
         }
     );
     let local = "127.0.0.1";

@@ -3,38 +3,23 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType, sockopt,
-};
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
 
+use crate::socket::{
+    ACCEPTS_PER_TICK, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind, drain,
+    start_connecting,
+};
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
 /// One read takes at most this much, so that one connection cannot hold up the others.
 const READ_SIZE: usize = 64 * 1024;
-/// Connections accepted from one socket in one tick.
-const ACCEPTS_PER_TICK: usize = 64;
-const EVENTS_PER_TICK: usize = 512;
-/// Buffers handed to one write.
-const SLICES_MAX: usize = 16;
-/// A connection that is closed is read this many times more, so that what lies unread does not
-/// make the kernel answer with a reset, which could overtake the last reply.
-const FINAL_READS_MAX: usize = 4;
-
-/// After running out of descriptors, accepting is tried again this often: they may have become free
-/// elsewhere.
-const PARKED_RETRY: Duration = Duration::from_millis(100);
-
-/// First probe of an idle server connection, distance of the next ones, and how many may fail.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_PROBES: u32 = 3;
 
 /// Tokens of what is not a connection, of two kinds: the index is one that no dense table reaches.
 const SPECIAL: u64 = 1 << 30;
@@ -51,6 +36,8 @@ pub struct EpollDriver {
     unread: Vec<Token>,
     /// The list being worked on; kept for its memory.
     reading: Vec<Token>,
+    /// Counts ticks, and begins again.
+    tick: u8,
     buffer: Vec<u8>,
 }
 
@@ -66,6 +53,8 @@ struct Listener {
 struct Socket {
     descriptor: Option<OwnedFd>,
     generation: u32,
+    /// When bytes came last. Taking an old tick for this one is harmless.
+    read_at: u8,
     state: State,
 }
 
@@ -95,6 +84,7 @@ impl EpollDriver {
             unpark_at: None,
             unread: Vec::new(),
             reading: Vec::new(),
+            tick: 0,
             buffer: Vec::with_capacity(READ_SIZE),
         })
     }
@@ -116,9 +106,12 @@ impl EpollDriver {
         if table.len() <= conn.index() {
             table.resize_with(conn.index() + 1, Socket::default);
         }
-        let state = State { connecting, ..State::default() };
-        table[conn.index()] =
-            Socket { descriptor: Some(descriptor), generation: conn.generation(), state };
+        table[conn.index()] = Socket {
+            descriptor: Some(descriptor),
+            generation: conn.generation(),
+            read_at: self.tick.wrapping_sub(1),
+            state: State { connecting, ..State::default() },
+        };
         Ok(())
     }
 
@@ -209,6 +202,8 @@ impl EpollDriver {
         self.buffer.clear();
         let room = self.buffer.capacity();
         match net::recv(descriptor, spare_capacity(&mut self.buffer), RecvFlags::empty()) {
+            // The end has a tick of its own.
+            Ok((0, _)) if socket.read_at == self.tick => self.list(conn),
             Ok((0, _)) => {
                 socket.state.readable = false;
                 if !std::mem::replace(&mut socket.state.ended, true) {
@@ -216,6 +211,7 @@ impl EpollDriver {
                 }
             }
             Ok((len, _)) => {
+                socket.read_at = self.tick;
                 // A short read means empty: the next bytes make a new edge.
                 if len == room || is_ending {
                     self.list(conn);
@@ -262,6 +258,37 @@ impl EpollDriver {
                 }
             }
         }
+    }
+
+    /// Waits for events and keeps them.
+    fn fetch(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
+        self.events.clear();
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Reports the events there are, and reads on where the last tick left off.
+    fn report(&mut self, handler: &mut impl Handler) {
+        std::mem::swap(&mut self.unread, &mut self.reading);
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
+            self.handle_event(event, handler);
+        }
+        self.events = events;
+        let mut reading = std::mem::take(&mut self.reading);
+        for conn in reading.drain(..) {
+            if let Some(socket) = self.socket(conn) {
+                socket.state.listed = false;
+                self.read(conn, handler);
+            }
+        }
+        self.reading = reading;
     }
 
     /// Stops watching a listener that cannot accept, or it would be reported again and again.
@@ -321,18 +348,8 @@ impl Driver for EpollDriver {
     fn close(&mut self, conn: Token) {
         let has_ended = self.socket(conn).is_some_and(|socket| socket.state.ended);
         let Some(descriptor) = self.remove(conn) else { return };
-        for _ in 0..FINAL_READS_MAX {
-            if has_ended {
-                break;
-            }
-            self.buffer.clear();
-            // The handler may have taken the buffer.
-            self.buffer.reserve(READ_SIZE);
-            let room = self.buffer.capacity();
-            match net::recv(&descriptor, spare_capacity(&mut self.buffer), RecvFlags::empty()) {
-                Ok((len, _)) if len == room && len > 0 => {}
-                _ => break,
-            }
+        if !has_ended {
+            drain(&descriptor, &mut self.buffer);
         }
         drop(descriptor);
         self.unpark();
@@ -392,39 +409,42 @@ impl Driver for EpollDriver {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
-        let mut timeout = if self.unread.is_empty() { timeout } else { Some(Duration::ZERO) };
+    /// Everything has been written by [`Driver::send`].
+    #[inline]
+    fn flush(&mut self, _: &mut impl Handler) {}
+
+    fn wait(
+        &mut self,
+        window: Duration,
+        timeout: Option<Duration>,
+        handler: &mut impl Handler,
+    ) -> io::Result<()> {
+        let mut timeout = timeout;
+        if !window.is_zero() {
+            let pause = timeout.map_or(window, |timeout| timeout.min(window));
+            thread::sleep(pause);
+            timeout = timeout.map(|timeout| timeout - pause);
+        }
+        if !self.unread.is_empty() {
+            timeout = Some(Duration::ZERO);
+        }
         if self.unpark_at.is_some() {
             timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
         }
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
-        let mut events = std::mem::take(&mut self.events);
-        events.clear();
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        self.fetch(timeout)?;
+        self.tick = self.tick.wrapping_add(1);
         handler.woken();
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
             self.unpark_at = None;
             self.unpark();
         }
-        std::mem::swap(&mut self.unread, &mut self.reading);
-        for event in events.drain(..) {
-            self.handle_event(event, handler);
+        let has_events = !self.events.is_empty() || !self.unread.is_empty();
+        self.report(handler);
+        if has_events && !window.is_zero() {
+            // What came while those were handled goes along.
+            self.fetch(Some(Duration::ZERO))?;
+            self.report(handler);
         }
-        self.events = events;
-        let mut reading = std::mem::take(&mut self.reading);
-        for conn in reading.drain(..) {
-            if let Some(socket) = self.socket(conn) {
-                socket.state.listed = false;
-                self.read(conn, handler);
-            }
-        }
-        self.reading = reading;
         Ok(())
     }
 }
@@ -450,43 +470,4 @@ fn send_pieces(
     let wanted = slices.iter().map(|slice| slice.len()).sum();
     let mut ancillary = SendAncillaryBuffer::default();
     (wanted, net::sendmsg(descriptor, slices, &mut ancillary, SendFlags::NOSIGNAL))
-}
-
-fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {
-    let family = match address {
-        Address::Tcp(address) if address.is_ipv4() => AddressFamily::INET,
-        Address::Tcp(_) => AddressFamily::INET6,
-        Address::Unix(_) => AddressFamily::UNIX,
-    };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let descriptor = net::socket_with(family, SocketType::STREAM, flags, None)?;
-    let result = match address {
-        Address::Tcp(address) => {
-            sockopt::set_tcp_nodelay(&descriptor, true)?;
-            // A server whose host vanished must be noticed while nothing is being sent.
-            sockopt::set_socket_keepalive(&descriptor, true)?;
-            sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_IDLE)?;
-            sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_INTERVAL)?;
-            sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES)?;
-            net::connect(&descriptor, address)
-        }
-        Address::Unix(path) => net::connect(&descriptor, &SocketAddrUnix::new(path)?),
-    };
-    match result {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(descriptor),
-        Err(errno) => Err(errno),
-    }
-}
-
-fn close_kind(errno: Errno) -> CloseKind {
-    match errno {
-        // A Unix socket without a listener, or whose backlog is full.
-        Errno::CONNREFUSED | Errno::NOENT | Errno::AGAIN => CloseKind::Refused,
-        Errno::TIMEDOUT => CloseKind::TimedOut,
-        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN => {
-            CloseKind::Unreachable
-        }
-        Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => CloseKind::Exhausted,
-        _ => CloseKind::Reset,
-    }
 }

@@ -1,10 +1,14 @@
 //! Moves bytes between sockets and whoever handles them, and knows nothing of protocols.
 //!
 //! A [`Driver`] reports what happened to a [`Handler`] from inside [`Driver::wait`], one tick at a
-//! time, and writes what the handler has when told to by [`Driver::send`].
-#![forbid(unsafe_code)]
+//! time, and writes what the handler has when told to by [`Driver::send`] and [`Driver::flush`].
+#![deny(unsafe_code)]
 
 mod epoll;
+#[allow(unsafe_code)]
+mod ring;
+mod socket;
+mod uring;
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -13,6 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use epoll::EpollDriver;
+pub use uring::{Refusal, UringDriver};
 
 /// Names a connection. The handler chooses it: bits 0..31 index into one of two dense tables and
 /// stay below 2^30, bit 31 is the table, bits 32..64 a generation that tells successive users of an
@@ -66,7 +71,8 @@ pub trait Handler {
     fn received(&mut self, conn: Token, bytes: &mut Vec<u8>);
     /// A buffer in place of one that was taken, empty, of at least this capacity.
     fn buffer(&mut self, capacity: usize) -> Vec<u8>;
-    /// The peer will send nothing more.
+    /// The peer will send nothing more. Reported by a later wait than its last bytes, so that what
+    /// these led to can be written before the end has consequences.
     fn read_closed(&mut self, conn: Token);
     /// The connection is gone, its descriptor closed, the token free.
     fn closed(&mut self, conn: Token, why: CloseKind);
@@ -109,10 +115,22 @@ pub trait Driver {
 
     fn resume(&mut self, conn: Token);
 
-    /// Writes as much of the connection's output as goes; the rest follows by itself when the peer
-    /// has read.
+    /// The connection's output is to be written: here and now, or by the next [`Driver::flush`],
+    /// together with that of others. What does not go then follows by itself when the peer has
+    /// read.
     fn send(&mut self, conn: Token, handler: &mut impl Handler);
 
+    /// Writes as much as goes of what [`Driver::send`] was called for, and reports how far that
+    /// came. Call it before what is sent has to be seen, and before waiting.
+    fn flush(&mut self, handler: &mut impl Handler);
+
     /// Waits for something to happen, at most for `timeout` (`None`: without end), and reports it.
-    fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()>;
+    /// Reports nothing before `window` has passed, so that what happens to many connections is
+    /// reported together, unless that is longer than `timeout` or very much happens.
+    fn wait(
+        &mut self,
+        window: Duration,
+        timeout: Option<Duration>,
+        handler: &mut impl Handler,
+    ) -> io::Result<()>;
 }

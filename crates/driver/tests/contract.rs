@@ -9,22 +9,32 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bench::{Bench, Event, QUIET, SocketPath, client, pattern, server};
-use cashew_driver::{Address, CloseKind, Driver, EpollDriver};
+use bench::{
+    Bench, Event, QUIET, SocketPath, client, epoll_driver, has_uring, pattern, server, uring_driver,
+};
+use cashew_driver::{Address, CloseKind, Driver};
 
 macro_rules! contract {
-    ($driver:ident, $new:expr, $($name:ident)*) => {
-        mod $driver {
+    ($($name:ident)*) => {
+        mod epoll {
             $(#[test]
             fn $name() {
-                super::$name($new);
+                super::$name(super::epoll_driver);
+            })*
+        }
+
+        mod uring {
+            $(#[test]
+            fn $name() {
+                if super::has_uring() {
+                    super::$name(super::uring_driver);
+                }
             })*
         }
     };
 }
 
 contract! {
-    epoll, || super::EpollDriver::new().expect("epoll"),
     accepts_tcp
     accepts_ipv6
     accepts_unix
@@ -62,6 +72,9 @@ contract! {
     watches_while_readable
     waits_as_long_as_told
     reports_each_wait
+    lets_events_meet
+    pauses_no_longer_than_it_may_wait
+    serves_many_at_once
 }
 
 fn accepts_tcp<D: Driver>(new: fn() -> D) {
@@ -355,7 +368,7 @@ fn writes_many_slices<D: Driver>(new: fn() -> D) {
         expected.extend_from_slice(&bytes);
         bench.queue(conn, bytes);
     }
-    bench.driver.send(conn, &mut bench.recorder);
+    bench.flush(conn);
     bench.until(|recorder| recorder.is_all_sent(conn));
     let mut got = vec![0; expected.len()];
     peer.read_exact(&mut got).unwrap();
@@ -366,7 +379,7 @@ fn writes_nothing_when_there_is_nothing<D: Driver>(new: fn() -> D) {
     let mut bench = Bench::new(new);
     let address = bench.listen(1, "127.0.0.1:0");
     let (mut peer, conn) = bench.accept(address);
-    bench.driver.send(conn, &mut bench.recorder);
+    bench.flush(conn);
     assert_eq!(bench.linger(), []);
     exchange(&mut bench, &mut peer, conn);
 }
@@ -607,6 +620,73 @@ fn reports_each_wait<D: Driver>(new: fn() -> D) {
     for round in 1..4 {
         bench.tick(Duration::from_millis(1));
         assert_eq!(bench.recorder.woken, round);
+    }
+}
+
+fn lets_events_meet<D: Driver>(new: fn() -> D) {
+    const WINDOW: Duration = Duration::from_millis(200);
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut early, one) = bench.accept(address);
+    let (mut late, two) = bench.accept(address);
+    bench.linger();
+    early.write_all(b"early").unwrap();
+    let start = Instant::now();
+    let writer = thread::spawn(move || {
+        thread::sleep(WINDOW / 4);
+        late.write_all(b"late").map(|()| late)
+    });
+    bench.driver.wait(WINDOW, None, &mut bench.recorder).unwrap();
+    assert!(start.elapsed() >= WINDOW - Duration::from_millis(1), "{:?}", start.elapsed());
+    assert_eq!(bench.recorder.received(one), b"early");
+    assert_eq!(bench.recorder.received(two), b"late");
+    drop(writer.join().unwrap().unwrap());
+    // The end comes as soon as it is there, and has a wait of its own.
+    early.write_all(b"!").unwrap();
+    drop(early);
+    let window = Duration::from_micros(50);
+    while !bench.recorder.has(Event::ReadClosed(one)) && start.elapsed() < bench::PATIENCE {
+        bench.driver.wait(window, Some(QUIET), &mut bench.recorder).unwrap();
+    }
+    assert_eq!(bench.recorder.received(one), b"early!");
+}
+
+fn pauses_no_longer_than_it_may_wait<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let _address = bench.listen(1, "127.0.0.1:0");
+    let start = Instant::now();
+    for timeout in [Duration::ZERO, QUIET] {
+        bench.driver.wait(Duration::from_secs(60), Some(timeout), &mut bench.recorder).unwrap();
+    }
+    let elapsed = start.elapsed();
+    assert!((QUIET..bench::PATIENCE).contains(&elapsed), "{elapsed:?}");
+    assert_eq!(bench.recorder.woken, 2);
+}
+
+fn serves_many_at_once<D: Driver>(new: fn() -> D) {
+    const CLIENTS: usize = 100;
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let mut peers: Vec<_> = (0..CLIENTS).map(|_| bench.accept(address)).collect();
+    let mut expected = Vec::new();
+    // Each is as large as some things get, after silence.
+    for len in [1, 50_000, 100] {
+        bench.linger();
+        let bytes = pattern(len);
+        for (peer, _) in &mut peers {
+            peer.write_all(&bytes).unwrap();
+        }
+        expected.extend(bytes);
+        for (_, conn) in &peers {
+            bench.until(|recorder| recorder.received(*conn).len() >= expected.len());
+            assert!(bench.recorder.received(*conn) == expected);
+            bench.send(*conn, expected.clone());
+        }
+        for (peer, _) in &mut peers {
+            let mut back = vec![0; expected.len()];
+            peer.read_exact(&mut back).unwrap();
+            assert!(back == expected);
+        }
     }
 }
 

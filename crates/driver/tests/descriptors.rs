@@ -8,13 +8,17 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use bench::{Bench, PATIENCE};
-use cashew_driver::{Driver, EpollDriver};
+use bench::{Bench, PATIENCE, epoll_driver, has_uring, uring_driver};
+use cashew_driver::Driver;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+/// One after the other, since the limit is the process's.
 #[test]
-fn epoll_waits_for_descriptors_to_be_free() {
-    waits_for_descriptors_to_be_free(|| EpollDriver::new().expect("epoll"));
+fn waits_for_descriptors_to_be_free() {
+    waits_for_descriptors(epoll_driver);
+    if has_uring() {
+        waits_for_descriptors(uring_driver);
+    }
 }
 
 fn set_limit(current: u64) {
@@ -22,7 +26,7 @@ fn set_limit(current: u64) {
     setrlimit(Resource::Nofile, limit).unwrap();
 }
 
-fn waits_for_descriptors_to_be_free<D: Driver>(new: fn() -> D) {
+fn waits_for_descriptors<D: Driver>(new: fn() -> D) {
     const CLIENTS: usize = 20;
     const ROOM: usize = 5;
     let mut bench = Bench::new(new);

@@ -1,7 +1,9 @@
 //! Snapshots for tests.
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Global, Limits, Listen, Pool, Protocol, Server, Topology};
+use cashew_config::snapshot::{
+    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
+};
 use cashew_placement::{Distribution, Hash};
 
 pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
@@ -13,6 +15,7 @@ pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
         worker_shutdown_timeout_ms: 1000,
         batch_window_max_us: 0,
         worker_memory_max: None,
+        io_engine: IoEngine::Auto,
     };
     let pools = pools.iter().map(|(name, servers)| pool(name, servers)).collect();
     Snapshot { epoch: 1, global, pools }

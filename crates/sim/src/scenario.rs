@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Global, Limits, Listen, Pool, Protocol, Server, Topology};
+use cashew_config::snapshot::{
+    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
+};
 use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::client::Temper;
@@ -118,6 +120,7 @@ impl Scenario {
                 worker_shutdown_timeout_ms: 10_000,
                 batch_window_max_us: 0,
                 worker_memory_max: tight_memory,
+                io_engine: IoEngine::Auto,
             },
             pools,
         };

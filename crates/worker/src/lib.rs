@@ -10,7 +10,11 @@ mod worker;
 
 use std::os::fd::OwnedFd;
 
-use cashew_driver::EpollDriver;
+use cashew_config::snapshot::IoEngine;
+use cashew_control::ChildChannel;
+use cashew_driver::{Driver, EpollDriver, Refusal, UringDriver};
+
+use crate::start::Start;
 
 pub use start::Error;
 
@@ -21,13 +25,62 @@ pub use start::Error;
 /// When it cannot begin to serve; the master has been told why.
 pub fn run(control: OwnedFd) -> Result<(), Error> {
     let (start, mut control) = start::receive(control)?;
-    let driver = EpollDriver::new().map_err(Error::Io);
-    let worker = driver.and_then(|driver| worker::Worker::new(start, driver));
-    match worker {
+    if let Some(driver) = uring(start.snapshot.global.io_engine, start.slot, UringDriver::new) {
+        return serve(start, driver, control);
+    }
+    match EpollDriver::new() {
+        Ok(driver) => serve(start, driver, control),
+        Err(error) => {
+            let error = Error::Io(error);
+            start::report_failure(&mut control, &error);
+            Err(error)
+        }
+    }
+}
+
+/// The io_uring driver, if it is asked for and the kernel allows it. If it does not, one worker
+/// says so for all.
+fn uring<D>(engine: IoEngine, slot: u32, new: impl FnOnce() -> Result<D, Refusal>) -> Option<D> {
+    match engine {
+        IoEngine::Auto | IoEngine::Epoll => None,
+        IoEngine::Uring => match new() {
+            Ok(driver) => Some(driver),
+            Err(refusal) => {
+                if slot == 0 {
+                    tracing::warn!("io_engine: using epoll: {refusal}");
+                }
+                None
+            }
+        },
+    }
+}
+
+fn serve(start: Start, driver: impl Driver, mut control: ChildChannel) -> Result<(), Error> {
+    match worker::Worker::new(start, driver) {
         Ok(worker) => worker.run(control),
         Err(error) => {
             start::report_failure(&mut control, &error);
             Err(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_io_uring_is_no_failure() {
+        for slot in 0..2 {
+            assert_eq!(uring::<()>(IoEngine::Uring, slot, || Err(Refusal::Forbidden)), None);
+            assert_eq!(uring(IoEngine::Uring, slot, || Ok(slot)), Some(slot));
+        }
+    }
+
+    #[test]
+    fn io_uring_is_used_only_if_it_is_asked_for() {
+        for engine in [IoEngine::Auto, IoEngine::Epoll] {
+            assert_eq!(uring(engine, 0, || Ok(())), None);
         }
     }
 }

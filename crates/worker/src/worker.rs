@@ -152,17 +152,9 @@ impl<D: Driver> Worker<D> {
         let events = std::mem::take(&mut self.core.events);
         let window = self.pace.window();
         let timeout = self.timeout();
-        if window > Duration::ZERO {
-            std::thread::sleep(window.min(timeout.unwrap_or(window)));
-        }
-        let timeout = timeout.map(|timeout| timeout.saturating_sub(window));
-        self.driver.wait(timeout, &mut self.core).map_err(Error::Io)?;
+        self.driver.wait(window, timeout, &mut self.core).map_err(Error::Io)?;
         self.woken_at = self.core.now;
         self.pace.turn(self.woken_at.micros_since(began), worked_us, events);
-        if window > Duration::ZERO && self.core.events > 0 {
-            // What came while those were handled goes along.
-            self.driver.wait(Some(Duration::ZERO), &mut self.core).map_err(Error::Io)?;
-        }
         Ok(())
     }
 
@@ -181,6 +173,7 @@ impl<D: Driver> Worker<D> {
             while let Some(conn) = self.core.engine.poll_dirty() {
                 self.driver.send(Token(conn.token()), &mut self.core);
             }
+            self.driver.flush(&mut self.core);
             self.act();
         }
     }
@@ -483,8 +476,11 @@ mod tests {
             }
         }
 
+        fn flush(&mut self, _: &mut impl Handler) {}
+
         fn wait(
             &mut self,
+            _: Duration,
             timeout: Option<Duration>,
             handler: &mut impl Handler,
         ) -> io::Result<()> {

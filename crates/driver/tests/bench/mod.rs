@@ -8,7 +8,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use cashew_driver::{Address, CloseKind, Driver, Handler, Token};
+use cashew_driver::{
+    Address, CloseKind, Driver, EpollDriver, Handler, Refusal, Token, UringDriver,
+};
 
 /// Longer than anything here takes, on a machine that is busy with something else.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,6 +25,26 @@ pub(crate) enum Event {
     ReadClosed(Token),
     Closed(Token, CloseKind),
     Readable(u32),
+}
+
+pub(crate) fn epoll_driver() -> EpollDriver {
+    EpollDriver::new().expect("epoll")
+}
+
+pub(crate) fn uring_driver() -> UringDriver {
+    UringDriver::new().expect("io_uring")
+}
+
+/// Whether there is something to test: a container may forbid io_uring, an old kernel has none.
+pub(crate) fn has_uring() -> bool {
+    match UringDriver::new() {
+        Ok(_) => true,
+        Err(Refusal::Failed(error)) => panic!("io_uring: {error}"),
+        Err(refusal) => {
+            eprintln!("skipped: {refusal}");
+            false
+        }
+    }
 }
 
 /// A token of the first table, where accepted connections go.
@@ -46,6 +68,8 @@ pub(crate) struct Recorder {
     /// How often accepting was blocked.
     pub(crate) blocked: usize,
     pub(crate) woken: usize,
+    /// The value of `woken` when bytes of a connection came last.
+    received_at: HashMap<Token, usize>,
     received: HashMap<Token, Vec<u8>>,
     output: HashMap<Token, VecDeque<Vec<u8>>>,
     /// Bytes of the first buffer that are written.
@@ -126,6 +150,7 @@ impl Handler for Recorder {
     fn received(&mut self, conn: Token, bytes: &mut Vec<u8>) {
         assert!(!bytes.is_empty());
         self.events.push(Event::Received(conn));
+        self.received_at.insert(conn, self.woken);
         self.received.entry(conn).or_default().extend_from_slice(bytes);
         // Both taking the buffer and leaving it are fine.
         if self.events.len().is_multiple_of(2) {
@@ -138,6 +163,8 @@ impl Handler for Recorder {
     }
 
     fn read_closed(&mut self, conn: Token) {
+        let received_at = self.received_at.get(&conn);
+        assert!(received_at.is_none_or(|at| *at < self.woken), "the end has a tick of its own");
         self.events.push(Event::ReadClosed(conn));
     }
 
@@ -190,7 +217,7 @@ impl<D: Driver> Bench<D> {
     }
 
     pub(crate) fn tick(&mut self, timeout: Duration) {
-        self.driver.wait(Some(timeout), &mut self.recorder).expect("waiting works");
+        self.driver.wait(Duration::ZERO, Some(timeout), &mut self.recorder).expect("waiting works");
     }
 
     /// Ticks until something is so.
@@ -247,8 +274,14 @@ impl<D: Driver> Bench<D> {
 
     /// Gives the connection something to write and has it written as far as it goes.
     pub(crate) fn send(&mut self, conn: Token, bytes: impl Into<Vec<u8>>) {
-        self.recorder.output.entry(conn).or_default().push_back(bytes.into());
+        self.queue(conn, bytes);
+        self.flush(conn);
+    }
+
+    /// Has the connection's output written as far as it goes.
+    pub(crate) fn flush(&mut self, conn: Token) {
         self.driver.send(conn, &mut self.recorder);
+        self.driver.flush(&mut self.recorder);
     }
 
     /// Puts something behind what is to be written without a word to the driver.

@@ -1,0 +1,537 @@
+//! An io_uring with its receive buffers: the only unsafe code of this crate. What it hands out is
+//! safe to use in any way; at worst a descriptor that was closed too early is waited for in vain.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::process::abort;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use io_uring::types::{BufRingEntry, Fd, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+/// Submissions that fit between two calls of the kernel.
+const SUBMISSIONS: u32 = 256;
+const COMPLETIONS: u32 = 4096;
+/// Writes submitted together.
+const WRITES_MAX: usize = SUBMISSIONS as usize;
+/// A pause for more events ends early with so many.
+const CROWD: u32 = 256;
+
+/// What one receive takes at most. Of a buffer that has seen only small messages, one page is
+/// resident; and as workers tell glibc to map what is this large by itself, one that is let go of
+/// goes back to the system.
+pub(crate) const BUFFER_SIZE: usize = 64 * 1024;
+/// Buffers the kernel has when little is going on, and at most; powers of two.
+const BUFFERS_MIN: usize = 16;
+const BUFFERS_MAX: usize = 128;
+const GROUP: u16 = 0;
+/// After so many waits – a wait in vain counts for several – surplus buffers are let go of.
+const TRIM_AGE: u32 = 256;
+const IDLE_AGE: u32 = 64;
+
+/// The kind of an operation, in the upper bits of its user data; the caller's tag is below.
+const KIND_SHIFT: u32 = 62;
+const RECEIVE: u64 = 0;
+const ACCEPT: u64 = 1;
+const POLL: u64 = 2;
+/// Of no concern to the caller: the index of a write, or `UNHEARD`.
+const OWN: u64 = 3;
+const TAG_MASK: u64 = (1 << KIND_SHIFT) - 1;
+const UNHEARD: u64 = TAG_MASK;
+
+/// What became of an operation.
+pub(crate) enum Completion {
+    /// `None` is the end. Unless `goes_on`, receiving is over.
+    Received { tag: u64, bytes: Result<Option<Buffer>, Errno>, goes_on: bool },
+    /// Unless `goes_on`, accepting is over.
+    Accepted { tag: u64, socket: Result<OwnedFd, Errno>, goes_on: bool },
+    /// Empty if it was cancelled.
+    Polled { tag: u64, events: PollFlags },
+}
+
+/// Bytes received. Goes back by [`Ring::recycle`].
+pub(crate) struct Buffer {
+    id: u16,
+    pub(crate) bytes: Vec<u8>,
+}
+
+pub(crate) struct Ring {
+    io: IoUring,
+    /// Completions taken out of the kernel's queue, which so never overflows for long.
+    pending: VecDeque<cqueue::Entry>,
+    pool: Pool,
+    enter_flags: EnterFlags,
+    /// The kernel can hold back events itself, since 6.12.
+    has_min_wait: bool,
+    writes: Vec<Write>,
+    /// Of all writes; what it points to lives as long as the [`Writes`] they were made of.
+    slices: Vec<libc::iovec>,
+    messages: Vec<libc::msghdr>,
+    /// Writes without a result.
+    open_writes: usize,
+}
+
+struct Write {
+    descriptor: RawFd,
+    slices: usize,
+    wanted: usize,
+    result: i32,
+}
+
+impl Ring {
+    /// # Errors
+    /// When the kernel has no io_uring, forbids it, or is older than 6.1.
+    pub(crate) fn new() -> io::Result<Self> {
+        let io: IoUring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_clamp()
+            .setup_cqsize(COMPLETIONS)
+            .build(SUBMISSIONS)?;
+        let params = io.params();
+        if !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
+            return Err(Errno::INVAL.into());
+        }
+        let mut enter_flags = EnterFlags::GETEVENTS;
+        // A worker that waits for clients is not waiting for a disk.
+        enter_flags.set(EnterFlags::NO_IOWAIT, params.is_feature_no_iowait());
+        let has_min_wait = params.is_feature_min_timeout();
+        let mut ring = Self {
+            io,
+            pending: VecDeque::new(),
+            pool: Pool::new(),
+            enter_flags,
+            has_min_wait,
+            writes: Vec::new(),
+            slices: Vec::new(),
+            messages: Vec::new(),
+            open_writes: 0,
+        };
+        ring.register_buffers(BUFFERS_MIN)?;
+        // What allows the set-up may still forbid the use.
+        ring.push(&opcode::Nop::new().build().user_data(OWN << KIND_SHIFT | UNHEARD));
+        ring.enter(1, None)?;
+        Ok(ring)
+    }
+
+    /// Accepts until that fails or is cancelled.
+    pub(crate) fn accept(&mut self, listener: BorrowedFd<'_>, tag: u64) {
+        let entry =
+            opcode::AcceptMulti::new(Fd(listener.as_raw_fd())).flags(libc::SOCK_CLOEXEC).build();
+        self.push(&entry.user_data(ACCEPT << KIND_SHIFT | tag));
+    }
+
+    /// Receives until the end, or a failure – among them, that there is no buffer – or until it is
+    /// cancelled.
+    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>, tag: u64) {
+        let entry = opcode::RecvMulti::new(Fd(socket.as_raw_fd()), GROUP).build();
+        self.push(&entry.user_data(RECEIVE << KIND_SHIFT | tag));
+    }
+
+    /// Waits once for one of the events, or for an error.
+    pub(crate) fn poll(&mut self, descriptor: RawFd, events: PollFlags, tag: u64) {
+        let entry = opcode::PollAdd::new(Fd(descriptor), events.bits().into()).build();
+        self.push(&entry.user_data(POLL << KIND_SHIFT | tag));
+    }
+
+    pub(crate) fn cancel_receive(&mut self, tag: u64) {
+        self.cancel(RECEIVE << KIND_SHIFT | tag);
+    }
+
+    pub(crate) fn cancel_accept(&mut self, tag: u64) {
+        self.cancel(ACCEPT << KIND_SHIFT | tag);
+    }
+
+    pub(crate) fn cancel_poll(&mut self, tag: u64) {
+        self.cancel(POLL << KIND_SHIFT | tag);
+    }
+
+    fn cancel(&mut self, user_data: u64) {
+        let entry = opcode::AsyncCancel::new(user_data).build();
+        self.push(&entry.user_data(OWN << KIND_SHIFT | UNHEARD));
+    }
+
+    /// Hands everything queued to the kernel.
+    pub(crate) fn submit(&mut self) {
+        if self.io.submission().is_empty() {
+            return;
+        }
+        if let Err(error) = self.enter(0, None) {
+            // Going on would leave the kernel pointers into memory that is used for other things.
+            eprintln!("io_uring_enter: {error}");
+            abort();
+        }
+    }
+
+    /// Begins a batch of writes.
+    pub(crate) fn writes<'b>(&mut self) -> Writes<'_, 'b> {
+        self.writes.clear();
+        self.slices.clear();
+        Writes { ring: self, bytes: PhantomData }
+    }
+
+    /// What became of the write of this index of the last batch: how much was to be written, and
+    /// how much was.
+    pub(crate) fn written(&self, index: usize) -> (usize, Result<usize, Errno>) {
+        let write = &self.writes[index];
+        (write.wanted, count(write.result))
+    }
+
+    /// Whether there is something to report, perhaps only after another call of the kernel.
+    pub(crate) fn has_news(&mut self) -> bool {
+        !self.pending.is_empty() || self.io.submission().taskrun()
+    }
+
+    /// Fetches what has happened; waits neither for that nor for more.
+    pub(crate) fn look(&mut self) -> io::Result<()> {
+        self.enter(0, None)
+    }
+
+    /// Waits until something has happened and `window` has passed, at most for `timeout`.
+    pub(crate) fn wait(&mut self, window: Duration, timeout: Option<Duration>) -> io::Result<()> {
+        let has_pending = !self.pending.is_empty();
+        if std::mem::take(&mut self.pool.is_short) {
+            self.pool.grow((2 * self.pool.buffers.len()).min(BUFFERS_MAX));
+        } else if !has_pending {
+            self.trim()?;
+        }
+        let window = timeout.map_or(window, |timeout| window.min(timeout));
+        if window.is_zero() {
+            return match timeout {
+                _ if has_pending => Ok(()),
+                Some(Duration::ZERO) => self.look(),
+                timeout => self.wait_for(1, Duration::ZERO, timeout),
+            };
+        }
+        let is_all = has_pending || timeout == Some(window);
+        if is_all {
+            self.wait_for(CROWD, Duration::ZERO, Some(window))
+        } else if self.has_min_wait {
+            self.wait_for(CROWD, window, timeout)
+        } else {
+            self.submit();
+            thread::sleep(window);
+            self.wait_for(1, Duration::ZERO, timeout.map(|timeout| timeout - window))
+        }
+    }
+
+    fn wait_for(
+        &mut self,
+        want: u32,
+        window: Duration,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
+        let timespec = timeout.map(Timespec::from);
+        let mut args = SubmitArgs::new().min_wait_usec(window.as_micros() as u32);
+        if let Some(timespec) = &timespec {
+            args = args.timespec(timespec);
+        }
+        self.enter(want, Some(&args))
+    }
+
+    /// The next thing that happened.
+    pub(crate) fn next(&mut self) -> Option<Completion> {
+        let entry = self.pending.pop_front()?;
+        let tag = entry.user_data() & TAG_MASK;
+        let goes_on = cqueue::more(entry.flags());
+        Some(match entry.user_data() >> KIND_SHIFT {
+            RECEIVE => {
+                let len = count(entry.result());
+                let buffer = cqueue::buffer_select(entry.flags())
+                    .map(|id| self.pool.take(id, len.unwrap_or(0)));
+                let bytes = match (len, buffer) {
+                    (Ok(1..), buffer) => Ok(buffer),
+                    (len, buffer) => {
+                        buffer.into_iter().for_each(|buffer| self.recycle(buffer));
+                        len.map(|_| None)
+                    }
+                };
+                Completion::Received { tag, bytes, goes_on }
+            }
+            ACCEPT => {
+                // SAFETY: the kernel has made this descriptor for us, and each completion is taken
+                // out of `pending` once.
+                let own = |fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+                Completion::Accepted { tag, socket: count(entry.result()).map(own), goes_on }
+            }
+            _ => {
+                let events = count(entry.result()).unwrap_or(0);
+                Completion::Polled { tag, events: PollFlags::from_bits_retain(events as u16) }
+            }
+        })
+    }
+
+    /// Gives a buffer, or what stands for it now, back to the kernel.
+    pub(crate) fn recycle(&mut self, buffer: Buffer) {
+        self.pool.taken -= 1;
+        self.pool.publish(buffer.id, buffer.bytes);
+    }
+
+    /// The kernel ran out of buffers: with the next wait it gets more, within the limit.
+    pub(crate) fn want_buffers(&mut self) {
+        self.pool.is_short = true;
+    }
+
+    /// Lets go of buffers that were not needed for some time.
+    fn trim(&mut self) -> io::Result<()> {
+        if self.pool.age < TRIM_AGE {
+            return Ok(());
+        }
+        debug_assert_eq!(self.pool.taken, 0, "nothing is pending");
+        let needed = (2 * self.pool.taken_max).next_power_of_two().max(BUFFERS_MIN);
+        (self.pool.age, self.pool.taken_max) = (0, 0);
+        if self.pool.buffers.len() <= needed {
+            return Ok(());
+        }
+        // Nothing is lost: a receive looks for its group when bytes arrive, and runs only while
+        // this thread is in the kernel, as DEFER_TASKRUN has it.
+        self.io.submitter().unregister_buf_ring(GROUP)?;
+        self.pool.clear();
+        self.register_buffers(needed)
+    }
+
+    fn register_buffers(&mut self, count: usize) -> io::Result<()> {
+        let address = self.pool.entries.as_ptr() as u64;
+        let submitter = self.io.submitter();
+        // SAFETY: `entries` has BUFFERS_MAX of them and lives until `drop` has unregistered it.
+        unsafe {
+            submitter.register_buf_ring_with_flags(address, BUFFERS_MAX as u16, GROUP, 0)?;
+        }
+        self.pool.grow(count);
+        Ok(())
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: what entries point to – a batch's messages and slices – stays until their
+        // completion has been seen, see `Writes::submit`; the others point to nothing.
+        while unsafe { self.io.submission().push(entry) }.is_err() {
+            self.submit();
+        }
+    }
+
+    /// Submits what is queued, waits for `want` completions as `args` say and takes those there
+    /// are.
+    fn enter(&mut self, want: u32, args: Option<&SubmitArgs<'_, '_>>) -> io::Result<()> {
+        let (submitter, mut queue, _) = self.io.split();
+        queue.sync();
+        let count = queue.len() as u32;
+        let flags = self.enter_flags;
+        // SAFETY: the arguments are what the flags say they are; about the queue see `push`.
+        let result = unsafe {
+            match args {
+                Some(_) => {
+                    let flags = flags | EnterFlags::EXT_ARG;
+                    submitter.enter(count, want, flags.bits(), args)
+                }
+                None => submitter.enter::<libc::sigset_t>(count, want, flags.bits(), None),
+            }
+        };
+        drop(queue);
+        self.reap();
+        match result.as_ref().map_err(io::Error::raw_os_error) {
+            // The time is over; a signal came; the completion queue was full; out of memory for a
+            // moment. What was not submitted is still queued.
+            Err(Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) => Ok(()),
+            _ => result.map(drop),
+        }
+    }
+
+    fn reap(&mut self) {
+        let before = self.pending.len();
+        for entry in self.io.completion() {
+            let user_data = entry.user_data();
+            if user_data >> KIND_SHIFT != OWN {
+                self.pool.taken += usize::from(cqueue::buffer_select(entry.flags()).is_some());
+                self.pending.push_back(entry);
+            } else if user_data & TAG_MASK != UNHEARD {
+                self.writes[(user_data & TAG_MASK) as usize].result = entry.result();
+                self.open_writes -= 1;
+            }
+        }
+        self.pool.taken_max = self.pool.taken_max.max(self.pool.taken);
+        self.pool.age += if self.pending.len() == before { IDLE_AGE } else { 1 };
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // Descriptors nobody has been told of.
+        while self.next().is_some() {}
+        if self.io.submitter().unregister_buf_ring(GROUP).is_err() {
+            // The kernel may still write to them.
+            std::mem::forget(std::mem::take(&mut self.pool.buffers));
+            return;
+        }
+        // SAFETY: allocated in `Pool::new` with this layout; the kernel has let go of it.
+        unsafe { dealloc(self.pool.entries.as_ptr().cast(), Pool::LAYOUT) };
+    }
+}
+
+fn count(result: i32) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))
+}
+
+/// A batch of writes of bytes borrowed for `'b`.
+pub(crate) struct Writes<'r, 'b> {
+    ring: &'r mut Ring,
+    bytes: PhantomData<&'b [u8]>,
+}
+
+impl<'b> Writes<'_, 'b> {
+    pub(crate) fn is_full(&self) -> bool {
+        self.ring.writes.len() == WRITES_MAX
+    }
+
+    pub(crate) fn push(&mut self, socket: BorrowedFd<'_>, slices: &[IoSlice<'b>]) {
+        self.ring.slices.extend(slices.iter().map(|slice| libc::iovec {
+            iov_base: slice.as_ptr().cast_mut().cast(),
+            iov_len: slice.len(),
+        }));
+        self.ring.writes.push(Write {
+            descriptor: socket.as_raw_fd(),
+            slices: slices.len(),
+            wanted: slices.iter().map(|slice| slice.len()).sum(),
+            result: 0,
+        });
+    }
+
+    /// Writes as much as goes without waiting.
+    pub(crate) fn submit(self) {
+        let ring = self.ring;
+        ring.messages.clear();
+        let mut first = 0;
+        for write in &ring.writes {
+            // SAFETY: an empty message is all zeros.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            // In bounds: the writes' slices stand one behind the other.
+            message.msg_iov = ring.slices[first..].as_ptr().cast_mut();
+            message.msg_iovlen = write.slices as _;
+            ring.messages.push(message);
+            first += write.slices;
+        }
+        ring.open_writes = ring.writes.len();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        for index in 0..ring.writes.len() {
+            let write = &ring.writes[index];
+            let socket = Fd(write.descriptor);
+            let message = &ring.messages[index];
+            let entry = if write.slices == 1 {
+                // SAFETY: the message's first slice exists.
+                let slice = unsafe { *message.msg_iov };
+                let len = slice.iov_len.min(i32::MAX as usize) as u32;
+                opcode::Send::new(socket, slice.iov_base.cast(), len).flags(flags).build()
+            } else {
+                opcode::SendMsg::new(socket, message).flags(flags as u32).build()
+            };
+            ring.push(&entry.user_data(OWN << KIND_SHIFT | index as u64));
+        }
+        // MSG_DONTWAIT makes the kernel finish each write while it is submitted (io_sendmsg_prep in
+        // io_uring/net.c sets REQ_F_NOWAIT: what would wait fails with EAGAIN), so this is one
+        // call. Nothing that the entries point to may change before: the loop makes sure of it.
+        while ring.open_writes > 0 {
+            let is_submitted = ring.io.submission().is_empty();
+            if is_submitted {
+                if let Err(error) = ring.enter(1, None) {
+                    eprintln!("io_uring_enter: {error}");
+                    abort();
+                }
+            } else {
+                ring.submit();
+            }
+        }
+    }
+}
+
+/// The buffers that the kernel receives into, of all connections together. See
+/// `io_uring_register_buf_ring(3)`.
+struct Pool {
+    entries: NonNull<BufRingEntry>,
+    /// By identifier. Those that are taken are empty here.
+    buffers: Vec<Vec<u8>>,
+    tail: u16,
+    /// Buffers with bytes that have not come back.
+    taken: usize,
+    /// The most since the last trim.
+    taken_max: usize,
+    age: u32,
+    is_short: bool,
+}
+
+impl Pool {
+    const LAYOUT: Layout =
+        match Layout::from_size_align(BUFFERS_MAX * size_of::<BufRingEntry>(), 4096) {
+            Ok(layout) => layout,
+            Err(_) => panic!("a page is a valid layout"),
+        };
+
+    fn new() -> Self {
+        // SAFETY: the layout is not empty.
+        let entries = unsafe { alloc_zeroed(Self::LAYOUT) };
+        let Some(entries) = NonNull::new(entries.cast()) else { handle_alloc_error(Self::LAYOUT) };
+        Self {
+            entries,
+            buffers: Vec::new(),
+            tail: 0,
+            taken: 0,
+            taken_max: 0,
+            age: 0,
+            is_short: false,
+        }
+    }
+
+    fn grow(&mut self, count: usize) {
+        for id in self.buffers.len()..count {
+            self.buffers.push(Vec::new());
+            self.publish(id as u16, Vec::with_capacity(BUFFER_SIZE));
+        }
+    }
+
+    /// Forgets all buffers. The kernel must not have them.
+    fn clear(&mut self) {
+        self.buffers = Vec::new();
+        self.tail = 0;
+        self.store_tail();
+    }
+
+    /// The kernel may write into the buffer from now on, while this thread calls it.
+    fn publish(&mut self, id: u16, mut bytes: Vec<u8>) {
+        bytes.clear();
+        bytes.reserve(BUFFER_SIZE);
+        let index = usize::from(self.tail) % BUFFERS_MAX;
+        // SAFETY: within `entries`; a buffer has its identifier to itself, so there are never more
+        // than BUFFERS_MAX and this entry is not in use.
+        let entry = unsafe { self.entries.add(index).as_mut() };
+        entry.set_addr(bytes.as_mut_ptr() as u64);
+        entry.set_len(BUFFER_SIZE as u32);
+        entry.set_bid(id);
+        self.buffers[usize::from(id)] = bytes;
+        self.tail = self.tail.wrapping_add(1);
+        self.store_tail();
+    }
+
+    /// A buffer that the kernel has written `len` bytes into.
+    fn take(&mut self, id: u16, len: usize) -> Buffer {
+        let mut bytes = std::mem::take(&mut self.buffers[usize::from(id)]);
+        assert!(len <= bytes.capacity(), "the kernel keeps to the buffer's length");
+        // SAFETY: there is room, and the kernel has initialized them.
+        unsafe { bytes.set_len(len) };
+        Buffer { id, bytes }
+    }
+
+    fn store_tail(&mut self) {
+        // SAFETY: the tail is a field of the first entry that only this thread writes, aligned for
+        // a u16; the kernel reads it.
+        let tail = unsafe { &*BufRingEntry::tail(self.entries.as_ptr()).cast::<AtomicU16>() };
+        tail.store(self.tail, Ordering::Release);
+    }
+}

@@ -1,0 +1,86 @@
+//! What is the same for all drivers: making connections, ending them, and why they fail.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+use crate::{Address, CloseKind};
+
+/// Connections accepted in one tick.
+pub(crate) const ACCEPTS_PER_TICK: usize = 64;
+pub(crate) const EVENTS_PER_TICK: usize = 512;
+/// Buffers handed to one write.
+pub(crate) const SLICES_MAX: usize = 16;
+/// After running out of descriptors, accepting is tried again this often: they may have become free
+/// elsewhere.
+pub(crate) const PARKED_RETRY: Duration = Duration::from_millis(100);
+
+/// A connection that is closed is read this many times more, so that what lies unread does not
+/// make the kernel answer with a reset, which could overtake the last reply.
+const FINAL_READS_MAX: usize = 4;
+const FINAL_READ_SIZE: usize = 64 * 1024;
+
+/// First probe of an idle server connection, distance of the next ones, and how many may fail.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// A socket, non-blocking, that will be writable when it is connected, or not connected for a
+/// reason.
+pub(crate) fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {
+    let family = match address {
+        Address::Tcp(address) if address.is_ipv4() => AddressFamily::INET,
+        Address::Tcp(_) => AddressFamily::INET6,
+        Address::Unix(_) => AddressFamily::UNIX,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let descriptor = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    let result = match address {
+        Address::Tcp(address) => {
+            sockopt::set_tcp_nodelay(&descriptor, true)?;
+            // A server whose host vanished must be noticed while nothing is being sent.
+            sockopt::set_socket_keepalive(&descriptor, true)?;
+            sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_IDLE)?;
+            sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_INTERVAL)?;
+            sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES)?;
+            net::connect(&descriptor, address)
+        }
+        Address::Unix(path) => net::connect(&descriptor, &SocketAddrUnix::new(path)?),
+    };
+    match result {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(descriptor),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Reads what lies unread, within limits. `buffer` is for that; its content is lost.
+pub(crate) fn drain(socket: impl AsFd, buffer: &mut Vec<u8>) {
+    for _ in 0..FINAL_READS_MAX {
+        buffer.clear();
+        // The handler may have taken the buffer.
+        buffer.reserve(FINAL_READ_SIZE);
+        let room = buffer.capacity();
+        match net::recv(&socket, spare_capacity(buffer), RecvFlags::DONTWAIT) {
+            Ok((len, _)) if len == room && len > 0 => {}
+            _ => break,
+        }
+    }
+}
+
+pub(crate) fn close_kind(errno: Errno) -> CloseKind {
+    match errno {
+        // A Unix socket without a listener, or whose backlog is full.
+        Errno::CONNREFUSED | Errno::NOENT | Errno::AGAIN => CloseKind::Refused,
+        Errno::TIMEDOUT => CloseKind::TimedOut,
+        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN => {
+            CloseKind::Unreachable
+        }
+        Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => CloseKind::Exhausted,
+        _ => CloseKind::Reset,
+    }
+}

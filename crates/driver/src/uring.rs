@@ -1,0 +1,663 @@
+//! The io_uring driver: clients are accepted and bytes received by operations that stay in the
+//! kernel, everything that is to be written in a tick goes in one call of it.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown, sockopt};
+
+use crate::ring::{BUFFER_SIZE, Buffer, Completion, Ring};
+use crate::socket::{
+    ACCEPTS_PER_TICK, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind, drain,
+    start_connecting,
+};
+use crate::{Address, CloseKind, Driver, Handler, Token};
+
+/// Tags of operations: bits 0..32 are those of the token, or a number; bits 32..60 the epoch, which
+/// tells successive users of them apart; bits 60..62 say what is waited for. Epochs repeat after
+/// 2^28 connections, when nothing in the kernel knows of the last one.
+const EPOCH_MASK: u32 = (1 << 28) - 1;
+const PURPOSE_SHIFT: u32 = 60;
+
+/// What a poll is for.
+const WRITABLE: u64 = 0;
+const CONNECTED: u64 = 1;
+/// Nothing but an error, while the connection is paused.
+const BROKEN: u64 = 2;
+const WATCHED: u64 = 3;
+
+/// Why there is no io_uring here, and what helps.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("the kernel has no io_uring; it needs Linux 6.1 or newer, built with CONFIG_IO_URING")]
+    Missing,
+    #[error(
+        "io_uring is forbidden here; have the container's seccomp profile allow io_uring_setup, \
+         io_uring_enter and io_uring_register, and set kernel.io_uring_disabled to 0"
+    )]
+    Forbidden,
+    #[error("the kernel's io_uring lacks what is needed; it needs Linux 6.1 or newer")]
+    Old,
+    #[error("io_uring cannot be set up: {0}")]
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOSYS) => Self::Missing,
+            Some(Errno::PERM | Errno::ACCESS) => Self::Forbidden,
+            Some(Errno::INVAL) => Self::Old,
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+pub struct UringDriver {
+    ring: Ring,
+    tables: [Vec<Socket>; 2],
+    listeners: Vec<Listener>,
+    watches: Vec<Watch>,
+    epoch: u32,
+    /// Accepted by the kernel, not reported yet.
+    accepted: VecDeque<(u32, OwnedFd)>,
+    /// When to try again to accept with those that are parked.
+    unpark_at: Option<Instant>,
+    /// Connections with output to write.
+    dirty: Vec<Token>,
+    /// Those being written, and whether all their output is; kept for its memory.
+    writing: Vec<(Token, bool)>,
+    /// What had been received of connections when they were paused.
+    held: HashMap<Token, Vec<u8>>,
+    /// Connections no longer paused of which something was held back.
+    resumed: Vec<Token>,
+    /// Ends of connections, for the next tick.
+    ends: Vec<Completion>,
+    /// Counts ticks, and begins again.
+    tick: u8,
+    buffer: Vec<u8>,
+}
+
+struct Listener {
+    id: u32,
+    epoch: u32,
+    socket: OwnedFd,
+    is_accepting: bool,
+    /// Out of descriptors: tried again when one may be free.
+    is_parked: bool,
+}
+
+struct Watch {
+    id: u32,
+    epoch: u32,
+    descriptor: RawFd,
+    is_polled: bool,
+}
+
+/// A slot of a table.
+#[derive(Default)]
+struct Socket {
+    descriptor: Option<OwnedFd>,
+    generation: u32,
+    epoch: u32,
+    /// When bytes came last. Taking an old tick for this one is harmless.
+    read_at: u8,
+    state: State,
+}
+
+#[derive(Clone, Copy, Default)]
+struct State {
+    connecting: bool,
+    /// The kernel receives, or is asked to.
+    receiving: bool,
+    /// The kernel took less than there was; it will say when it takes more.
+    write_blocked: bool,
+    /// The kernel will say when an error comes.
+    watched: bool,
+    paused: bool,
+    /// Listed in `dirty`.
+    dirty: bool,
+    /// The peer ended its side.
+    ended: bool,
+    /// That was reported.
+    end_reported: bool,
+}
+
+impl State {
+    /// Whether the kernel holds on to the socket.
+    fn is_busy(self) -> bool {
+        self.connecting || self.receiving || self.write_blocked || self.watched
+    }
+}
+
+impl UringDriver {
+    /// # Errors
+    /// When the kernel does not let us, or is too old.
+    pub fn new() -> Result<Self, Refusal> {
+        Ok(Self {
+            ring: Ring::new()?,
+            tables: [Vec::new(), Vec::new()],
+            listeners: Vec::new(),
+            watches: Vec::new(),
+            epoch: 0,
+            accepted: VecDeque::new(),
+            unpark_at: None,
+            dirty: Vec::new(),
+            writing: Vec::new(),
+            held: HashMap::new(),
+            resumed: Vec::new(),
+            ends: Vec::new(),
+            tick: 0,
+            buffer: Vec::new(),
+        })
+    }
+
+    #[inline]
+    fn socket(&mut self, conn: Token) -> Option<&mut Socket> {
+        let socket = self.tables[conn.table()].get_mut(conn.index())?;
+        (socket.generation == conn.generation() && socket.descriptor.is_some()).then_some(socket)
+    }
+
+    /// Whom an operation was for, if that is still there.
+    #[inline]
+    fn conn(&mut self, tag: u64) -> Option<Token> {
+        let low = Token(tag & u64::from(u32::MAX));
+        let socket = self.tables[low.table()].get_mut(low.index())?;
+        (socket.epoch == epoch_of(tag) && socket.descriptor.is_some())
+            .then_some(Token(u64::from(socket.generation) << 32 | low.0))
+    }
+
+    fn next_epoch(&mut self) -> u32 {
+        self.epoch = (self.epoch + 1) & EPOCH_MASK;
+        self.epoch
+    }
+
+    fn insert(&mut self, conn: Token, descriptor: OwnedFd, connecting: bool) {
+        let epoch = self.next_epoch();
+        let table = &mut self.tables[conn.table()];
+        if table.len() <= conn.index() {
+            table.resize_with(conn.index() + 1, Socket::default);
+        }
+        table[conn.index()] = Socket {
+            descriptor: Some(descriptor),
+            generation: conn.generation(),
+            epoch,
+            read_at: self.tick.wrapping_sub(1),
+            state: State { connecting, ..State::default() },
+        };
+        if connecting {
+            self.poll(conn, PollFlags::OUT, CONNECTED);
+        } else {
+            self.receive(conn);
+        }
+    }
+
+    /// Takes the descriptor, with nothing of it waiting to be submitted, has the kernel let go of
+    /// the socket, and shrinks the table behind the last one in use.
+    fn remove(&mut self, conn: Token) -> Option<(OwnedFd, State)> {
+        let socket = self.socket(conn)?;
+        let state = std::mem::take(&mut socket.state);
+        let descriptor = socket.descriptor.take()?;
+        if state.is_busy() {
+            self.ring.submit();
+            // Receiving comes to its end, polls fire. An error means that they did already.
+            let _ = shutdown(&descriptor, Shutdown::Both);
+        }
+        self.held.remove(&conn);
+        let table = &mut self.tables[conn.table()];
+        if conn.index() + 1 == table.len() {
+            while table.last().is_some_and(|socket| socket.descriptor.is_none()) {
+                table.pop();
+            }
+            table.shrink_to(2 * table.len() + 64);
+        }
+        Some((descriptor, state))
+    }
+
+    fn fail(&mut self, conn: Token, errno: Errno, handler: &mut impl Handler) {
+        drop(self.remove(conn));
+        self.unpark();
+        handler.closed(conn, close_kind(errno));
+    }
+
+    /// Has the kernel receive, unless it does or should not.
+    fn receive(&mut self, conn: Token) {
+        let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
+        let state = &mut socket.state;
+        if state.receiving || state.paused || state.ended {
+            return;
+        }
+        let Some(descriptor) = &socket.descriptor else { return };
+        state.receiving = true;
+        self.ring.receive(descriptor.as_fd(), tag(conn.0, socket.epoch, 0));
+    }
+
+    fn poll(&mut self, conn: Token, events: PollFlags, purpose: u64) {
+        let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
+        let Some(descriptor) = &socket.descriptor else { return };
+        self.ring.poll(descriptor.as_raw_fd(), events, tag(conn.0, socket.epoch, purpose));
+    }
+
+    fn handle_received(
+        &mut self,
+        tag: u64,
+        bytes: Result<Option<Buffer>, Errno>,
+        goes_on: bool,
+        handler: &mut impl Handler,
+    ) {
+        let Some(conn) = self.conn(tag) else {
+            if let Ok(Some(buffer)) = bytes {
+                self.ring.recycle(buffer);
+            }
+            return;
+        };
+        let tick = self.tick;
+        let Some(socket) = self.socket(conn) else { return };
+        socket.state.receiving = goes_on;
+        match bytes {
+            Ok(Some(mut buffer)) => {
+                socket.read_at = tick;
+                if socket.state.paused {
+                    if goes_on {
+                        // It does not stop when it is about to go on at the moment it is told to.
+                        self.ring.cancel_receive(tag);
+                    }
+                    self.held.entry(conn).or_default().extend_from_slice(&buffer.bytes);
+                } else {
+                    handler.received(conn, &mut buffer.bytes);
+                    if buffer.bytes.capacity() < BUFFER_SIZE {
+                        buffer.bytes = handler.buffer(BUFFER_SIZE);
+                    }
+                }
+                self.ring.recycle(buffer);
+            }
+            Err(Errno::NOBUFS) => self.ring.want_buffers(),
+            Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) => {}
+            bytes if socket.read_at == tick => {
+                self.ends.push(Completion::Received { tag, bytes, goes_on });
+                return;
+            }
+            Ok(None) => {
+                socket.state.ended = true;
+                self.report_end(conn, handler);
+            }
+            Err(errno) => return self.fail(conn, errno, handler),
+        }
+        if !goes_on {
+            self.receive(conn);
+        }
+    }
+
+    fn report_end(&mut self, conn: Token, handler: &mut impl Handler) {
+        let Some(socket) = self.socket(conn) else { return };
+        let state = &mut socket.state;
+        if state.ended && !state.paused && !std::mem::replace(&mut state.end_reported, true) {
+            handler.read_closed(conn);
+        }
+    }
+
+    /// Reports what was held back while the connection was paused; the end later than bytes.
+    fn report_held(&mut self, conn: Token, handler: &mut impl Handler) {
+        let tick = self.tick;
+        let Some(socket) = self.socket(conn) else { return };
+        if socket.state.paused {
+            return;
+        }
+        socket.read_at = tick;
+        match self.held.remove(&conn) {
+            Some(mut bytes) => {
+                self.resumed.push(conn);
+                handler.received(conn, &mut bytes);
+            }
+            None => self.report_end(conn, handler),
+        }
+    }
+
+    fn handle_polled(&mut self, tag: u64, events: PollFlags, handler: &mut impl Handler) {
+        if tag >> PURPOSE_SHIFT == WATCHED {
+            let watch = self.watches.iter_mut().find(|watch| watch.epoch == epoch_of(tag));
+            if let Some(watch) = watch {
+                watch.is_polled = false;
+                handler.readable(watch.id);
+            }
+            return;
+        }
+        let Some(conn) = self.conn(tag) else { return };
+        let Some(socket) = self.socket(conn) else { return };
+        match tag >> PURPOSE_SHIFT {
+            WRITABLE => {
+                socket.state.write_blocked = false;
+                self.mark_dirty(conn);
+            }
+            CONNECTED => self.finish_connecting(conn, handler),
+            _ => {
+                socket.state.watched = false;
+                // Both directions are dead: nothing can be answered any more.
+                if socket.state.paused && events.intersects(PollFlags::ERR) {
+                    self.fail(conn, Errno::CONNRESET, handler);
+                }
+            }
+        }
+    }
+
+    fn finish_connecting(&mut self, conn: Token, handler: &mut impl Handler) {
+        let Some(socket) = self.socket(conn) else { return };
+        let Some(descriptor) = &socket.descriptor else { return };
+        socket.state.connecting = false;
+        match sockopt::socket_error(descriptor) {
+            Ok(Ok(())) => {
+                handler.connected(conn);
+                self.receive(conn);
+            }
+            Ok(Err(errno)) | Err(errno) => self.fail(conn, errno, handler),
+        }
+    }
+
+    fn mark_dirty(&mut self, conn: Token) {
+        if let Some(socket) = self.socket(conn)
+            && !socket.state.connecting
+            && !socket.state.write_blocked
+            && !std::mem::replace(&mut socket.state.dirty, true)
+        {
+            self.dirty.push(conn);
+        }
+    }
+
+    /// Writes once for as many of the connections as go together.
+    fn write(&mut self, handler: &mut impl Handler) {
+        let mut writing = std::mem::take(&mut self.writing);
+        let mut writes = self.ring.writes();
+        {
+            let handler = &*handler;
+            while !writes.is_full()
+                && let Some(conn) = self.dirty.pop()
+            {
+                let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else {
+                    continue;
+                };
+                let Some(descriptor) = &socket.descriptor else { continue };
+                if socket.generation != conn.generation() {
+                    continue;
+                }
+                socket.state.dirty = false;
+                let (piece, is_more) = handler.front(conn);
+                if is_more {
+                    let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+                    let count = handler.output(conn, &mut slices);
+                    writes.push(descriptor.as_fd(), &slices[..count]);
+                } else if piece.is_empty() {
+                    continue;
+                } else {
+                    writes.push(descriptor.as_fd(), &[IoSlice::new(piece)]);
+                }
+                writing.push((conn, !is_more));
+            }
+            writes.submit();
+        }
+        for (index, (conn, is_all)) in writing.drain(..).enumerate() {
+            self.handle_written(conn, index, is_all, handler);
+        }
+        self.writing = writing;
+    }
+
+    fn handle_written(
+        &mut self,
+        conn: Token,
+        index: usize,
+        is_all: bool,
+        handler: &mut impl Handler,
+    ) {
+        let (wanted, result) = self.ring.written(index);
+        let len = match result {
+            Ok(len) => len,
+            Err(Errno::AGAIN) => 0,
+            Err(Errno::INTR) => return self.mark_dirty(conn),
+            Err(errno) => return self.fail(conn, errno, handler),
+        };
+        if len < wanted {
+            if let Some(socket) = self.socket(conn) {
+                socket.state.write_blocked = true;
+            }
+            self.poll(conn, PollFlags::OUT, WRITABLE);
+        } else if !is_all {
+            self.mark_dirty(conn);
+        }
+        if len > 0 {
+            handler.sent(conn, len as u64);
+        }
+    }
+
+    fn handle_accepted(
+        &mut self,
+        tag: u64,
+        socket: Result<OwnedFd, Errno>,
+        goes_on: bool,
+        handler: &mut impl Handler,
+    ) {
+        let listener = self.listeners.iter_mut().find(|listener| listener.epoch == epoch_of(tag));
+        if let Some(listener) = listener {
+            listener.is_accepting = goes_on;
+        }
+        match socket {
+            Ok(socket) => self.accepted.push_back((tag as u32, socket)),
+            // The connection was reset while it waited, or a signal came.
+            Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO | Errno::AGAIN) => {}
+            Err(Errno::CANCELED) => {}
+            Err(_) => self.park(tag, handler),
+        }
+    }
+
+    /// Lets a listener that cannot accept rest for a while.
+    fn park(&mut self, tag: u64, handler: &mut impl Handler) {
+        let listener = self.listeners.iter_mut().find(|listener| listener.epoch == epoch_of(tag));
+        let Some(listener) = listener else { return };
+        listener.is_parked = true;
+        self.unpark_at = Some(Instant::now() + PARKED_RETRY);
+        // The kernel takes a descriptor before it knows of a client.
+        let mut waiting = [PollFd::new(&listener.socket, PollFlags::IN)];
+        if poll(&mut waiting, Some(&Timespec::default())) == Ok(1) {
+            handler.accept_blocked(listener.id);
+        }
+    }
+
+    /// A descriptor may be free again.
+    fn unpark(&mut self) {
+        for listener in &mut self.listeners {
+            listener.is_parked = false;
+        }
+    }
+
+    /// Has the kernel accept for listeners that neither have enough to report nor are parked, and
+    /// poll what is watched.
+    fn arm(&mut self) {
+        let has_surplus = self.accepted.len() > ACCEPTS_PER_TICK;
+        for listener in &mut self.listeners {
+            let tag = tag(u64::from(listener.id), listener.epoch, 0);
+            if listener.is_accepting && has_surplus {
+                self.ring.cancel_accept(tag);
+            } else if !listener.is_accepting && self.accepted.is_empty() && !listener.is_parked {
+                listener.is_accepting = true;
+                self.ring.accept(listener.socket.as_fd(), tag);
+            }
+        }
+        for watch in self.watches.iter_mut().filter(|watch| !watch.is_polled) {
+            watch.is_polled = true;
+            let tag = tag(u64::from(watch.id), watch.epoch, WATCHED);
+            self.ring.poll(watch.descriptor, PollFlags::IN, tag);
+        }
+    }
+
+    fn report(&mut self, handler: &mut impl Handler) {
+        for _ in 0..EVENTS_PER_TICK {
+            let Some(completion) = self.ring.next() else { return };
+            self.handle(completion, handler);
+        }
+    }
+
+    fn handle(&mut self, completion: Completion, handler: &mut impl Handler) {
+        match completion {
+            Completion::Received { tag, bytes, goes_on } => {
+                self.handle_received(tag, bytes, goes_on, handler);
+            }
+            Completion::Accepted { tag, socket, goes_on } => {
+                self.handle_accepted(tag, socket, goes_on, handler);
+            }
+            Completion::Polled { tag, events } => self.handle_polled(tag, events, handler),
+        }
+    }
+
+    /// Reports what had to wait until now.
+    fn report_delayed(&mut self, handler: &mut impl Handler) {
+        for conn in std::mem::take(&mut self.resumed) {
+            self.report_held(conn, handler);
+        }
+        for completion in std::mem::take(&mut self.ends) {
+            self.handle(completion, handler);
+        }
+    }
+
+    fn report_accepted(&mut self, handler: &mut impl Handler) {
+        for _ in 0..ACCEPTS_PER_TICK {
+            let Some((id, socket)) = self.accepted.pop_front() else { return };
+            if let Some(conn) = handler.accepted(id) {
+                self.insert(conn, socket, false);
+            }
+        }
+    }
+}
+
+impl Driver for UringDriver {
+    fn listen(&mut self, id: u32, socket: OwnedFd) -> io::Result<()> {
+        let epoch = self.next_epoch();
+        self.listeners.push(Listener { id, epoch, socket, is_accepting: false, is_parked: false });
+        Ok(())
+    }
+
+    /// Clients that the kernel has accepted already are still reported.
+    fn stop_listening(&mut self) {
+        for listener in &self.listeners {
+            if listener.is_accepting {
+                let tag = tag(u64::from(listener.id), listener.epoch, 0);
+                self.ring.cancel_accept(tag);
+            }
+        }
+        self.ring.submit();
+        self.listeners.clear();
+    }
+
+    fn watch(&mut self, id: u32, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let epoch = self.next_epoch();
+        let descriptor = descriptor.as_raw_fd();
+        self.watches.push(Watch { id, epoch, descriptor, is_polled: false });
+        Ok(())
+    }
+
+    fn unwatch(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let is_it = |watch: &Watch| watch.descriptor == descriptor.as_raw_fd();
+        let index = self.watches.iter().position(is_it).ok_or(Errno::NOENT)?;
+        let watch = self.watches.swap_remove(index);
+        if watch.is_polled {
+            self.ring.cancel_poll(tag(u64::from(watch.id), watch.epoch, WATCHED));
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind> {
+        let descriptor = start_connecting(address).map_err(close_kind)?;
+        self.insert(conn, descriptor, true);
+        Ok(())
+    }
+
+    fn close(&mut self, conn: Token) {
+        let Some((descriptor, state)) = self.remove(conn) else { return };
+        if !state.ended {
+            drain(&descriptor, &mut self.buffer);
+        }
+        drop(descriptor);
+        self.unpark();
+    }
+
+    fn pause(&mut self, conn: Token) {
+        let Some(socket) = self.socket(conn) else { return };
+        let tag = tag(conn.0, socket.epoch, 0);
+        let state = &mut socket.state;
+        state.paused = true;
+        let is_receiving = state.receiving;
+        let is_unwatched = !state.connecting && !std::mem::replace(&mut state.watched, true);
+        if is_receiving {
+            self.ring.cancel_receive(tag);
+        }
+        if is_unwatched {
+            self.poll(conn, PollFlags::ERR, BROKEN);
+        }
+    }
+
+    fn resume(&mut self, conn: Token) {
+        let Some(socket) = self.socket(conn) else { return };
+        socket.state.paused = false;
+        let has_ended = socket.state.ended && !socket.state.end_reported;
+        if has_ended || self.held.contains_key(&conn) {
+            self.resumed.push(conn);
+        }
+        if self.socket(conn).is_some_and(|socket| !socket.state.connecting) {
+            self.receive(conn);
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, conn: Token, _: &mut impl Handler) {
+        self.mark_dirty(conn);
+    }
+
+    fn flush(&mut self, handler: &mut impl Handler) {
+        while !self.dirty.is_empty() {
+            self.write(handler);
+        }
+    }
+
+    fn wait(
+        &mut self,
+        window: Duration,
+        timeout: Option<Duration>,
+        handler: &mut impl Handler,
+    ) -> io::Result<()> {
+        self.flush(handler);
+        self.arm();
+        let mut timeout = timeout;
+        if self.unpark_at.is_some() {
+            timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
+        }
+        if !(self.accepted.is_empty() && self.resumed.is_empty() && self.ends.is_empty()) {
+            timeout = Some(timeout.map_or(window, |timeout| timeout.min(window)));
+        }
+        self.ring.wait(window, timeout)?;
+        handler.woken();
+        if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
+            self.unpark_at = None;
+            self.unpark();
+        }
+        self.tick = self.tick.wrapping_add(1);
+        self.report_delayed(handler);
+        self.report(handler);
+        if !window.is_zero() && self.ring.has_news() {
+            // What came while those were handled goes along.
+            self.ring.look()?;
+            self.report(handler);
+        }
+        self.report_accepted(handler);
+        self.flush(handler);
+        Ok(())
+    }
+}
+
+fn tag(low: u64, epoch: u32, purpose: u64) -> u64 {
+    purpose << PURPOSE_SHIFT | u64::from(epoch) << 32 | low & u64::from(u32::MAX)
+}
+
+fn epoch_of(tag: u64) -> u32 {
+    (tag >> 32) as u32 & EPOCH_MASK
+}
