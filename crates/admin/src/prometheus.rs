@@ -50,6 +50,16 @@ fn instance(text: &mut Exposition, source: &Source) {
     for worker in source.workers() {
         text.sample(name, &label("slot", &worker.slot.to_string()), worker.header.pressed);
     }
+    let name = "cashew_worker_batch_window_seconds";
+    text.family(
+        name,
+        "gauge",
+        "How long the worker in the slot holds back what gains from company",
+    );
+    for worker in source.workers() {
+        let window = Seconds(worker.header.window_us);
+        text.sample(name, &label("slot", &worker.slot.to_string()), window);
+    }
 }
 
 fn pools(text: &mut Exposition, source: &Source) {

@@ -273,6 +273,7 @@ fn worker_state<'a>(worker: &Worker) -> Object<'a> {
     object.insert("heartbeat_age_ms", worker.heartbeat_age_ms());
     object.insert("buffered_bytes", worker.header.buffered);
     object.insert("memory_pressed", worker.header.pressed);
+    object.insert("batch_window_us", worker.header.window_us);
     object
 }
 
@@ -382,6 +383,7 @@ mod tests {
         assert!(workers[1]["heartbeat_age_ms"].is_null());
         assert_eq!(workers[0]["buffered_bytes"], 4096);
         assert_eq!(workers[1]["memory_pressed"], 1);
+        assert_eq!(workers[0]["batch_window_us"], 150);
         assert_eq!(ours["cashew"]["epoch"], 3);
     }
 

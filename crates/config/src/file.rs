@@ -24,9 +24,11 @@ section! {
         group: Text = none,
         /// Seconds that a stopping worker waits for requests in flight; 0 stops it at once.
         worker_shutdown_timeout: Number<0, 86400> = "30",
-        /// Microseconds that a busy worker may wait for more requests and replies before it passes
-        /// on what it has, to save system calls. It waits only under load; 0 turns it off.
-        batch_window_max: Number<0, 10000> = "50",
+        /// Microseconds that requests, and replies to clients that are owed more, may be held back
+        /// under load so that many are written together, which saves CPU time here and on the
+        /// servers. The window opens with the load, and what nobody could join goes at once; 0
+        /// turns it off.
+        batch_window_max: Number<0, 10000> = "200",
         /// Bytes that the buffers and requests of all workers may take, each worker an equal share
         /// of at least 8mb. From three quarters of it on a worker takes no new requests; at all of
         /// it, or after a second in between, it closes the clients that hold most. `auto` is half

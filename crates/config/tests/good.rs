@@ -124,7 +124,7 @@ fn the_flat_dialect_loads() {
             user: None,
             group: None,
             worker_shutdown_timeout_ms: 30_000,
-            batch_window_max_us: 50,
+            batch_window_max_us: 200,
             worker_memory_max: Some(4 << 30),
             io_engine: IoEngine::Auto,
         },
@@ -153,7 +153,7 @@ fn the_sectioned_dialect_loads() {
             user: Some("nobody".to_owned()),
             group: Some("nobody".to_owned()),
             worker_shutdown_timeout_ms: 0,
-            batch_window_max_us: 50,
+            batch_window_max_us: 200,
             worker_memory_max: Some(8 << 30),
             io_engine: IoEngine::Uring,
         }

@@ -4,6 +4,8 @@ use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
 use crate::buffer::{BufPool, LARGE, Output};
+use crate::crowd::Crowd;
+use crate::id::ConnId;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -22,6 +24,8 @@ pub(crate) struct Client {
     pub(crate) lane_choice: u32,
     pub(crate) head: u32,
     pub(crate) tail: u32,
+    /// When it last had nothing to wait for and asked: see [`Crowd`].
+    pub(crate) asked_in: u32,
     /// Length of the chain.
     pub(crate) requests: u32,
     /// Received and not consumed: the start of a request, or whatever came while paused.
@@ -34,8 +38,7 @@ pub(crate) struct Client {
     /// Bytes to come that belong to a request refused already.
     pub(crate) swallow: u64,
     pub(crate) state: State,
-    /// Listed among the connections with something to send.
-    pub(crate) dirty: bool,
+    pub(crate) dirty: Dirty,
     /// Not read and not parsed until a limit is respected again.
     pub(crate) paused: bool,
     /// A large request or reply is on its way by another lane than the rest: nothing is dispatched
@@ -50,6 +53,15 @@ pub(crate) struct Client {
     /// The request being dispatched wants no reply (memcached).
     pub(crate) noreply: bool,
     pub(crate) session: Session,
+}
+
+/// Whether it is listed among the connections with something to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dirty {
+    No,
+    /// Among those that are owed more, whose replies had better go together.
+    Patient,
+    Yes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,14 +100,37 @@ impl Parser {
 impl Client {
     /// Puts a request at the end of the chain.
     #[inline]
-    pub(crate) fn append(&mut self, request: u32, requests: &mut Requests) {
+    pub(crate) fn append(&mut self, request: u32, requests: &mut Requests, crowd: &mut Crowd) {
         if self.head == NONE {
             self.head = request;
+            crowd.join(&mut self.asked_in);
         } else {
             requests[self.tail].next_in_client = request;
         }
         self.tail = request;
         self.requests += 1;
+    }
+
+    /// Lists it, under its name, among the clients with something to send.
+    #[inline]
+    pub(crate) fn mark(
+        &mut self,
+        conn: ConnId,
+        dirty: &mut Vec<ConnId>,
+        patient: &mut Vec<ConnId>,
+    ) {
+        let is_patient = self.head != NONE && self.output.len() < LARGE as u64;
+        match (self.dirty, is_patient) {
+            (Dirty::No, true) => {
+                self.dirty = Dirty::Patient;
+                patient.push(conn);
+            }
+            (Dirty::No | Dirty::Patient, false) => {
+                self.dirty = Dirty::Yes;
+                dirty.push(conn);
+            }
+            (Dirty::Yes, _) | (Dirty::Patient, true) => {}
+        }
     }
 
     /// Moves replies that are complete and in turn into the output, which ends their requests;
@@ -105,6 +140,7 @@ impl Client {
         &mut self,
         requests: &mut Requests,
         bufs: &mut BufPool,
+        crowd: &mut Crowd,
         mut ended: impl FnMut(Time),
     ) {
         while self.head != NONE {
@@ -131,6 +167,9 @@ impl Client {
             let head = std::mem::replace(&mut self.head, request.next_in_client);
             self.requests -= 1;
             requests.remove(head);
+            if self.head == NONE {
+                crowd.leave();
+            }
         }
     }
 
@@ -140,6 +179,7 @@ impl Client {
             lane_choice,
             head: NONE,
             tail: NONE,
+            asked_in: 0,
             requests: 0,
             input: Vec::new(),
             parser: None,
@@ -147,7 +187,7 @@ impl Client {
             held: 0,
             swallow: 0,
             state: State::Open,
-            dirty: false,
+            dirty: Dirty::No,
             paused: false,
             fenced: false,
             resumable: false,

@@ -363,7 +363,7 @@ impl Engine {
         let client = &mut self.clients[index];
         let request = self.requests.add(client.pool, index, self.now);
         self.requests[request].silent = client.noreply;
-        client.append(request, &mut self.requests);
+        client.append(request, &mut self.requests, &mut self.crowd);
         self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);
         request
     }
@@ -374,7 +374,8 @@ impl Engine {
         let client = &mut self.clients[index];
         let before = client.requests;
         let pool = self.pools[client.pool as usize].metrics;
-        client.deliver_done(&mut self.requests, &mut self.bufs, |started| {
+        let (requests, bufs) = (&mut self.requests, &mut self.bufs);
+        client.deliver_done(requests, bufs, &mut self.crowd, |started| {
             let latency = self.now.micros_since(started);
             self.tally.add(pool, latency, &self.metrics);
         });
@@ -429,6 +430,9 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         let mut client = self.clients.remove(index);
+        if client.head != NONE {
+            self.crowd.leave();
+        }
         let mut at = client.head;
         while at != NONE {
             let next = self.requests[at].next_in_client;

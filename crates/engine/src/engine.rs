@@ -10,7 +10,8 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
 use crate::buffer::{BufPool, LARGE, Output};
-use crate::client::{Client, Session, State};
+use crate::client::{Client, Dirty, Session, State};
+use crate::crowd::Crowd;
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::{Lane, Link};
@@ -21,7 +22,7 @@ use crate::requests::Requests;
 use crate::rng::Rng;
 use crate::slab::Slab;
 use crate::spares::Spares;
-use crate::tally::Tally;
+use crate::tally::{Answered, Tally};
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
 
@@ -83,7 +84,11 @@ pub struct Engine {
     pub(crate) rng: Rng,
     pub(crate) timers: Timers,
     pub(crate) actions: VecDeque<Action>,
-    pub(crate) dirty: Vec<ConnId>,
+    pub(crate) dirty_clients: Vec<ConnId>,
+    /// Dirty clients that are owed more.
+    pub(crate) patient_clients: Vec<ConnId>,
+    pub(crate) dirty_lanes: Vec<ConnId>,
+    pub(crate) crowd: Crowd,
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) scratch: Scratch,
     pub(crate) clients_seen: u64,
@@ -170,7 +175,10 @@ impl Engine {
             rng: Rng::new(seed),
             timers: Timers::default(),
             actions: VecDeque::new(),
-            dirty: Vec::new(),
+            dirty_clients: Vec::new(),
+            patient_clients: Vec::new(),
+            dirty_lanes: Vec::new(),
+            crowd: Crowd::default(),
             resumable: Vec::new(),
             scratch: Scratch::default(),
             clients_seen: 0,
@@ -346,7 +354,9 @@ impl Engine {
         self.scratch.trim();
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
-        shrink(&mut self.dirty);
+        shrink(&mut self.dirty_clients);
+        shrink(&mut self.patient_clients);
+        shrink(&mut self.dirty_lanes);
         shrink(&mut self.resumable);
         if self.actions.capacity() > QUEUE_KEPT {
             self.actions.shrink_to(QUEUE_KEPT.max(2 * self.actions.len()));
@@ -477,6 +487,7 @@ impl Engine {
         batch.append(&mut self.resumable);
         self.resumable = batch;
         self.tally.publish(&self.metrics);
+        self.crowd.tick(now);
     }
 
     /// When [`Engine::handle_timeout`] wants to be called; at once when clients may go on.
@@ -489,17 +500,42 @@ impl Engine {
     }
 
     /// A connection that got something to send since it was named last.
-    #[inline]
     pub fn poll_dirty(&mut self) -> Option<ConnId> {
-        let conn = self.dirty.pop()?;
-        if conn.is_lane() {
-            let lane = &mut self.lanes[conn.index() as usize];
-            if lane.generation == conn.generation() {
-                lane.dirty = false;
-            }
-        } else if self.clients.is_current(conn.index(), conn.generation()) {
+        self.let_go();
+        self.poll_dirty_lane().or_else(|| self.poll_dirty_client())
+    }
+
+    /// As [`Engine::poll_dirty`], for connections to servers only.
+    #[inline]
+    pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
+        let conn = self.dirty_lanes.pop()?;
+        let lane = &mut self.lanes[conn.index() as usize];
+        if lane.generation == conn.generation() {
+            lane.dirty = false;
+        }
+        Some(conn)
+    }
+
+    /// Whether there is something to write that gains from company: requests, and replies to
+    /// clients that wait for more of them.
+    #[inline]
+    pub fn has_held_back(&self) -> bool {
+        !self.dirty_lanes.is_empty() || !self.patient_clients.is_empty()
+    }
+
+    /// Names the clients among them with the others from now on.
+    #[inline]
+    pub fn let_go(&mut self) {
+        self.dirty_clients.append(&mut self.patient_clients);
+    }
+
+    /// As [`Engine::poll_dirty`], for connections of clients only.
+    #[inline]
+    pub fn poll_dirty_client(&mut self) -> Option<ConnId> {
+        let conn = self.dirty_clients.pop()?;
+        if self.clients.is_current(conn.index(), conn.generation()) {
             let client = &mut self.clients[conn.index()];
-            client.dirty = false;
+            client.dirty = Dirty::No;
             if client.output.is_empty() {
                 // What was answered wanted no reply: there will be no `handle_sent`.
                 self.close_if_finished(conn.index());
@@ -536,6 +572,18 @@ impl Engine {
         self.pools[pool as usize].clients
     }
 
+    /// Who asks, and who waits.
+    #[inline]
+    pub fn crowd(&self) -> &Crowd {
+        &self.crowd
+    }
+
+    /// What has been answered since the start, up to the last [`Engine::settle`].
+    #[inline]
+    pub fn answered(&self) -> Answered {
+        self.tally.total
+    }
+
     /// Requests that are not answered yet, of all pools.
     pub fn requests_pending(&self) -> usize {
         self.requests.len()
@@ -558,16 +606,13 @@ impl Engine {
 
     #[inline]
     pub(crate) fn mark_client(&mut self, index: u32) {
-        if !self.clients[index].dirty {
-            self.clients[index].dirty = true;
-            let conn = self.client_conn(index);
-            self.dirty.push(conn);
-        }
+        let conn = self.client_conn(index);
+        self.clients[index].mark(conn, &mut self.dirty_clients, &mut self.patient_clients);
     }
 
     #[inline]
     pub(crate) fn mark_lane(&mut self, index: u32) {
-        self.lanes[index as usize].mark(index, &mut self.dirty);
+        self.lanes[index as usize].mark(index, &mut self.dirty_lanes);
     }
 
     pub(crate) fn protocol_of(&self, client: u32) -> Protocol {

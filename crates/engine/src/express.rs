@@ -59,10 +59,10 @@ impl Engine {
             }
             let request = self.requests.add(pool_index, index, self.now);
             self.requests[request].mark = mark;
-            client.append(request, &mut self.requests);
+            client.append(request, &mut self.requests, &mut self.crowd);
             lane.output.push(plain.bytes, &mut self.bufs);
             lane.append(request, plain.bytes.len() as u64, &mut self.requests);
-            lane.mark(lane_index, &mut self.dirty);
+            lane.mark(lane_index, &mut self.dirty_lanes);
             lane.arm(lane_index, expiry, &mut self.timers);
             buf = plain.rest;
         }
@@ -99,6 +99,7 @@ impl Engine {
                 break;
             }
             let owner = request.client;
+            let conn = ConnId::client(owner, self.clients.generation(owner));
             let client = &mut self.clients[owner];
             if client.output.len() + client.held + len > pool.limits.client_output_max {
                 break;
@@ -112,17 +113,15 @@ impl Engine {
                 client.held += len;
             } else {
                 client.output.push(reply, &mut self.bufs);
-                client.deliver_done(&mut self.requests, &mut self.bufs, |started| {
+                let (requests, bufs) = (&mut self.requests, &mut self.bufs);
+                client.deliver_done(requests, bufs, &mut self.crowd, |started| {
                     let latency = self.now.micros_since(started);
                     self.tally.add(pool.metrics, latency, &self.metrics);
                 });
                 if client.paused {
                     unblocked = owner;
                 }
-                if !client.dirty {
-                    client.dirty = true;
-                    self.dirty.push(ConnId::client(owner, self.clients.generation(owner)));
-                }
+                client.mark(conn, &mut self.dirty_clients, &mut self.patient_clients);
             }
             if unblocked != NONE || lane.is_batch_answered() {
                 break;

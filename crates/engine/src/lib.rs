@@ -10,6 +10,7 @@ mod buffer;
 mod bulk;
 mod client;
 mod clients;
+mod crowd;
 mod deliver;
 mod dispatch;
 mod engine;
@@ -34,8 +35,10 @@ mod time;
 mod timers;
 
 pub use action::Action;
+pub use crowd::Crowd;
 pub use engine::{Admission, Engine, Identity, Setup};
 pub use failure::{CloseReason, Failure};
 pub use id::ConnId;
 pub use memory::MemoryBound;
+pub use tally::Answered;
 pub use time::Time;

@@ -9,6 +9,15 @@ pub(crate) struct Tally {
     count: u64,
     latency_us: u64,
     pool: Option<PoolId>,
+    /// All that has been published so far.
+    pub(crate) total: Answered,
+}
+
+/// Requests that have been answered, and how long they took together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answered {
+    pub count: u64,
+    pub latency_us: u64,
 }
 
 impl Tally {
@@ -28,6 +37,8 @@ impl Tally {
         if let (1.., Some(pool)) = (count, self.pool) {
             metrics.record_pool(pool, self.latency_us, count);
             metrics.add_pool(pool, PoolCounter::Responses, count);
+            self.total.count += count;
+            self.total.latency_us += self.latency_us * count;
         }
     }
 }

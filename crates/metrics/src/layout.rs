@@ -3,7 +3,7 @@
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers. It is padded to whole pages, so that workers
 //! share no cache line. With histograms of about 4 KiB a segment takes
-//! `64 + pools * 4080 + servers * 4104` bytes, of which only touched pages are ever allocated.
+//! `128 + pools * 4080 + servers * 4104` bytes, of which only touched pages are ever allocated.
 
 use cashew_config::Snapshot;
 
@@ -11,7 +11,7 @@ use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 
 /// Raised whenever the same snapshot would be laid out differently, or a number change its sense.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -24,7 +24,8 @@ pub(crate) mod header {
     pub(crate) const STARTED_AT: usize = 5;
     pub(crate) const BUFFERED: usize = 6;
     pub(crate) const PRESSED: usize = 7;
-    pub(crate) const WORDS: usize = 8;
+    pub(crate) const WINDOW_US: usize = 8;
+    pub(crate) const WORDS: usize = 16;
 }
 
 pub(crate) const POOL_GAUGES: usize = PoolCounter::ALL.len();

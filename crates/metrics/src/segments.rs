@@ -39,6 +39,8 @@ pub struct SlotHeader {
     pub buffered: u64,
     /// Times that these were so many that no new requests were taken.
     pub pressed: u64,
+    /// How long what gains from company may be held back, in microseconds.
+    pub window_us: u64,
 }
 
 impl Segments {
@@ -121,6 +123,7 @@ impl Segments {
             started_at: word(header::STARTED_AT),
             buffered: word(header::BUFFERED),
             pressed: word(header::PRESSED),
+            window_us: word(header::WINDOW_US),
         }
     }
 
@@ -185,6 +188,7 @@ impl Segments {
     pub fn clear_gauges(&self, slot: u32) {
         let words = self.words(slot);
         words[header::BUFFERED].store(0, Relaxed);
+        words[header::WINDOW_US].store(0, Relaxed);
         let clear = |from: usize, to: usize| {
             words[from..to].iter().for_each(|word| word.store(0, Relaxed));
         };
@@ -262,6 +266,7 @@ mod tests {
         writer.beat(99);
         writer.set_buffered(1 << 20);
         writer.add_pressed();
+        writer.set_window_us(150);
         drop((writer, worker));
 
         assert_eq!(master.pool_counter(1, pool, PoolCounter::Requests), 7);
@@ -277,10 +282,11 @@ mod tests {
             started_at: 1_700_000_000,
             buffered: 1 << 20,
             pressed: 1,
+            window_us: 150,
         };
         assert_eq!(master.header(1), header);
         master.clear_gauges(1);
-        assert_eq!(master.header(1), SlotHeader { buffered: 0, ..header });
+        assert_eq!(master.header(1), SlotHeader { buffered: 0, window_us: 0, ..header });
         assert_eq!(master.header(2), SlotHeader::default());
     }
 

@@ -99,6 +99,12 @@ impl Writer {
         self.add(header::PRESSED, 1);
     }
 
+    /// How long requests and replies may be held back now to be written together.
+    #[inline]
+    pub fn set_window_us(&self, window_us: u64) {
+        self.set(header::WINDOW_US, window_us);
+    }
+
     pub fn set_epoch(&self, epoch: u64) {
         self.set(header::EPOCH, epoch);
     }

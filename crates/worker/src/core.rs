@@ -40,8 +40,6 @@ pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) clock: Clock,
     pub(crate) now: Time,
-    /// Reads of connections since the worker looked last.
-    pub(crate) events: u64,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) pool_ids: Vec<PoolId>,
@@ -118,7 +116,6 @@ impl Handler for Core {
 
     #[inline]
     fn received(&mut self, conn: Token, bytes: &mut Vec<u8>) {
-        self.events += 1;
         self.engine.handle_received_buffer(ConnId::from_token(conn.0), bytes, self.now);
     }
 

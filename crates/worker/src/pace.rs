@@ -1,63 +1,98 @@
-//! How long the loop waits before it looks for events, so that requests of many clients meet.
+//! When what gains from company is written: at once, or a little later together with others.
 //!
-//! Like interrupt moderation in a network card: when the worker is busy, a short pause lets more
-//! requests and replies arrive, and what arrives together is written by one system call, here and
-//! on the servers. When it is not busy a pause would only be delay.
+//! Like interrupt moderation in a network card: when there is much to do, requests of many clients
+//! meet in one write, and so do their replies on the way back. A reply that completes what its
+//! client is owed never waits: the client asks again when it has it. docs/performance.md compares
+//! this policy with others.
 
 use std::time::Duration;
 
-/// The busy share is looked at over at least this much time.
-const PERIOD_US: u64 = 2_000;
-/// The window grows while the worker is busier than this, in percent …
-const BUSY_PERCENT: u64 = 60;
-/// … and shrinks while it is less busy than this.
-const CALM_PERCENT: u64 = 40;
-const STEP_US: u64 = 5;
-/// With fewer events per turn there is nobody to wait for: those connected wait for each other.
-const EVENTS_PER_TURN_MIN: u64 = 3;
+use cashew_engine::{Answered, Crowd, Time};
 
-/// The policy: told what each turn of the loop did, it says how long to wait before the next.
+/// The window is adjusted after at least this much time.
+const PERIOD_US: u64 = 2_000;
+/// A wait longer than this found nothing to do.
+const SLEEP_MIN_US: u64 = 3;
+/// With so many requests answered between two sleeps there is no window …
+const REQUESTS_PER_SLEEP_MIN: u64 = 5;
+/// … and with so many it is the longest.
+const REQUESTS_PER_SLEEP_MAX: u64 = 10;
+/// The window goes this part of the way to where it should be.
+const SMOOTHING: u64 = 8;
+/// When so many of the active clients wait, in percent, the others are not waited for.
+const WAITING_PERCENT: u64 = 70;
+/// Fractions of a microsecond, so that small steps are not lost.
+const FRACTION: u64 = 256;
+
+/// The policy: told what each turn of the loop did, it says whether what is held back goes now.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    window_us: u64,
     window_max_us: u64,
-    busy_us: u64,
-    total_us: u64,
-    turns: u64,
-    events: u64,
+    /// In microseconds times [`FRACTION`].
+    window: u64,
+    /// By when that goes that is held back.
+    due: Option<Time>,
+    elapsed_us: u64,
+    sleeps: u64,
+    answered: Answered,
 }
 
 impl Pace {
     /// A window of at most `window_max_us` microseconds; 0 turns it off.
     pub(crate) fn new(window_max_us: u64) -> Self {
-        Self { window_us: 0, window_max_us, busy_us: 0, total_us: 0, turns: 0, events: 0 }
+        Self {
+            window_max_us,
+            window: 0,
+            due: None,
+            elapsed_us: 0,
+            sleeps: 0,
+            answered: Answered::default(),
+        }
     }
 
-    pub(crate) fn window(&self) -> Duration {
-        Duration::from_micros(self.window_us)
+    /// How long something may be held back now, in microseconds.
+    pub(crate) fn window_us(&self) -> u64 {
+        self.window / FRACTION
     }
 
-    /// A turn is over: it waited (for events, or for the window), then worked on `events` events.
-    pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, events: u64) {
-        self.busy_us += worked_us;
-        self.total_us += waited_us + worked_us;
-        self.turns += 1;
-        self.events += events;
-        if self.total_us < PERIOD_US {
-            return;
+    /// Whether what is held back goes now: it has waited for the whole window, or so many clients
+    /// wait for answers that hardly anybody is left who could ask.
+    pub(crate) fn may_go(&mut self, crowd: &Crowd, now: Time) -> bool {
+        let window = Duration::from_micros(self.window_us());
+        let due = *self.due.get_or_insert(now + window);
+        let is_crowd_complete =
+            u64::from(crowd.waiting) * 100 >= u64::from(crowd.active()) * WAITING_PERCENT;
+        let may_go = is_crowd_complete || due <= now;
+        if may_go {
+            self.due = None;
         }
-        let busy_percent = self.busy_us * 100 / self.total_us;
-        let is_crowd = self.events >= EVENTS_PER_TURN_MIN * self.turns;
-        if busy_percent < CALM_PERCENT || !is_crowd {
-            self.window_us -= (2 * STEP_US).min(self.window_us);
-        } else if busy_percent > BUSY_PERCENT {
-            self.window_us = (self.window_us + STEP_US).min(self.window_max_us);
+        may_go
+    }
+
+    /// By when [`Pace::may_go`] is to be asked again.
+    pub(crate) fn due(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// A turn is over: it waited for events, then worked on them; `answered` counts all requests
+    /// answered since the start. Returns whether the window was looked at.
+    pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, answered: Answered) -> bool {
+        self.elapsed_us += waited_us + worked_us;
+        self.sleeps += u64::from(waited_us > SLEEP_MIN_US);
+        if self.elapsed_us < PERIOD_US {
+            return false;
         }
+        let per_sleep = (answered.count - self.answered.count) / self.sleeps.max(1);
+        let span = REQUESTS_PER_SLEEP_MAX - REQUESTS_PER_SLEEP_MIN;
+        let degree = per_sleep.saturating_sub(REQUESTS_PER_SLEEP_MIN).min(span);
+        let target = self.window_max_us * FRACTION * degree / span;
         // After a long wait the past says nothing about the next turn.
-        if waited_us >= PERIOD_US {
-            self.window_us = 0;
-        }
-        (self.busy_us, self.total_us, self.turns, self.events) = (0, 0, 0, 0);
+        self.window = match waited_us < PERIOD_US {
+            true => self.window - self.window / SMOOTHING + target / SMOOTHING,
+            false => 0,
+        };
+        (self.elapsed_us, self.sleeps, self.answered) = (0, 0, answered);
+        true
     }
 }
 
@@ -65,42 +100,61 @@ impl Pace {
 mod tests {
     use super::*;
 
-    fn run(pace: &mut Pace, turns: u32, waited_us: u64, worked_us: u64, events: u64) -> u64 {
+    /// Turns of 100 µs with so many requests, which begin with a sleep or not.
+    fn run(pace: &mut Pace, turns: u64, requests: u64, sleeps: bool) -> u64 {
         for _ in 0..turns {
-            pace.turn(waited_us, worked_us, events);
+            let mut answered = pace.answered;
+            answered.count += requests * (pace.elapsed_us / 100 + 1);
+            let waited_us = if sleeps { 20 } else { 0 };
+            pace.turn(waited_us, 100 - waited_us, answered);
         }
-        pace.window_us
+        pace.window_us()
     }
 
     #[test]
-    fn a_busy_worker_with_many_clients_waits_up_to_the_maximum() {
-        let mut pace = Pace::new(50);
-        assert_eq!(run(&mut pace, 1000, 10, 90, 10), 50);
+    fn much_to_do_opens_the_window_up_to_the_maximum() {
+        let mut pace = Pace::new(200);
+        assert!((190..=200).contains(&run(&mut pace, 2000, 12, true)));
+        let mut pace = Pace::new(200);
+        assert!((190..=200).contains(&run(&mut pace, 2000, 1, false)));
     }
 
     #[test]
-    fn a_calm_worker_does_not_wait() {
-        let mut pace = Pace::new(50);
-        run(&mut pace, 1000, 10, 90, 10);
-        assert_eq!(run(&mut pace, 1000, 80, 20, 10), 0);
+    fn little_to_do_closes_it() {
+        let mut pace = Pace::new(200);
+        run(&mut pace, 2000, 12, true);
+        assert_eq!(run(&mut pace, 2000, 4, true), 0);
     }
 
     #[test]
-    fn few_clients_wait_for_each_other_and_are_not_kept() {
-        let mut pace = Pace::new(50);
-        assert_eq!(run(&mut pace, 1000, 1, 99, 2), 0);
-    }
-
-    #[test]
-    fn silence_ends_the_window_at_once() {
-        let mut pace = Pace::new(50);
-        run(&mut pace, 1000, 10, 90, 10);
-        assert_eq!(run(&mut pace, 1, 10_000, 90, 10), 0);
+    fn silence_closes_it_at_once() {
+        let mut pace = Pace::new(200);
+        run(&mut pace, 2000, 12, true);
+        let answered = pace.answered;
+        assert!(pace.turn(10_000, 10, answered));
+        assert_eq!(pace.window_us(), 0);
     }
 
     #[test]
     fn zero_turns_it_off() {
         let mut pace = Pace::new(0);
-        assert_eq!(run(&mut pace, 1000, 10, 90, 10), 0);
+        assert_eq!(run(&mut pace, 2000, 12, true), 0);
+        assert!(pace.may_go(&Crowd::default(), Time::ZERO));
+    }
+
+    #[test]
+    fn what_is_held_back_goes_when_the_window_is_over_or_nobody_is_left() {
+        let mut pace = Pace::new(200);
+        run(&mut pace, 2000, 12, true);
+        let window = Duration::from_micros(pace.window_us());
+        let mut crowd = Crowd::with(6, 10);
+        let now = Time::from_micros(1_000_000);
+        assert!(!pace.may_go(&crowd, now));
+        assert_eq!(pace.due(), Some(now + window));
+        assert!(!pace.may_go(&crowd, now + window / 2));
+        assert!(pace.may_go(&crowd, now + window));
+        assert_eq!(pace.due(), None);
+        crowd = Crowd::with(7, 10);
+        assert!(pace.may_go(&crowd, now));
     }
 }

@@ -77,7 +77,6 @@ impl<D: Driver> Worker<D> {
             engine,
             clock,
             now,
-            events: 0,
             snapshot: Arc::new(snapshot),
             segments,
             pool_ids,
@@ -144,17 +143,22 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Waits for events, after as much of a pause as pays.
+    /// Waits for events, or until what is held back is due.
     fn wait(&mut self) -> Result<(), Error> {
         self.core.tick();
         let began = self.core.now;
         let worked_us = began.micros_since(self.woken_at);
-        let events = std::mem::take(&mut self.core.events);
-        let window = self.pace.window();
-        let timeout = self.timeout();
-        self.driver.wait(window, timeout, &mut self.core).map_err(Error::Io)?;
+        let mut timeout = self.timeout();
+        if let Some(due) = self.pace.due() {
+            let left = due - began;
+            timeout = Some(timeout.map_or(left, |timeout| timeout.min(left)));
+        }
+        self.driver.wait(Duration::ZERO, timeout, &mut self.core).map_err(Error::Io)?;
         self.woken_at = self.core.now;
-        self.pace.turn(self.woken_at.micros_since(began), worked_us, events);
+        let waited_us = self.woken_at.micros_since(began);
+        if self.pace.turn(waited_us, worked_us, self.core.engine.answered()) {
+            self.writer.set_window_us(self.pace.window_us());
+        }
         Ok(())
     }
 
@@ -168,14 +172,30 @@ impl<D: Driver> Worker<D> {
         core.engine.settle(core.now);
         self.act();
         // Writing may end connections, and what they owed is answered before the next wait.
-        while let Some(conn) = self.core.engine.poll_dirty() {
-            self.driver.send(Token(conn.token()), &mut self.core);
-            while let Some(conn) = self.core.engine.poll_dirty() {
-                self.driver.send(Token(conn.token()), &mut self.core);
-            }
-            self.driver.flush(&mut self.core);
+        while self.flush() {
             self.act();
         }
+    }
+
+    /// Writes what is to be written now; returns whether there was anything.
+    fn flush(&mut self) -> bool {
+        let mut has_written = false;
+        let engine = &mut self.core.engine;
+        if engine.has_held_back() && self.pace.may_go(engine.crowd(), self.core.now) {
+            engine.let_go();
+            while let Some(conn) = self.core.engine.poll_dirty_lane() {
+                self.driver.send(Token(conn.token()), &mut self.core);
+                has_written = true;
+            }
+        }
+        while let Some(conn) = self.core.engine.poll_dirty_client() {
+            self.driver.send(Token(conn.token()), &mut self.core);
+            has_written = true;
+        }
+        if has_written {
+            self.driver.flush(&mut self.core);
+        }
+        has_written
     }
 
     fn act(&mut self) {
