@@ -3,7 +3,6 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -413,18 +412,8 @@ impl Driver for EpollDriver {
     #[inline]
     fn flush(&mut self, _: &mut impl Handler) {}
 
-    fn wait(
-        &mut self,
-        window: Duration,
-        timeout: Option<Duration>,
-        handler: &mut impl Handler,
-    ) -> io::Result<()> {
+    fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         let mut timeout = timeout;
-        if !window.is_zero() {
-            let pause = timeout.map_or(window, |timeout| timeout.min(window));
-            thread::sleep(pause);
-            timeout = timeout.map(|timeout| timeout - pause);
-        }
         if !self.unread.is_empty() {
             timeout = Some(Duration::ZERO);
         }
@@ -438,13 +427,7 @@ impl Driver for EpollDriver {
             self.unpark_at = None;
             self.unpark();
         }
-        let has_events = !self.events.is_empty() || !self.unread.is_empty();
         self.report(handler);
-        if has_events && !window.is_zero() {
-            // What came while those were handled goes along.
-            self.fetch(Some(Duration::ZERO))?;
-            self.report(handler);
-        }
         Ok(())
     }
 }

@@ -125,12 +125,5 @@ pub trait Driver {
     fn flush(&mut self, handler: &mut impl Handler);
 
     /// Waits for something to happen, at most for `timeout` (`None`: without end), and reports it.
-    /// Reports nothing before `window` has passed, so that what happens to many connections is
-    /// reported together, unless that is longer than `timeout` or very much happens.
-    fn wait(
-        &mut self,
-        window: Duration,
-        timeout: Option<Duration>,
-        handler: &mut impl Handler,
-    ) -> io::Result<()>;
+    fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()>;
 }

@@ -9,7 +9,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::process::abort;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use io_uring::types::{BufRingEntry, Fd, SubmitArgs, Timespec};
@@ -22,8 +21,6 @@ const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 /// Writes submitted together.
 const WRITES_MAX: usize = SUBMISSIONS as usize;
-/// A pause for more events ends early with so many.
-const CROWD: u32 = 256;
 
 /// What one receive takes at most. Of a buffer that has seen only small messages, one page is
 /// resident; and as workers tell glibc to map what is this large by itself, one that is let go of
@@ -69,8 +66,6 @@ pub(crate) struct Ring {
     pending: VecDeque<cqueue::Entry>,
     pool: Pool,
     enter_flags: EnterFlags,
-    /// The kernel can hold back events itself, since 6.12.
-    has_min_wait: bool,
     writes: Vec<Write>,
     /// Of all writes; what it points to lives as long as the [`Writes`] they were made of.
     slices: Vec<libc::iovec>,
@@ -93,7 +88,6 @@ impl Ring {
         let io: IoUring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
-            .setup_taskrun_flag()
             .setup_submit_all()
             .setup_clamp()
             .setup_cqsize(COMPLETIONS)
@@ -105,13 +99,11 @@ impl Ring {
         let mut enter_flags = EnterFlags::GETEVENTS;
         // A worker that waits for clients is not waiting for a disk.
         enter_flags.set(EnterFlags::NO_IOWAIT, params.is_feature_no_iowait());
-        let has_min_wait = params.is_feature_min_timeout();
         let mut ring = Self {
             io,
             pending: VecDeque::new(),
             pool: Pool::new(),
             enter_flags,
-            has_min_wait,
             writes: Vec::new(),
             slices: Vec::new(),
             messages: Vec::new(),
@@ -187,56 +179,23 @@ impl Ring {
         (write.wanted, count(write.result))
     }
 
-    /// Whether there is something to report, perhaps only after another call of the kernel.
-    pub(crate) fn has_news(&mut self) -> bool {
-        !self.pending.is_empty() || self.io.submission().taskrun()
-    }
-
-    /// Fetches what has happened; waits neither for that nor for more.
-    pub(crate) fn look(&mut self) -> io::Result<()> {
-        self.enter(0, None)
-    }
-
-    /// Waits until something has happened and `window` has passed, at most for `timeout`.
-    pub(crate) fn wait(&mut self, window: Duration, timeout: Option<Duration>) -> io::Result<()> {
+    /// Waits until something has happened, at most for `timeout`.
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let has_pending = !self.pending.is_empty();
         if std::mem::take(&mut self.pool.is_short) {
             self.pool.grow((2 * self.pool.buffers.len()).min(BUFFERS_MAX));
         } else if !has_pending {
             self.trim()?;
         }
-        let window = timeout.map_or(window, |timeout| window.min(timeout));
-        if window.is_zero() {
-            return match timeout {
-                _ if has_pending => Ok(()),
-                Some(Duration::ZERO) => self.look(),
-                timeout => self.wait_for(1, Duration::ZERO, timeout),
-            };
+        match timeout {
+            _ if has_pending => Ok(()),
+            None => self.enter(1, None),
+            Some(Duration::ZERO) => self.enter(0, None),
+            Some(timeout) => {
+                let timeout = Timespec::from(timeout);
+                self.enter(1, Some(&SubmitArgs::new().timespec(&timeout)))
+            }
         }
-        let is_all = has_pending || timeout == Some(window);
-        if is_all {
-            self.wait_for(CROWD, Duration::ZERO, Some(window))
-        } else if self.has_min_wait {
-            self.wait_for(CROWD, window, timeout)
-        } else {
-            self.submit();
-            thread::sleep(window);
-            self.wait_for(1, Duration::ZERO, timeout.map(|timeout| timeout - window))
-        }
-    }
-
-    fn wait_for(
-        &mut self,
-        want: u32,
-        window: Duration,
-        timeout: Option<Duration>,
-    ) -> io::Result<()> {
-        let timespec = timeout.map(Timespec::from);
-        let mut args = SubmitArgs::new().min_wait_usec(window.as_micros() as u32);
-        if let Some(timespec) = &timespec {
-            args = args.timespec(timespec);
-        }
-        self.enter(want, Some(&args))
     }
 
     /// The next thing that happened.

@@ -619,12 +619,7 @@ impl Driver for UringDriver {
         }
     }
 
-    fn wait(
-        &mut self,
-        window: Duration,
-        timeout: Option<Duration>,
-        handler: &mut impl Handler,
-    ) -> io::Result<()> {
+    fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         self.flush(handler);
         self.arm();
         let mut timeout = timeout;
@@ -632,9 +627,9 @@ impl Driver for UringDriver {
             timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
         }
         if !(self.accepted.is_empty() && self.resumed.is_empty() && self.ends.is_empty()) {
-            timeout = Some(timeout.map_or(window, |timeout| timeout.min(window)));
+            timeout = Some(Duration::ZERO);
         }
-        self.ring.wait(window, timeout)?;
+        self.ring.wait(timeout)?;
         handler.woken();
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
             self.unpark_at = None;
@@ -643,11 +638,6 @@ impl Driver for UringDriver {
         self.tick = self.tick.wrapping_add(1);
         self.report_delayed(handler);
         self.report(handler);
-        if !window.is_zero() && self.ring.has_news() {
-            // What came while those were handled goes along.
-            self.ring.look()?;
-            self.report(handler);
-        }
         self.report_accepted(handler);
         self.flush(handler);
         Ok(())

@@ -153,7 +153,7 @@ impl<D: Driver> Worker<D> {
             let left = due - began;
             timeout = Some(timeout.map_or(left, |timeout| timeout.min(left)));
         }
-        self.driver.wait(Duration::ZERO, timeout, &mut self.core).map_err(Error::Io)?;
+        self.driver.wait(timeout, &mut self.core).map_err(Error::Io)?;
         self.woken_at = self.core.now;
         let waited_us = self.woken_at.micros_since(began);
         if self.pace.turn(waited_us, worked_us, self.core.engine.answered()) {
@@ -500,7 +500,6 @@ mod tests {
 
         fn wait(
             &mut self,
-            _: Duration,
             timeout: Option<Duration>,
             handler: &mut impl Handler,
         ) -> io::Result<()> {

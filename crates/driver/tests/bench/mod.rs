@@ -217,7 +217,7 @@ impl<D: Driver> Bench<D> {
     }
 
     pub(crate) fn tick(&mut self, timeout: Duration) {
-        self.driver.wait(Duration::ZERO, Some(timeout), &mut self.recorder).expect("waiting works");
+        self.driver.wait(Some(timeout), &mut self.recorder).expect("waiting works");
     }
 
     /// Ticks until something is so.
