@@ -20,7 +20,8 @@ use crate::{Address, CloseKind, Driver, Handler, Token};
 /// One read takes at most this much, so that one connection cannot hold up the others.
 const READ_SIZE: usize = 64 * 1024;
 
-/// Tokens of what is not a connection, of two kinds: the index is one that no dense table reaches.
+/// Tokens of what is not a connection, of two kinds: a listener's index, or the number of a watch.
+/// As the index of a connection it would be one that no dense table reaches.
 const SPECIAL: u64 = 1 << 30;
 const WATCH: u64 = 1 << 31;
 
@@ -29,7 +30,7 @@ pub struct EpollDriver {
     events: Vec<Event>,
     tables: [Vec<Socket>; 2],
     listeners: Vec<Listener>,
-    /// When to try again to accept from those that are parked.
+    /// When to try again to accept from those that are parked; set while there are any.
     unpark_at: Option<Instant>,
     /// Connections that may have more to read than was taken.
     unread: Vec<Token>,
@@ -136,11 +137,11 @@ impl EpollDriver {
     fn handle_event(&mut self, event: Event, handler: &mut impl Handler) {
         let token = event.data.u64();
         if token & SPECIAL != 0 {
-            let id = (token & (SPECIAL - 1)) as u32;
+            let number = (token & (SPECIAL - 1)) as u32;
             if token & WATCH == 0 {
-                self.accept(id, handler);
+                self.accept(number as usize, handler);
             } else {
-                handler.readable(id);
+                handler.readable(number);
             }
             return;
         }
@@ -233,11 +234,10 @@ impl EpollDriver {
         }
     }
 
-    fn accept(&mut self, id: u32, handler: &mut impl Handler) {
+    fn accept(&mut self, index: usize, handler: &mut impl Handler) {
         for _ in 0..ACCEPTS_PER_TICK {
-            let Some(listener) = self.listeners.iter().find(|listener| listener.id == id) else {
-                return;
-            };
+            let Some(listener) = self.listeners.get(index) else { return };
+            let id = listener.id;
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match net::accept_with(&listener.socket, flags) {
                 Ok(descriptor) => {
@@ -251,7 +251,7 @@ impl EpollDriver {
                 // The connection was reset while it waited, or a signal came.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(_) => {
-                    self.park(id);
+                    self.park(index);
                     handler.accept_blocked(id);
                     return;
                 }
@@ -291,10 +291,8 @@ impl EpollDriver {
     }
 
     /// Stops watching a listener that cannot accept, or it would be reported again and again.
-    fn park(&mut self, id: u32) {
-        let Some(listener) = self.listeners.iter_mut().find(|listener| listener.id == id) else {
-            return;
-        };
+    fn park(&mut self, index: usize) {
+        let Some(listener) = self.listeners.get_mut(index) else { return };
         if epoll::delete(&self.epoll, &listener.socket).is_ok() {
             listener.parked = true;
             self.unpark_at = Some(Instant::now() + PARKED_RETRY);
@@ -303,9 +301,15 @@ impl EpollDriver {
 
     /// A descriptor may be free again.
     fn unpark(&mut self) {
-        for listener in self.listeners.iter_mut().filter(|listener| listener.parked) {
-            if watch_listener(&self.epoll, listener).is_ok() {
-                listener.parked = false;
+        if self.unpark_at.take().is_none() {
+            return;
+        }
+        for (index, listener) in self.listeners.iter_mut().enumerate() {
+            if listener.parked {
+                listener.parked = watch_listener(&self.epoll, index, &listener.socket).is_err();
+                if listener.parked {
+                    self.unpark_at = Some(Instant::now() + PARKED_RETRY);
+                }
             }
         }
     }
@@ -313,9 +317,8 @@ impl EpollDriver {
 
 impl Driver for EpollDriver {
     fn listen(&mut self, id: u32, socket: OwnedFd) -> io::Result<()> {
-        let listener = Listener { id, socket, parked: false };
-        watch_listener(&self.epoll, &listener)?;
-        self.listeners.push(listener);
+        watch_listener(&self.epoll, self.listeners.len(), &socket)?;
+        self.listeners.push(Listener { id, socket, parked: false });
         Ok(())
     }
 
@@ -424,7 +427,6 @@ impl Driver for EpollDriver {
         self.tick = self.tick.wrapping_add(1);
         handler.woken();
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
-            self.unpark_at = None;
             self.unpark();
         }
         self.report(handler);
@@ -433,10 +435,10 @@ impl Driver for EpollDriver {
 }
 
 /// A socket that several processes watch wakes one of them per connection.
-fn watch_listener(epoll: &OwnedFd, listener: &Listener) -> io::Result<()> {
-    let token = SPECIAL | u64::from(listener.id);
+fn watch_listener(epoll: &OwnedFd, index: usize, socket: &OwnedFd) -> io::Result<()> {
+    let token = SPECIAL | index as u64;
     let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
-    epoll::add(epoll, &listener.socket, EventData::new_u64(token), flags)?;
+    epoll::add(epoll, socket, EventData::new_u64(token), flags)?;
     Ok(())
 }
 

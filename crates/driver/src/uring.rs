@@ -65,7 +65,7 @@ pub struct UringDriver {
     epoch: u32,
     /// Accepted by the kernel, not reported yet.
     accepted: VecDeque<(u32, OwnedFd)>,
-    /// When to try again to accept with those that are parked.
+    /// When to try again to accept with those that are parked; set while there are any.
     unpark_at: Option<Instant>,
     /// Connections with output to write.
     dirty: Vec<Token>,
@@ -466,6 +466,9 @@ impl UringDriver {
 
     /// A descriptor may be free again.
     fn unpark(&mut self) {
+        if self.unpark_at.take().is_none() {
+            return;
+        }
         for listener in &mut self.listeners {
             listener.is_parked = false;
         }
@@ -632,7 +635,6 @@ impl Driver for UringDriver {
         self.ring.wait(timeout)?;
         handler.woken();
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
-            self.unpark_at = None;
             self.unpark();
         }
         self.tick = self.tick.wrapping_add(1);

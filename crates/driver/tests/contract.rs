@@ -122,6 +122,10 @@ fn tells_listeners_apart<D: Driver>(new: fn() -> D) {
     let (_a, a) = bench.accept(two);
     let (_b, b) = bench.accept(one);
     assert!(bench.recorder.has(Event::Accepted(2, a)) && bench.recorder.has(Event::Accepted(1, b)));
+    // Several may go by one number.
+    let three = bench.listen(1, "127.0.0.1:0");
+    let (_c, c) = bench.accept(three);
+    assert!(bench.recorder.has(Event::Accepted(1, c)));
 }
 
 fn accepts_a_bounded_number_per_tick<D: Driver>(new: fn() -> D) {
