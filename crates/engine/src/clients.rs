@@ -210,6 +210,7 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
+                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
                 }
                 memcached::Parsed::Partial { need: total } => {
                     need = total;

@@ -2,11 +2,13 @@
 //!
 //! Both stop at whatever gives cause for thought – a limit, a fence, a server that is not connected,
 //! a reply that is merged – and leave it to the general way, which comes to the same result for
-//! those that pass here.
+//! those that pass here. Each protocol has its own copy of the loops, with its reader inside.
 
 use cashew_config::snapshot::Protocol;
 use cashew_metrics::PoolCounter;
-use cashew_protocol::{redis, resp};
+use cashew_protocol::memcached::{self, Expect};
+use cashew_protocol::redis::{self, Access};
+use cashew_protocol::resp;
 
 use crate::buffer::LARGE;
 use crate::bulk::Mark;
@@ -17,18 +19,83 @@ use crate::lane::{Link, Scanner};
 use crate::request::Role;
 use crate::slab::NONE;
 
+/// A request that one server answers.
+struct Plain<'b> {
+    /// The whole request.
+    bytes: &'b [u8],
+    /// What follows it.
+    rest: &'b [u8],
+    key: &'b [u8],
+    access: Access,
+    expect: Expect,
+}
+
+/// How a protocol's plain requests and replies are read. A trait, as functions that are handed over
+/// would not be inlined.
+trait Reader {
+    fn request(buf: &[u8]) -> Option<Plain<'_>>;
+
+    /// The reply at the start of the buffer, and what follows it.
+    fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
+}
+
+struct Redis;
+
+impl Reader for Redis {
+    #[inline(always)]
+    fn request(buf: &[u8]) -> Option<Plain<'_>> {
+        let plain = resp::plain_request(buf)?;
+        let access = redis::find_plain(&plain)?.access;
+        let resp::PlainRequest { bytes, rest, key, .. } = plain;
+        Some(Plain { bytes, rest, key, access, expect: Expect::Line })
+    }
+
+    #[inline(always)]
+    fn reply(_: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+        resp::plain_reply(buf)
+    }
+}
+
+struct Memcached;
+
+impl Reader for Memcached {
+    #[inline(always)]
+    fn request(buf: &[u8]) -> Option<Plain<'_>> {
+        let plain = memcached::plain_request(buf)?;
+        let (access, expect) = match plain.retrieves {
+            true => (Access::Read, Expect::Values),
+            false => (Access::Write, Expect::Line),
+        };
+        let memcached::PlainRequest { bytes, rest, key, .. } = plain;
+        Some(Plain { bytes, rest, key, access, expect })
+    }
+
+    #[inline(always)]
+    fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+        memcached::plain_reply(expect, buf)
+    }
+}
+
 impl Engine {
     /// Dispatches requests from the start of `buf`; returns what it leaves.
     #[inline]
-    pub(crate) fn express_requests<'b>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
+    pub(crate) fn express_requests<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
+        match self.clients[index].session.protocol {
+            Protocol::Redis => self.express_requests_with::<Redis>(index, buf),
+            Protocol::Memcached => self.express_requests_with::<Memcached>(index, buf),
+        }
+    }
+
+    #[inline(always)]
+    fn express_requests_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
         let client = &mut self.clients[index];
         let pool_index = client.pool;
         let pool = &self.pools[pool_index as usize];
         let limits = &pool.limits;
-        let is_clear = client.session.protocol == Protocol::Redis
-            && client.session.authenticated
+        let is_clear = client.session.authenticated
             && client.state == State::Open
             && client.parser.is_none()
+            && client.swallow == 0
             && !pool.held
             && !client.fenced
             && client.output.len() + client.held < limits.client_output_pause;
@@ -39,16 +106,15 @@ impl Engine {
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
         let expiry = pool.expiry(self.now);
         while client.requests < limits.client_requests_max
-            && let Some(plain) = resp::plain_request(buf)
+            && let Some(plain) = R::request(buf)
             && plain.bytes.len() <= size_max
-            && let Some(command) = redis::find_plain(&plain)
         {
             let mark = Mark::of(plain.key);
             if pool.large_replies.contains(mark) {
                 break;
             }
             let is_up = |server: u32| pool.servers[server as usize].is_up();
-            let Some(server) = pool.router.select(plain.key, command.access, &mut self.rng, is_up)
+            let Some(server) = pool.router.select(plain.key, plain.access, &mut self.rng, is_up)
             else {
                 break;
             };
@@ -58,7 +124,9 @@ impl Engine {
                 break;
             }
             let request = self.requests.add(pool_index, index, self.now);
-            self.requests[request].mark = mark;
+            let slot = &mut self.requests[request];
+            slot.mark = mark;
+            slot.expect = plain.expect;
             client.append(request, &mut self.requests, &mut self.crowd);
             lane.output.push(plain.bytes, &mut self.bufs);
             lane.append(request, plain.bytes.len() as u64, &mut self.requests);
@@ -73,29 +141,36 @@ impl Engine {
 
     /// Delivers replies from the start of `buf`, which come from a lane; returns what it leaves.
     #[inline]
-    pub(crate) fn express_replies<'b>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
+    pub(crate) fn express_replies<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
+        match &self.lanes[index as usize].scanner {
+            Scanner::Redis(_) => self.express_replies_with::<Redis>(index, buf),
+            Scanner::Memcached(_) => self.express_replies_with::<Memcached>(index, buf),
+        }
+    }
+
+    #[inline(always)]
+    fn express_replies_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
-        let Scanner::Redis(scanner) = &lane.scanner else { return buf };
-        let is_clear = matches!(lane.link, Link::Ready { .. })
-            && scanner.at_start()
-            && pool.large_replies.is_empty();
+        let is_clear = matches!(lane.link, Link::Ready { .. }) && pool.large_replies.is_empty();
         if !is_clear {
             return buf;
         }
         let mut unblocked = NONE;
-        while lane.in_flight > 0
-            && let Some((reply, rest)) = resp::plain_reply(buf)
-            && reply.len() < LARGE
-        {
-            let len = reply.len() as u64;
+        while lane.in_flight > 0 {
             let head = lane.head;
             let request = &mut self.requests[head];
+            // Where nothing of the reply has arrived, the lane's scanner is at its start.
             let is_plain = matches!(request.role, Role::Single)
                 && request.client != NONE
                 && !request.silent
                 && request.arrived == 0;
             if !is_plain {
+                break;
+            }
+            let Some((reply, rest)) = R::reply(request.expect, buf) else { break };
+            let len = reply.len() as u64;
+            if len >= LARGE as u64 {
                 break;
             }
             let owner = request.client;

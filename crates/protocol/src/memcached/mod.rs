@@ -5,10 +5,12 @@
 //! forwarded request must never make a server close or lose its place on a shared connection.
 
 mod number;
+mod plain;
 mod reply;
 mod request;
 mod values;
 
+pub use plain::{PlainRequest, plain_reply, plain_request};
 pub use reply::{Expect, REPLY_LINE_SIZE_MAX, ReplyScanner, Scan, is_error};
 pub use request::{
     COMMAND_SIZE_MAX, MULTIGET_SIZE_MAX, Parsed, RequestParser, VALUE_SIZE_LIMIT, Verb,

@@ -1,0 +1,301 @@
+//! Requests and replies in their usual form, read at a glance: whole in the buffer, canonical, of
+//! one key. [`super::RequestParser`] and [`super::ReplyScanner`] read all the others, and these in
+//! the same way.
+
+use memchr::memchr;
+
+use super::KEY_SIZE_MAX;
+use super::reply::{Expect, REPLY_LINE_SIZE_MAX};
+use super::request::VALUE_SIZE_LIMIT;
+
+/// A request for one key, with an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainRequest<'b> {
+    /// The whole request.
+    pub bytes: &'b [u8],
+    /// What follows it.
+    pub rest: &'b [u8],
+    pub key: &'b [u8],
+    /// It is `get` or `gets`; all others write.
+    pub retrieves: bool,
+}
+
+/// What stands behind the key.
+#[derive(Clone, Copy)]
+enum Form {
+    Retrieval,
+    Key,
+    Number,
+    /// Flags, expiry, size; then the data block.
+    Storage,
+    /// The same, and the unique number behind the size.
+    Cas,
+}
+
+const OTHERS: [(&[u8], Form); 10] = [
+    (b"gets ", Form::Retrieval),
+    (b"delete ", Form::Key),
+    (b"incr ", Form::Number),
+    (b"decr ", Form::Number),
+    (b"touch ", Form::Number),
+    (b"cas ", Form::Cas),
+    (b"add ", Form::Storage),
+    (b"replace ", Form::Storage),
+    (b"append ", Form::Storage),
+    (b"prepend ", Form::Storage),
+];
+
+/// Digits of any number that is read: all 64-bit numbers, signed or not, hold as many.
+const DIGITS_MAX: usize = 18;
+
+/// The request at the start of the buffer, if it is plain: its words are one space apart, its
+/// numbers have only digits and no `noreply` follows.
+#[inline(always)]
+pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
+    let (form, rest) = match buf.split_first_chunk::<4>()? {
+        (b"get ", rest) => (Form::Retrieval, rest),
+        (b"set ", rest) => (Form::Storage, rest),
+        _ => other(buf)?,
+    };
+    let (key, rest) = key(rest)?;
+    let rest = match form {
+        Form::Retrieval | Form::Key => rest,
+        Form::Number => number(rest)?.1,
+        Form::Storage | Form::Cas => {
+            let (size, rest) = number(number(number(rest)?.1)?.1)?;
+            let rest = if let Form::Cas = form { number(rest)?.1 } else { rest };
+            data(size, behind_line_end(rest)?)?
+        }
+    };
+    let rest = behind_line_end(rest)?;
+    let bytes = &buf[..buf.len() - rest.len()];
+    Some(PlainRequest { bytes, rest, key, retrieves: matches!(form, Form::Retrieval) })
+}
+
+/// The reply at the start of the buffer, if it is plain, and what follows it: a whole line, or at
+/// most one value and `END`.
+#[inline(always)]
+pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    let len = match expect {
+        Expect::Line if buf.starts_with(b"STORED\r\n") => 8,
+        Expect::Line => memchr(b'\n', &buf[..buf.len().min(REPLY_LINE_SIZE_MAX)])? + 1,
+        Expect::Values => {
+            let rest = match buf.strip_prefix(b"VALUE ") {
+                Some(rest) => behind_line_end(value(rest)?)?,
+                None => buf,
+            };
+            buf.len() - rest.strip_prefix(b"END\r\n")?.len()
+        }
+    };
+    buf.split_at_checked(len)
+}
+
+/// A request that is neither `get` nor `set`: its form and what is behind its verb.
+#[inline(never)]
+fn other(buf: &[u8]) -> Option<(Form, &[u8])> {
+    OTHERS.iter().find_map(|(verb, form)| Some((*form, buf.strip_prefix(*verb)?)))
+}
+
+/// What is behind the data of the value whose key is at the start of the buffer.
+#[inline(always)]
+fn value(buf: &[u8]) -> Option<&[u8]> {
+    let (_, rest) = key(buf)?;
+    let (size, rest) = number(number(rest)?.1)?;
+    let rest = if rest.first() == Some(&b' ') { number(rest)?.1 } else { rest };
+    data(size, behind_line_end(rest)?)
+}
+
+/// The key at the start of the buffer and what is behind it. It ends at a space or a control
+/// character, of which the caller takes only what belongs there.
+#[inline(always)]
+fn key(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut len = 0;
+    loop {
+        let ends = match buf[len..].first_chunk() {
+            Some(word) => ends(u64::from_le_bytes(*word)),
+            None => {
+                let tail = buf[len..].iter().position(|&byte| byte < SPACE_NEXT)?;
+                len += tail;
+                break;
+            }
+        };
+        if ends != 0 {
+            len += ends.trailing_zeros() as usize / 8;
+            break;
+        }
+        len += 8;
+        if len > KEY_SIZE_MAX {
+            return None;
+        }
+    }
+    (1..=KEY_SIZE_MAX).contains(&len).then(|| buf.split_at(len))
+}
+
+/// The least byte of a key.
+const SPACE_NEXT: u8 = b' ' + 1;
+
+/// Bit 7 of the first byte that is no more than a space, and perhaps of later ones.
+#[inline(always)]
+fn ends(word: u64) -> u64 {
+    const ONES: u64 = u64::MAX / 255;
+    word.wrapping_sub(ONES * SPACE_NEXT as u64) & !word & (ONES << 7)
+}
+
+/// A space and the number behind it; what is behind both.
+#[inline(always)]
+fn number(buf: &[u8]) -> Option<(u64, &[u8])> {
+    let (b' ', digits) = buf.split_first()? else { return None };
+    let mut value = 0;
+    let mut len = 0;
+    while let Some(&byte) = digits.get(len) {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            break;
+        }
+        value = value * 10 + u64::from(digit);
+        len += 1;
+        if len > DIGITS_MAX {
+            return None;
+        }
+    }
+    (len > 0).then(|| (value, &digits[len..]))
+}
+
+/// What is behind a data block of that size.
+#[inline(always)]
+fn data(size: u64, buf: &[u8]) -> Option<&[u8]> {
+    if size > VALUE_SIZE_LIMIT {
+        return None;
+    }
+    buf.get(size as usize..)
+}
+
+#[inline(always)]
+fn behind_line_end(buf: &[u8]) -> Option<&[u8]> {
+    let (end, rest) = buf.split_first_chunk::<2>()?;
+    (end == b"\r\n").then_some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memcached::{Parsed, ReplyScanner, RequestParser, Scan};
+
+    const REQUESTS: [(&str, bool); 12] = [
+        ("get some:key:1\r\n", true),
+        ("gets k\r\n", true),
+        ("set a 0 0 5\r\nhe\r\no\r\n", false),
+        ("set some:longer:key 4294967295 86400 12\r\n0123456789ab\r\n", false),
+        ("add a 1 2 0\r\n\r\n", false),
+        ("replace a 007 2 1\r\nx\r\n", false),
+        ("append abcdefgh 0 0 1\r\nx\r\n", false),
+        ("prepend a 0 0 1\r\nx\r\n", false),
+        ("cas a 0 0 1 123456789012345678\r\nx\r\n", false),
+        ("delete abc\r\n", false),
+        ("incr n 12\r\n", false),
+        ("touch n 600\r\n", false),
+    ];
+
+    const VALUES: [&str; 6] = [
+        "END\r\n",
+        "VALUE a 0 5\r\nEND\r\n\r\nEND\r\n",
+        "VALUE some:key:1 4294967295 12\r\n0123456789ab\r\nEND\r\n",
+        "VALUE abcdefgh 1 0 18\r\n\r\nEND\r\n",
+        "VALUE a 0 1\r\nx\r\nVALUE b 0 1\r\ny\r\nEND\r\n",
+        "SERVER_ERROR out of memory\r\n",
+    ];
+
+    const LINES: [&str; 4] = ["STORED\r\n", "NOT_FOUND\r\n", "12\r\n", "CLIENT_ERROR x\r\n"];
+
+    #[test]
+    fn plain_requests_are_read() {
+        for (request, retrieves) in REQUESTS {
+            let pipelined = [request, "get next\r\n"].concat();
+            for buf in [request.as_bytes(), pipelined.as_bytes()] {
+                let (bytes, rest) = buf.split_at(request.len());
+                let key = request.split([' ', '\r']).nth(1).unwrap().as_bytes();
+                let expected = PlainRequest { bytes, rest, key, retrieves };
+                assert_eq!(plain_request(buf), Some(expected), "{request:?}");
+            }
+            assert_eq!(plain_request(&request.as_bytes()[..request.len() - 1]), None);
+        }
+    }
+
+    #[test]
+    fn keys_have_their_limit() {
+        for (len, is_plain) in [(0, false), (1, true), (250, true), (251, false), (260, false)] {
+            let key = "k".repeat(len);
+            let request = format!("get {key}\r\n");
+            assert_eq!(plain_request(request.as_bytes()).is_some(), is_plain, "{len}");
+            let reply = format!("VALUE {key} 0 1\r\nx\r\nEND\r\n");
+            assert_eq!(plain_reply(Expect::Values, reply.as_bytes()).is_some(), is_plain, "{len}");
+        }
+    }
+
+    #[test]
+    fn plain_replies_are_read() {
+        let values = VALUES[..4].iter().map(|reply| (Expect::Values, reply));
+        for (expect, reply) in values.chain(LINES.iter().map(|reply| (Expect::Line, reply))) {
+            let (reply, more) = (reply.as_bytes(), [reply, "END"].concat());
+            assert_eq!(plain_reply(expect, more.as_bytes()), Some((reply, &b"END"[..])));
+            assert_eq!(plain_reply(expect, &reply[..reply.len() - 1]), None);
+        }
+    }
+
+    /// Bytes that are often nearly plain.
+    fn almost(whole: Vec<&'static str>) -> impl Strategy<Value = Vec<u8>> {
+        let index = any::<prop::sample::Index>;
+        let special = prop::sample::select(b" \r\n\0\t-09a\xff".to_vec());
+        let byte = prop_oneof![special, any::<u8>()];
+        (prop::sample::select(whole), index(), byte, 0..3u8, index(), any::<bool>()).prop_map(
+            |(text, at, byte, change, cut, is_cut)| {
+                let mut text = text.as_bytes().to_vec();
+                let at = at.index(text.len());
+                match change {
+                    0 => text[at] = byte,
+                    1 => text.insert(at, byte),
+                    _ => {}
+                }
+                if is_cut {
+                    text.truncate(cut.index(text.len()) + 1);
+                }
+                text.extend_from_slice(b"k 0 0 1\r\nx\r\n\r\n");
+                text
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        #[test]
+        fn the_parser_reads_what_is_plain_in_the_same_way(
+            buf in almost(REQUESTS.iter().map(|(request, _)| *request).collect())
+        ) {
+            if let Some(plain) = plain_request(&buf) {
+                let mut parser = RequestParser::default();
+                prop_assert_eq!(parser.parse(&buf), Parsed::Complete { len: plain.bytes.len() });
+                prop_assert_eq!(plain.rest, &buf[plain.bytes.len()..]);
+                let keys: Vec<_> = parser.keys().iter().map(|key| key.of(&buf)).collect();
+                prop_assert_eq!(keys, [plain.key]);
+                prop_assert_eq!(parser.noreply(), None);
+                prop_assert_eq!(parser.expect() == Expect::Values, plain.retrieves);
+            }
+        }
+
+        #[test]
+        fn the_scanner_reads_what_is_plain_in_the_same_way(
+            buf in almost([&VALUES[..], &LINES[..]].concat())
+        ) {
+            for expect in [Expect::Line, Expect::Values] {
+                if let Some((reply, rest)) = plain_reply(expect, &buf) {
+                    let expected = Scan::Complete(reply.len());
+                    prop_assert_eq!(ReplyScanner::default().scan(expect, &buf), expected);
+                    prop_assert_eq!(reply.len() + rest.len(), buf.len());
+                }
+            }
+        }
+    }
+}
