@@ -59,7 +59,7 @@ c:
 
 static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(|| {
     let resolve = |_: &str, port| Ok(SocketAddr::from(([127, 0, 0, 1], port)));
-    let context = Context { processors: 1, resolve: &resolve };
+    let context = Context { processors: 1, memory: None, resolve: &resolve };
     cashew_config::parse("f", CONFIG, &context).expect("a good file").snapshot
 });
 
