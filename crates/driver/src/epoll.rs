@@ -154,6 +154,7 @@ impl EpollDriver {
             self.finish_connecting(conn, handler);
             return;
         }
+        let is_unblocked = flags.intersects(EventFlags::OUT) && socket.state.write_blocked;
         if flags.intersects(ending | EventFlags::IN) {
             socket.state.readable = true;
             if socket.state.paused && flags.intersects(EventFlags::ERR) {
@@ -163,10 +164,8 @@ impl EpollDriver {
             }
             self.read(conn, handler);
         }
-        if flags.intersects(EventFlags::OUT)
-            && let Some(socket) = self.socket(conn)
-            && std::mem::take(&mut socket.state.write_blocked)
-        {
+        if is_unblocked && let Some(socket) = self.socket(conn) {
+            socket.state.write_blocked = false;
             self.send(conn, handler);
         }
     }

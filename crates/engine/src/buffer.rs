@@ -56,14 +56,18 @@ impl BufPool {
     #[inline]
     pub(crate) fn take_for(&mut self, len: usize) -> Vec<u8> {
         let class = class_of(len.max(POOLED_CAPACITY_MIN) * 2 - 1);
-        let buf = match self.free.get_mut(class).map(Spares::take) {
-            Some(Some(buf)) => {
-                self.size -= buf.capacity();
-                buf
-            }
-            Some(None) => Vec::with_capacity(POOLED_CAPACITY_MIN << class),
-            None => Vec::with_capacity(len),
+        let Some(buf) = self.free.get_mut(class).and_then(Spares::take) else {
+            return self.make(len, class);
         };
+        self.size -= buf.capacity();
+        self.held += buf.capacity();
+        buf
+    }
+
+    #[cold]
+    fn make(&mut self, len: usize, class: usize) -> Vec<u8> {
+        let is_pooled = class < CLASSES;
+        let buf = Vec::with_capacity(if is_pooled { POOLED_CAPACITY_MIN << class } else { len });
         self.held += buf.capacity();
         buf
     }
@@ -199,16 +203,15 @@ impl Output {
         self.len == 0
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.len += bytes.len() as u64;
         let has_room = self.tail.capacity() - self.tail.len() >= bytes.len();
-        if self.tail.capacity() == 0 {
-            self.tail = pool.take_for(bytes.len().max(self.usual as usize));
-        } else if !has_room || self.tail.len() >= TAIL_SIZE_MAX {
-            self.tail(pool, bytes.len());
+        if has_room && self.tail.len() < TAIL_SIZE_MAX {
+            self.tail.extend_from_slice(bytes);
+        } else {
+            self.tail(pool, bytes.len()).extend_from_slice(bytes);
         }
-        self.tail.extend_from_slice(bytes);
     }
 
     /// Appends what `write` appends to the buffer, which has room for `room` bytes.
@@ -251,6 +254,7 @@ impl Output {
     }
 
     /// The last buffer, with room for `more` bytes.
+    #[inline(never)]
     fn tail(&mut self, pool: &mut BufPool, more: usize) -> &mut Vec<u8> {
         if self.tail.capacity() == 0 {
             self.tail = pool.take_for(more.max(self.usual as usize));
@@ -290,8 +294,13 @@ impl Output {
     pub(crate) fn advance(&mut self, bytes: u64, pool: &mut BufPool) {
         if bytes == self.len {
             self.clear(pool);
-            return;
+        } else {
+            self.advance_part(bytes, pool);
         }
+    }
+
+    #[inline(never)]
+    fn advance_part(&mut self, bytes: u64, pool: &mut BufPool) {
         assert!(bytes < self.len, "more written than there was");
         self.len -= bytes;
         let mut written = self.written + bytes as usize;

@@ -19,7 +19,7 @@ pub(crate) struct Mark(u32);
 
 impl Mark {
     /// Of the key's ends and length: the same for all keys costs more than a rare mistake.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of(key: &[u8]) -> Self {
         let ends = match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
             (Some(first), Some(last)) => {

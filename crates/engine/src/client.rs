@@ -99,7 +99,7 @@ impl Parser {
 
 impl Client {
     /// Puts a request at the end of the chain.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn append(&mut self, request: u32, requests: &mut Requests, crowd: &mut Crowd) {
         if self.head == NONE {
             self.head = request;
@@ -171,6 +171,13 @@ impl Client {
                 crowd.leave();
             }
         }
+    }
+
+    /// Whether it asks nothing more and is owed nothing.
+    #[inline]
+    pub(crate) fn is_finished(&self) -> bool {
+        let no_more = self.state == State::Closing || (self.read_closed && !self.paused);
+        no_more && self.requests == 0 && self.output.is_empty()
     }
 
     pub(crate) fn new(pool: u32, lane_choice: u32, session: Session) -> Self {

@@ -391,9 +391,11 @@ impl Engine {
     pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
-        let is_empty = client.output.is_empty();
-        self.unblock(index);
-        if is_empty {
+        let is_finished = client.is_finished();
+        if client.paused {
+            self.unblock(index);
+        }
+        if is_finished {
             self.close_if_finished(index);
         }
     }
@@ -417,8 +419,7 @@ impl Engine {
 
     pub(crate) fn close_if_finished(&mut self, index: u32) {
         let client = &self.clients[index];
-        let no_more = client.state == State::Closing || (client.read_closed && !client.paused);
-        if no_more && client.requests == 0 && client.output.is_empty() {
+        if client.is_finished() {
             if client.read_closed {
                 let metrics = self.pools[client.pool as usize].metrics;
                 self.metrics.add_pool(metrics, PoolCounter::ClientEof, 1);

@@ -156,6 +156,7 @@ impl Engine {
         if !is_clear {
             return buf;
         }
+        let batch_end = lane.batches.front().map_or(u64::MAX, |batch| batch.end);
         let mut unblocked = NONE;
         while lane.in_flight > 0 {
             let head = lane.head;
@@ -174,8 +175,7 @@ impl Engine {
                 break;
             }
             let owner = request.client;
-            let conn = ConnId::client(owner, self.clients.generation(owner));
-            let client = &mut self.clients[owner];
+            let (client, generation) = self.clients.entry(owner);
             if client.output.len() + client.held + len > pool.limits.client_output_max {
                 break;
             }
@@ -196,9 +196,10 @@ impl Engine {
                 if client.paused {
                     unblocked = owner;
                 }
+                let conn = ConnId::client(owner, generation);
                 client.mark(conn, &mut self.dirty_clients, &mut self.patient_clients);
             }
-            if unblocked != NONE || lane.is_batch_answered() {
+            if unblocked != NONE || lane.answered == batch_end {
                 break;
             }
         }

@@ -176,7 +176,7 @@ impl Lane {
     }
 
     /// Puts a request, whose bytes are the last `wire_len` of the output, at the end of the queue.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn append(&mut self, request: u32, wire_len: u64, requests: &mut Requests) {
         let slot = &mut requests[request];
         slot.wire_len = wire_len;

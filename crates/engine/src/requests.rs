@@ -37,7 +37,7 @@ impl Requests {
     }
 
     /// A new request in no queue; `client` is [`NONE`] if none waits for it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn add(&mut self, pool: u32, client: u32, started: Time) -> u32 {
         self.len += 1;
         self.peak = self.peak.max(self.len);

@@ -94,7 +94,7 @@ impl Router {
 
     /// The server for `key`, or `None` when all that could answer are ejected. `is_up` says
     /// whether a replica can be reached as far as this worker knows.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn select(
         &self,
         key: &[u8],
@@ -111,6 +111,7 @@ impl Router {
         }
     }
 
+    #[inline(never)]
     fn replica(
         &self,
         key: &[u8],

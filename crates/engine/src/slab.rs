@@ -92,6 +92,15 @@ impl<T> Slab<T> {
         }
     }
 
+    /// A value and its generation.
+    #[inline]
+    pub(crate) fn entry(&mut self, index: u32) -> (&mut T, u32) {
+        match &mut self.entries[index as usize] {
+            Entry::Used { generation, value } => (value, *generation),
+            Entry::Free { .. } => panic!("slot {index} is free"),
+        }
+    }
+
     pub(crate) fn indices(&self) -> impl Iterator<Item = u32> + '_ {
         let used = |(i, e): (usize, &Entry<T>)| matches!(e, Entry::Used { .. }).then_some(i as u32);
         self.entries.iter().enumerate().filter_map(used)

@@ -105,9 +105,14 @@ impl Ring {
             0 => point,
             modulus => (u64::from(point) % modulus) as u32,
         };
-        let candidates = self.marks.get(self.starts.of(point)..).unwrap_or_default();
-        let mark = candidates.iter().find(|mark| mark.value >= point);
-        mark.or_else(|| self.marks.first()).map(|mark| mark.server)
+        let mut at = self.starts.of(point);
+        while let Some(mark) = self.marks.get(at) {
+            if mark.value >= point {
+                return Some(mark.server);
+            }
+            at += 1;
+        }
+        self.marks.first().map(|mark| mark.server)
     }
 
     /// Whether points come from keys: not so when there is but one server, live or not, or when

@@ -73,6 +73,9 @@ const PLAIN_SLOTS: usize = 512;
 struct Plain {
     name: u64,
     command: u16,
+    /// The fewest arguments it takes, and how many more: all that a plain request has is little.
+    args_min: u8,
+    args_spare: u8,
 }
 
 /// Commands that go to a server as they are by the key behind their name, by hash, collisions in
@@ -87,8 +90,8 @@ pub fn find_plain(request: &PlainRequest<'_>) -> Option<&'static Command> {
     loop {
         let plain = &PLAIN[slot];
         if plain.name == request.name {
-            let command = &COMMANDS[usize::from(plain.command)];
-            return command.takes(request.args).then_some(command);
+            let spare = (request.args as u8).wrapping_sub(plain.args_min);
+            return (spare <= plain.args_spare).then(|| &COMMANDS[usize::from(plain.command)]);
         }
         if plain.name == 0 {
             return None;
@@ -99,11 +102,12 @@ pub fn find_plain(request: &PlainRequest<'_>) -> Option<&'static Command> {
 
 #[inline]
 const fn plain_slot(name: u64) -> usize {
-    (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as usize % PLAIN_SLOTS
+    (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - PLAIN_SLOTS.ilog2())) as usize
 }
 
 const fn plain() -> [Plain; PLAIN_SLOTS] {
-    let mut slots = [Plain { name: 0, command: EMPTY }; PLAIN_SLOTS];
+    let none = Plain { name: 0, command: EMPTY, args_min: 0, args_spare: 0 };
+    let mut slots = [none; PLAIN_SLOTS];
     let mut count = 0;
     let mut at = 0;
     while at < COMMANDS.len() {
@@ -116,7 +120,9 @@ const fn plain() -> [Plain; PLAIN_SLOTS] {
             while slots[slot].name != 0 {
                 slot = (slot + 1) % PLAIN_SLOTS;
             }
-            slots[slot] = Plain { name, command: at as u16 };
+            let args_min = command.arity.unsigned_abs() as u8;
+            let args_spare = if command.arity < 0 { u8::MAX - args_min } else { 0 };
+            slots[slot] = Plain { name, command: at as u16, args_min, args_spare };
             count += 1;
         }
         at += 1 + command.subcommands as usize;

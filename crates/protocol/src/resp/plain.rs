@@ -25,9 +25,14 @@ const HEAD_MASK: u64 = u64::from_le_bytes([255, 0, 255, 255, 255, 0, 255, 255]);
 const NAME_AT: usize = 8;
 const LOWER: u64 = 0x2020_2020_2020_2020;
 
-/// `$<n>\r\n` with one digit, and which of its bits are fixed.
-const BULK: u32 = u32::from_le_bytes(*b"$\0\r\n");
-const BULK_MASK: u32 = u32::from_le_bytes([255, 0, 255, 255]);
+/// `$<n>\r\n` with one digit to three, without what digits have of their own, and the bits that
+/// are left.
+const BULK: [u64; 3] = [
+    u64::from_le_bytes(*b"$0\r\n\0\0\0\0"),
+    u64::from_le_bytes(*b"$00\r\n\0\0\0"),
+    u64::from_le_bytes(*b"$000\r\n\0\0"),
+];
+const BULK_MASK: [u64; 3] = [0xffff_f0ff, 0xff_fff0_f0ff, 0xffff_f0f0_f0ff];
 
 /// A name as [`PlainRequest::name`] has it; `None` when it is too long or has other bytes than
 /// letters.
@@ -73,13 +78,22 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
 /// integer, bulk or null.
 #[inline(always)]
 pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    if *buf.first()? == b'$'
+        && let Some((_, rest)) = bulk(buf)
+    {
+        return Some((&buf[..buf.len() - rest.len()], rest));
+    }
+    if buf.starts_with(b"+OK\r\n") {
+        return Some(buf.split_at(5));
+    }
+    plain_line(buf)
+}
+
+/// The status, error, integer or null at the start of the buffer, and what follows it.
+#[inline(never)]
+fn plain_line(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let len = match buf.first()? {
-        b'$' => match bulk(buf) {
-            Some((_, rest)) => buf.len() - rest.len(),
-            None if buf.starts_with(b"$-1\r\n") => 5,
-            None => return None,
-        },
-        b'+' if buf.starts_with(b"+OK\r\n") => 5,
+        b'$' if buf.starts_with(b"$-1\r\n") => 5,
         b'+' | b'-' | b':' => {
             let end = memchr::memchr(b'\n', buf)?;
             if buf[end - 1] != b'\r' {
@@ -101,11 +115,38 @@ fn digit(word: u64) -> usize {
 /// The bulk string at the start of the buffer, and what is behind it.
 #[inline(always)]
 fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
-    let head = u32::from_le_bytes(*buf.first_chunk()?);
-    let one = digit(u64::from(head) >> 8);
-    let (len, rest) =
-        if head & BULK_MASK == BULK && one <= 9 { (one, buf.get(4..)?) } else { long_head(buf)? };
-    let (value, rest) = rest.split_at_checked(len)?;
+    let word = match buf.first_chunk() {
+        Some(head) => u64::from_le_bytes(*head),
+        None => short_word(buf),
+    };
+    let is_head = |digits: usize| word & BULK_MASK[digits - 1] == BULK[digits - 1];
+    let digit = |at: u32| (word >> (8 * at)) as usize & 15;
+    let (a, b, c) = (digit(1), digit(2), digit(3));
+    let (start, len) = if is_head(2) && (1..=9).contains(&a) && b <= 9 {
+        (5, 10 * a + b)
+    } else if is_head(3) && (1..=9).contains(&a) && b <= 9 && c <= 9 {
+        (6, 100 * a + 10 * b + c)
+    } else if is_head(1) && a <= 9 {
+        (4, a)
+    } else {
+        return long_bulk(buf);
+    };
+    let value = buf.get(start..start + len)?;
+    Some((value, behind_line_end(&buf[start + len..])?))
+}
+
+/// What there is of the buffer, which is shorter than a word.
+#[cold]
+fn short_word(buf: &[u8]) -> u64 {
+    buf.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+}
+
+/// As [`bulk`], whatever the length.
+#[cold]
+fn long_bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    let b'$' = *buf.first()? else { return None };
+    let (len, start) = decimal::line(buf, 1)?;
+    let (value, rest) = buf.get(start..)?.split_at_checked(len)?;
     Some((value, behind_line_end(rest)?))
 }
 
@@ -113,25 +154,6 @@ fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
 fn behind_line_end(buf: &[u8]) -> Option<&[u8]> {
     let (end, rest) = buf.split_first_chunk::<2>()?;
     (end == b"\r\n").then_some(rest)
-}
-
-/// The length of a bulk string that has more than one digit, and what is behind it.
-#[inline(always)]
-fn long_head(buf: &[u8]) -> Option<(usize, &[u8])> {
-    let [dollar, a, b, c, d, e] = *buf.first_chunk()?;
-    let digit = |byte: u8| usize::from(byte.wrapping_sub(b'0'));
-    let (a, b) = (digit(a), digit(b));
-    if dollar != b'$' || !(1..=9).contains(&a) || b > 9 {
-        return None;
-    }
-    match (c, d, e) {
-        (b'\r', b'\n', _) => Some((10 * a + b, buf.get(5..)?)),
-        (c, b'\r', b'\n') if digit(c) <= 9 => Some((100 * a + 10 * b + digit(c), buf.get(6..)?)),
-        _ => {
-            let (len, end) = decimal::line(buf, 1)?;
-            Some((len, buf.get(end..)?))
-        }
-    }
 }
 
 #[cfg(test)]
