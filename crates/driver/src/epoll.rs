@@ -187,7 +187,7 @@ impl EpollDriver {
     }
 
     /// One read; what is left over is for the next tick.
-    #[inline]
+    #[inline(always)]
     fn read(&mut self, conn: Token, handler: &mut impl Handler) {
         let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
         if socket.generation != conn.generation() || socket.state.paused || !socket.state.readable {

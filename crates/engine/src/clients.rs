@@ -362,7 +362,7 @@ impl Engine {
     #[inline]
     pub(crate) fn new_request(&mut self, index: u32) -> u32 {
         let client = &mut self.clients[index];
-        let request = self.requests.add(client.pool, index, self.now);
+        let (request, _) = self.requests.add(client.pool, index, self.now);
         self.requests[request].silent = client.noreply;
         client.append(request, &mut self.requests, &mut self.crowd);
         self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);

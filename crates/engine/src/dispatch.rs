@@ -261,7 +261,7 @@ impl Engine {
                 out.extend_from_slice(request.foot)
             });
             let wire_len = output.len() - part.start;
-            let fragment = self.requests.add(pool, NONE, self.now);
+            let (fragment, _) = self.requests.add(pool, NONE, self.now);
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;

@@ -86,7 +86,8 @@ impl Engine {
         }
     }
 
-    #[inline(always)]
+    // By itself it has more registers than as part of its caller.
+    #[inline(never)]
     fn express_requests_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
         let client = &mut self.clients[index];
         let pool_index = client.pool;
@@ -123,8 +124,7 @@ impl Engine {
             if !lane.has_connection() || lane.is_full(limits, plain.bytes.len()) {
                 break;
             }
-            let request = self.requests.add(pool_index, index, self.now);
-            let slot = &mut self.requests[request];
+            let (request, slot) = self.requests.add(pool_index, index, self.now);
             slot.mark = mark;
             slot.expect = plain.expect;
             client.append(request, &mut self.requests, &mut self.crowd);
@@ -148,7 +148,7 @@ impl Engine {
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn express_replies_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];

@@ -215,7 +215,7 @@ impl Engine {
         let request = &mut self.requests[answered];
         request.in_lane = false;
         let (wire_len, next_in_lane) = (request.wire_len, request.next_in_lane);
-        let remnant = self.requests.add(lane.pool, NONE, self.now);
+        let (remnant, _) = self.requests.add(lane.pool, NONE, self.now);
         let slot = &mut self.requests[remnant];
         slot.in_lane = true;
         slot.done = true;
@@ -609,7 +609,7 @@ impl Engine {
         if matches!(link, Link::Idle | Link::Backoff { .. }) {
             self.connect(lane);
         }
-        let request = self.requests.add(pool_index, NONE, self.now);
+        let (request, _) = self.requests.add(pool_index, NONE, self.now);
         self.requests[request].role = Role::Probe { server: server_index };
         self.send(lane, request, Payload::Bytes(text));
     }

@@ -12,7 +12,8 @@ pub(crate) struct Pool {
     pub(crate) metrics: PoolId,
     pub(crate) router: Router,
     pub(crate) servers: Vec<Server>,
-    pub(crate) timeout_ms: Option<u64>,
+    /// How long requests wait, in microseconds; the largest number if there is no limit.
+    timeout_us: u64,
     pub(crate) limits: Limits,
     pub(crate) auth: Option<String>,
     pub(crate) database: u32,
@@ -66,7 +67,7 @@ impl Pool {
             metrics,
             router: Router::new(pool),
             servers,
-            timeout_ms: pool.timeout_ms,
+            timeout_us: pool.timeout_ms.map_or(u64::MAX, |timeout| timeout.saturating_mul(1000)),
             limits: pool.limits,
             auth: pool.redis_auth.clone(),
             database: pool.redis_db,
@@ -84,12 +85,11 @@ impl Pool {
     /// When a request that starts to wait at `from` has waited long enough.
     #[inline]
     pub(crate) fn expiry(&self, from: Time) -> Time {
-        self.timeout_ms.map_or(Time::NEVER, |timeout| from.plus_millis(timeout))
+        from.plus_micros(self.timeout_us)
     }
 
     pub(crate) fn connect_deadline(&self, now: Time) -> Time {
-        let limit = self.limits.server_connect_timeout_ms;
-        now.plus_millis(self.timeout_ms.map_or(limit, |timeout| timeout.min(limit)))
+        now.plus_millis(self.limits.server_connect_timeout_ms).min(self.expiry(now))
     }
 }
 

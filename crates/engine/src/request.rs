@@ -107,21 +107,22 @@ impl Request {
         self.done && self.in_lane
     }
 
-    pub(crate) fn new(pool: u32, client: u32, started: Time) -> Self {
+    /// A free slot.
+    pub(crate) fn free() -> Self {
         Self {
-            pool,
-            client,
+            pool: 0,
+            client: NONE,
             next_in_client: NONE,
             next_in_lane: NONE,
             role: Role::Single,
-            is_used: true,
+            is_used: false,
             in_lane: false,
             done: false,
             streaming: false,
             silent: false,
             failed: false,
             expect: Expect::Line,
-            started,
+            started: Time::ZERO,
             wire_len: 0,
             arrived: 0,
             mark: Mark::default(),
@@ -136,7 +137,7 @@ impl Request {
         self.reply.extend_from_slice(bytes);
     }
 
-    /// As [`Request::new`] in a slot that is free, where the reply is empty and the role single.
+    /// Makes a request of a free slot, where the reply is empty and the role single.
     #[inline]
     pub(crate) fn begin(&mut self, pool: u32, client: u32, started: Time) {
         self.pool = pool;

@@ -36,27 +36,29 @@ impl Requests {
         self.kept
     }
 
-    /// A new request in no queue; `client` is [`NONE`] if none waits for it.
+    /// A new request in no queue, and its index; `client` is [`NONE`] if none waits for it.
     #[inline(always)]
-    pub(crate) fn add(&mut self, pool: u32, client: u32, started: Time) -> u32 {
+    pub(crate) fn add(&mut self, pool: u32, client: u32, started: Time) -> (u32, &mut Request) {
         self.len += 1;
         self.peak = self.peak.max(self.len);
-        let index = self.free;
-        if let Some(slot) = self.slots.get_mut(index as usize) {
-            self.free = slot.next_in_client;
-            self.kept -= slot.reply.capacity();
-            slot.begin(pool, client, started);
-            return index;
+        if self.free == NONE {
+            self.grow();
         }
-        self.grow(pool, client, started)
+        let index = self.free;
+        let slot = &mut self.slots[index as usize];
+        self.free = slot.next_in_client;
+        self.kept -= slot.reply.capacity();
+        slot.begin(pool, client, started);
+        (index, slot)
     }
 
+    /// One more slot, which is free.
     #[cold]
-    fn grow(&mut self, pool: u32, client: u32, started: Time) -> u32 {
+    fn grow(&mut self) {
         let index = self.slots.len() as u32;
         assert!(index < NONE >> 1, "too many requests");
-        self.slots.push(Request::new(pool, client, started));
-        index
+        self.slots.push(Request::free());
+        self.free = index;
     }
 
     /// Frees a slot whose reply and role have been taken care of.
@@ -127,14 +129,14 @@ mod tests {
     #[test]
     fn a_peak_is_forgotten_and_slots_in_use_stay() {
         let mut requests = Requests::new();
-        let all: Vec<u32> = (0..10_000).map(|_| requests.add(0, NONE, Time::ZERO)).collect();
+        let all: Vec<u32> = (0..10_000).map(|_| requests.add(0, NONE, Time::ZERO).0).collect();
         let (kept, gone) = all.split_at(10);
         gone.iter().for_each(|&index| requests.remove(index));
         for _ in 0..3 {
             requests.shrink(&mut BufPool::default());
         }
         assert!(requests.slots.capacity() <= 1024, "{}", requests.slots.capacity());
-        let fresh: Vec<u32> = (0..1000).map(|_| requests.add(0, NONE, Time::ZERO)).collect();
+        let fresh: Vec<u32> = (0..1000).map(|_| requests.add(0, NONE, Time::ZERO).0).collect();
         assert!(fresh.iter().all(|index| !kept.contains(index)));
         assert_eq!(requests.len(), 1010);
     }

@@ -25,8 +25,12 @@ impl Time {
         self.0.saturating_sub(earlier.0)
     }
 
+    pub const fn plus_micros(self, micros: u64) -> Self {
+        Self(self.0.saturating_add(micros))
+    }
+
     pub const fn plus_millis(self, millis: u64) -> Self {
-        Self(self.0.saturating_add(millis.saturating_mul(1000)))
+        self.plus_micros(millis.saturating_mul(1000))
     }
 }
 

@@ -66,6 +66,7 @@ impl Hash {
     }
 
     /// The hash of `key`, which may be empty. Pools with one server never ask for it.
+    // The long ones are functions of their own, so that the short ones need not save registers.
     #[inline]
     pub fn hash(self, key: &[u8]) -> u32 {
         match self {
@@ -141,6 +142,7 @@ fn one_at_a_time(key: &[u8]) -> u32 {
     value.wrapping_add(value << 15)
 }
 
+#[inline(never)]
 fn md5_word(key: &[u8]) -> u32 {
     let digest = Md5::digest(key);
     word([digest[0], digest[1], digest[2], digest[3]])
@@ -162,6 +164,7 @@ fn crc32(key: &[u8]) -> u32 {
     })
 }
 
+#[inline(never)]
 fn hsieh(key: &[u8]) -> u32 {
     if key.is_empty() {
         return 0;
@@ -203,6 +206,7 @@ fn hsieh(key: &[u8]) -> u32 {
 }
 
 /// MurmurHash2 with a seed that depends on the length.
+#[inline(never)]
 fn murmur(key: &[u8]) -> u32 {
     const M: u32 = 0x5bd1_e995;
     let len = key.len() as u32;
@@ -223,6 +227,7 @@ fn murmur(key: &[u8]) -> u32 {
 }
 
 /// Bob Jenkins' lookup3 with the initial value 13.
+#[inline(never)]
 fn jenkins(key: &[u8]) -> u32 {
     const INITVAL: u32 = 13;
     let init = 0xdead_beef_u32.wrapping_add(key.len() as u32).wrapping_add(INITVAL);

@@ -56,15 +56,15 @@ pub(crate) const fn name_word(name: &[u8]) -> Option<u64> {
 /// first has one to eight bytes.
 #[inline(always)]
 pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
-    let (head, rest) = buf.split_first_chunk::<NAME_AT>()?;
-    let head = u64::from_le_bytes(*head);
-    let name = u64::from_le_bytes(*rest.first_chunk()?);
+    let start = buf.first_chunk::<{ 2 * NAME_AT }>()?;
+    let ([head, name], _) = start.as_chunks() else { return None };
+    let (head, name) = (u64::from_le_bytes(*head), u64::from_le_bytes(*name));
     let args = digit(head >> 8);
     let name_len = digit(head >> 40);
     if head & HEAD_MASK != HEAD || !(2..=9).contains(&args) || !(1..=8).contains(&name_len) {
         return None;
     }
-    let rest = behind_line_end(rest.get(name_len..)?)?;
+    let rest = behind_line_end(&buf[NAME_AT + name_len..])?;
     let (key, mut rest) = bulk(rest)?;
     for _ in 2..args {
         (_, rest) = bulk(rest)?;
@@ -119,14 +119,16 @@ fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
         Some(head) => u64::from_le_bytes(*head),
         None => short_word(buf),
     };
-    let is_head = |digits: usize| word & BULK_MASK[digits - 1] == BULK[digits - 1];
+    // What is more than 9 reaches the next four bits.
+    let is_decimal = word.wrapping_add(0x0606_0600) & 0x4040_4000 == 0;
+    let is_head = |digits: usize| word & BULK_MASK[digits - 1] == BULK[digits - 1] && is_decimal;
     let digit = |at: u32| (word >> (8 * at)) as usize & 15;
     let (a, b, c) = (digit(1), digit(2), digit(3));
-    let (start, len) = if is_head(2) && (1..=9).contains(&a) && b <= 9 {
+    let (start, len) = if is_head(2) && a > 0 {
         (5, 10 * a + b)
-    } else if is_head(3) && (1..=9).contains(&a) && b <= 9 && c <= 9 {
+    } else if is_head(3) && a > 0 {
         (6, 100 * a + 10 * b + c)
-    } else if is_head(1) && a <= 9 {
+    } else if is_head(1) {
         (4, a)
     } else {
         return long_bulk(buf);
