@@ -175,6 +175,22 @@ mod tests {
     }
 
     #[test]
+    fn heads_of_bulks_are_canonical_and_may_end_the_buffer() {
+        for bulk in [&b"$0\r\n\r\n"[..], b"$1\r\nx\r\n"] {
+            let request = [b"*3\r\n$3\r\nset\r\n$1\r\nk\r\n", bulk].concat();
+            assert_eq!(plain_request(&request).map(|plain| plain.bytes), Some(&request[..]));
+            assert_eq!(plain_request(&request[..request.len() - 1]), None);
+            assert_eq!(plain_reply(bulk), Some((bulk, &b""[..])));
+        }
+        // Any even length would end before the end of a line.
+        let lines = "\r\n".repeat(200);
+        for head in ["$:", "$02", "$1:", "$1.", "$020", "$1?0", "$10*"] {
+            assert_eq!(plain_reply(format!("{head}\r\n{lines}").as_bytes()), None, "{head}");
+        }
+        assert!(plain_reply(format!("$24\r\n{lines}").as_bytes()).is_some());
+    }
+
+    #[test]
     fn plain_replies_are_read() {
         let replies: [&[u8]; 6] =
             [b"+OK\r\n", b"+PONG\r\n", b"-ERR x\r\n", b":12\r\n", b"$-1\r\n", b"$4\r\na\r\nb\r\n"];
