@@ -190,7 +190,7 @@ impl Engine {
 
     /// Puts a request, whose bytes are the last `wire_len` of the lane's output, into its queue.
     #[inline]
-    fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
+    pub(crate) fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
         let lane = &mut self.lanes[index as usize];
         lane.append(request, wire_len, &mut self.requests);
         let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);

@@ -57,6 +57,8 @@ pub(crate) struct Lane {
     pub(crate) armed: Time,
     /// Listed among the connections with something to send.
     pub(crate) dirty: bool,
+    /// The client whose upload is passing and goes on, or [`NONE`]. It is the only request here.
+    pub(crate) upload: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +174,13 @@ impl Lane {
             uncounted_size: 0,
             armed: Time::NEVER,
             dirty: false,
+            upload: NONE,
         }
+    }
+
+    /// Whether nothing is on its way here.
+    pub(crate) fn is_free(&self) -> bool {
+        self.head == NONE
     }
 
     /// Puts a request, whose bytes are the last `wire_len` of the output, at the end of the queue.

@@ -22,6 +22,7 @@ mod memcached;
 mod memory;
 mod pool;
 mod pressure;
+mod private;
 mod redis;
 mod request;
 mod requests;
@@ -32,6 +33,7 @@ mod spares;
 mod tally;
 mod time;
 mod timers;
+mod upload;
 
 pub use action::Action;
 pub use engine::{Admission, Engine, Identity, Setup};

@@ -132,7 +132,8 @@ mod tests {
 
     #[test]
     fn the_end_is_found_wherever_parsing_stopped_and_however_it_is_cut() {
-        let request = "*5\r\n$3\r\nSET\r\n$1\r\nk\r\n$12\r\nhello\r\nworld\r\n$0\r\n\r\n$2\r\nEX\r\n";
+        let request =
+            "*5\r\n$3\r\nSET\r\n$1\r\nk\r\n$12\r\nhello\r\nworld\r\n$0\r\n\r\n$2\r\nEX\r\n";
         for head in "*5\r\n$3\r\nSET\r\n".len()..request.len() {
             for piece in [1, 2, 3, 7, 100] {
                 assert_eq!(scan(request, head, piece), Ok((request.len(), request.to_owned())));
