@@ -1,4 +1,4 @@
-"""Values of half a gigabyte: they pass in bounded memory, hold nobody up, and are whole or not there."""
+"""Values of half a gigabyte: they pass in bounded memory, hold nobody up, and are whole or not."""
 
 import contextlib
 import signal
@@ -184,7 +184,27 @@ def test_half_a_gigabyte_passes_in_bounded_memory(place, kind):
         assert memory.growth < MEMORY_MAX, f"{memory.growth >> 20} MiB more"
         # Half a second of work for everybody: nobody waited for all of it.
         assert len(small.times) > 20, len(small.times)
-        assert download(conn, kind, b"large", SIZE) == checksum(SIZE)
+        with Small(gateway, kind) as small, Memory(gateway) as memory:
+            assert download(conn, kind, b"large", SIZE) == checksum(SIZE)
+        assert memory.growth < MEMORY_MAX, f"{memory.growth >> 20} MiB more"
+        assert len(small.times) > 20, len(small.times)
+
+
+def test_a_client_that_reads_slowly_is_waited_for(place, kind):
+    server = kind.server(place)
+    gateway = kind.gateway(place, server, timeout=300)
+    with gateway.connect(timeout=60) as conn:
+        upload(conn, kind, b"large", 64 * MIB)
+        conn.expect(kind.stored)
+        with Small(gateway, kind), Memory(gateway) as memory:
+            conn.send(kind.ask(b"large"))
+            time.sleep(1)
+            conn.expect(kind.reply_head(b"large", 64 * MIB))
+            for number in range(64):
+                assert conn.read(MIB) == piece(number)
+                time.sleep(0.5 if number == 32 else 0)
+            conn.expect(kind.reply_end)
+        assert memory.growth < MEMORY_MAX, f"{memory.growth >> 20} MiB more"
 
 
 def test_a_client_that_dies_in_the_middle_has_set_nothing(place, kind):

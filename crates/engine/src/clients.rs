@@ -437,6 +437,9 @@ impl Engine {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
         let is_empty = client.output.is_empty();
+        if client.fenced {
+            self.balance_paused(index);
+        }
         self.unblock(index);
         if is_empty {
             self.close_if_finished(index);
@@ -491,6 +494,9 @@ impl Engine {
         {
             let request = self.abandon(upload.lane);
             self.free_request(request);
+        }
+        if client.fenced {
+            self.abandon_paused();
         }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);

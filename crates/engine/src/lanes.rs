@@ -160,6 +160,9 @@ impl Engine {
         self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
         self.bufs.charge(buffer.capacity());
         self.deliver_middle(request, std::mem::take(buffer));
+        if self.lanes[index as usize].is_private {
+            self.balance(index);
+        }
         true
     }
 
@@ -209,6 +212,9 @@ impl Engine {
             }
         }
         self.record_answered(index);
+        if self.lanes[index as usize].is_private {
+            self.balance(index);
+        }
         self.publish_queues(index);
     }
 
@@ -338,8 +344,7 @@ impl Engine {
         let server = &pool.servers[lane.server as usize];
         // What fails gets no reads while there are replicas, so nothing but this finds it well.
         let is_missed = server.failing && !server.ejected;
-        let is_shared = index <= server.bulk_lane();
-        let wanted = lane.unsent > 0 || (is_shared && (pool.preconnect || is_missed));
+        let wanted = lane.unsent > 0 || (!lane.is_private && (pool.preconnect || is_missed));
         if settled || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled);
             if wanted {
@@ -546,7 +551,7 @@ impl Engine {
     /// The backoff is over: tries to connect, unless the server is ejected, which is for
     /// [`Engine::probe`] to end.
     fn retry(&mut self, index: u32) {
-        if self.server_of(index).ejected || self.is_private(index) {
+        if self.server_of(index).ejected || self.lanes[index as usize].is_private {
             self.lanes[index as usize].link = Link::Idle;
         } else {
             self.connect(index);
@@ -557,8 +562,13 @@ impl Engine {
     fn reply_deadline(&self, index: u32) -> Time {
         let lane = &self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
+        if lane.paused {
+            return Time::NEVER;
+        }
         if let Some(batch) = lane.batches.front() {
-            return pool.expiry(batch.at);
+            // What takes a lane for itself may take its time, as long as it goes on.
+            let from = if lane.is_private { batch.at.max(lane.progress_at) } else { batch.at };
+            return pool.expiry(from);
         }
         if lane.upload != NONE {
             return self.upload_deadline(index);

@@ -14,6 +14,7 @@ use crate::bulk::Mark;
 use crate::client::{Parser, State};
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
+use crate::private::AHEAD_MAX;
 use crate::redis::NOT_AUTHENTICATED;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -21,8 +22,6 @@ use crate::time::Time;
 /// Requests of at least this many bytes are passed on while they arrive. Smaller ones take no more
 /// memory when they are collected, and need no connection of their own.
 pub(crate) const UPLOAD_SIZE_MIN: usize = 1 << 20;
-/// Beyond this many unwritten bytes the client is not read, until half of them are written.
-const AHEAD_MAX: u64 = 1 << 20;
 /// What has come is written in pieces of at least this size: every write wakes the server.
 const WRITE_MIN: u64 = 256 * 1024;
 
@@ -131,20 +130,21 @@ impl Engine {
             return Begun::Later;
         }
         let pool = self.clients[client].pool;
-        let lane = match self.route(pool, key, access) {
-            Some(server) => self.private_lane(client, server),
-            None => Err(Failure::NoServer),
-        };
-        let lane = match lane {
-            Ok(Some(lane)) => {
+        let server = self.route(pool, key, access).ok_or(Failure::NoServer);
+        let lane = match server.and_then(|server| Ok((server, self.private_lane(pool, server)?))) {
+            Ok((_, Some(lane))) => {
                 let request = self.new_request(client);
-                let slot = &mut self.requests[request];
-                (slot.expect, slot.mark) = (Expect::Line, Mark::of(key));
+                self.requests[request].expect = Expect::Line;
                 self.enqueue(lane, request, 0);
                 self.lanes[lane as usize].upload = client;
+                // Whoever reads it had better not be read with others.
+                self.pools[pool as usize].large_replies.learn(Mark::of(key), true);
                 lane
             }
-            Ok(None) => return Begun::Later,
+            Ok((server, None)) => {
+                self.await_private_lane(client, server);
+                return Begun::Later;
+            }
             Err(failure) => {
                 self.fail(client, failure);
                 NONE
