@@ -97,6 +97,13 @@ impl BufPool {
         std::mem::take(&mut self.released)
     }
 
+    /// A buffer with these bytes.
+    pub(crate) fn copy_of(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut buf = self.take_for(bytes.len());
+        buf.extend_from_slice(bytes);
+        buf
+    }
+
     /// Makes room for `more` bytes in the buffer.
     #[inline]
     pub(crate) fn reserve(&mut self, buf: &mut Vec<u8>, more: usize) {

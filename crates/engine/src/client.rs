@@ -9,6 +9,7 @@ use crate::id::ConnId;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
+use crate::upload::Upload;
 
 /// A buffer of at most this capacity stays with the slot of its request.
 const REPLY_KEPT_MAX: usize = 512;
@@ -67,6 +68,8 @@ pub(crate) enum Dirty {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Open,
+    /// What it sends is the rest of a request that is being passed on.
+    Uploading,
     /// Reads nothing more; closes when the replies owed are written.
     Closing,
 }
@@ -81,10 +84,11 @@ pub(crate) struct Session {
     pub(crate) name: Option<Box<[u8]>>,
 }
 
-/// A parser in the middle of a request.
+/// What knows where in the middle of a request the client is.
 pub(crate) enum Parser {
     Redis(Box<resp::RequestParser>),
     Memcached(Box<memcached::RequestParser>),
+    Upload(Box<Upload>),
 }
 
 impl Parser {
@@ -93,6 +97,7 @@ impl Parser {
         match self {
             Self::Redis(parser) => size_of_val(&**parser) + parser.allocated(),
             Self::Memcached(parser) => size_of_val(&**parser) + parser.allocated(),
+            Self::Upload(upload) => size_of_val(&**upload),
         }
     }
 }

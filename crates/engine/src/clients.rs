@@ -12,6 +12,7 @@ use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
 use crate::request::Role;
 use crate::slab::NONE;
+use crate::upload::{Begun, UPLOAD_SIZE_MIN};
 
 /// What became of one parsed request.
 pub(crate) enum Plan {
@@ -30,13 +31,20 @@ enum Step {
     Rest { used: usize, need: usize },
     /// A large request of this length stands at the front of an owned buffer: forward the buffer.
     Large { len: usize, lane: u32, request: u32 },
+    /// So many bytes were consumed; the rest is the start of a request that is passed on while it
+    /// arrives.
+    Upload { used: usize },
 }
 
 impl Engine {
     #[inline]
     pub(crate) fn client_received(&mut self, index: u32, bytes: &[u8]) {
         let client = &mut self.clients[index];
-        if client.state == State::Closing {
+        if client.state != State::Open {
+            if client.state == State::Uploading {
+                let buf = self.bufs.copy_of(bytes);
+                self.upload_received(index, buf);
+            }
             return;
         }
         if client.input.capacity() > 0 || client.paused {
@@ -52,8 +60,14 @@ impl Engine {
         if bytes.is_empty() {
             return;
         }
-        if let Step::Rest { used, need } = self.consume(index, bytes, false) {
-            self.keep_rest(index, &bytes[used..], need);
+        match self.consume(index, bytes, false) {
+            Step::Rest { used, need } => self.keep_rest(index, &bytes[used..], need),
+            Step::Upload { used } => {
+                let buf = self.bufs.copy_of(&bytes[used..]);
+                self.upload_received(index, buf);
+                return;
+            }
+            Step::Large { .. } => unreachable!("these bytes are not owned"),
         }
         if self.clients[index].state == State::Closing {
             self.close_if_finished(index);
@@ -71,7 +85,7 @@ impl Engine {
     }
 
     /// Consumes what has been kept.
-    fn consume_input(&mut self, index: u32) {
+    pub(crate) fn consume_input(&mut self, index: u32) {
         let mut input = std::mem::take(&mut self.clients[index].input);
         loop {
             match self.consume(index, &input, true) {
@@ -80,6 +94,11 @@ impl Engine {
                     self.bufs.charge(rest.capacity());
                     self.send(lane, request, Payload::Owned(input));
                     input = rest;
+                }
+                Step::Upload { used } => {
+                    input.drain(..used);
+                    self.upload_received(index, input);
+                    return;
                 }
                 Step::Rest { used, need } => {
                     let client = &mut self.clients[index];
@@ -148,6 +167,14 @@ impl Engine {
                     used = buf.len() - self.express_requests(index, &buf[used..]).len();
                 }
                 resp::Parsed::Partial { need: total } => {
+                    if total >= UPLOAD_SIZE_MIN {
+                        let begun = self.begin_redis_upload(index, &parser, bytes);
+                        if let Some(step) = self.step_of(index, begun, used) {
+                            parser.reset();
+                            self.scratch.redis.give(parser);
+                            return step;
+                        }
+                    }
                     need = total;
                     self.park(index, Parser::Redis(parser));
                     return Step::Rest { used, need };
@@ -213,6 +240,14 @@ impl Engine {
                     used = buf.len() - self.express_requests(index, &buf[used..]).len();
                 }
                 memcached::Parsed::Partial { need: total } => {
+                    if total >= UPLOAD_SIZE_MIN {
+                        let begun = self.begin_memcached_upload(index, &parser, bytes);
+                        if let Some(step) = self.step_of(index, begun, used) {
+                            parser.reset();
+                            self.scratch.memcached.give(parser);
+                            return step;
+                        }
+                    }
                     need = total;
                     self.park(index, Parser::Memcached(parser));
                     return Step::Rest { used, need };
@@ -244,16 +279,28 @@ impl Engine {
     }
 
     /// Keeps a parser with its client until more of the request comes.
-    fn park(&mut self, index: u32, parser: Parser) {
+    pub(crate) fn park(&mut self, index: u32, parser: Parser) {
         self.bufs.charge(parser.size());
         self.clients[index].parser = Some(parser);
     }
 
     #[inline]
-    fn unpark(&mut self, index: u32) -> Option<Parser> {
+    pub(crate) fn unpark(&mut self, index: u32) -> Option<Parser> {
         let parser = self.clients[index].parser.take()?;
         self.bufs.discharge(parser.size());
         Some(parser)
+    }
+
+    /// What is left to do, the first `used` bytes being consumed, if a request is not collected.
+    fn step_of(&mut self, index: u32, begun: Begun, used: usize) -> Option<Step> {
+        match begun {
+            Begun::No => None,
+            Begun::Yes => Some(Step::Upload { used }),
+            Begun::Later => {
+                self.fence(index, UPLOAD_SIZE_MIN, &Plan::Wait);
+                Some(Step::Rest { used, need: 0 })
+            }
+        }
     }
 
     /// How many of the next `available` bytes belong to a request refused already.
@@ -391,9 +438,12 @@ impl Engine {
     pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
-        let is_finished = client.is_finished();
+        let (is_finished, is_fenced) = (client.is_finished(), client.fenced);
         if client.paused {
             self.unblock(index);
+        }
+        if is_fenced {
+            self.balance_paused(index);
         }
         if is_finished {
             self.close_if_finished(index);
@@ -403,6 +453,10 @@ impl Engine {
     /// Takes no more requests; closes when all replies owed are written.
     pub(crate) fn finish(&mut self, index: u32) {
         let client = &mut self.clients[index];
+        if let Some(Parser::Upload(upload)) = &mut client.parser {
+            upload.closing = true;
+            return;
+        }
         client.state = State::Closing;
         client.paused = false;
         let input = std::mem::take(&mut client.input);
@@ -411,7 +465,7 @@ impl Engine {
     }
 
     /// The client broke the protocol.
-    fn give_up(&mut self, index: u32) {
+    pub(crate) fn give_up(&mut self, index: u32) {
         let client = &mut self.clients[index];
         client.state = State::Closing;
         self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::ClientErr, 1);
@@ -440,6 +494,15 @@ impl Engine {
             let next = self.requests[at].next_in_client;
             self.orphan(at);
             at = next;
+        }
+        if let Some(Parser::Upload(upload)) = &client.parser
+            && upload.lane != NONE
+        {
+            let request = self.abandon(upload.lane);
+            self.free_request(request);
+        }
+        if client.fenced {
+            self.abandon_paused();
         }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);

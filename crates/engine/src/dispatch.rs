@@ -102,7 +102,8 @@ impl Engine {
         let pool = self.clients[client].pool;
         let mark = Mark::of(key);
         let mut size = size;
-        if self.pools[pool as usize].large_replies.contains(mark) {
+        let is_large = self.pools[pool as usize].large_replies.contains(mark);
+        if is_large {
             if self.clients[client].requests > 0 {
                 return Plan::Wait;
             }
@@ -110,7 +111,10 @@ impl Engine {
             size = size.max(BULK_SIZE);
         }
         let server = self.route(pool, key, access);
-        let plan = self.forward_to(client, server, expect, size);
+        let plan = match server.filter(|_| is_large).map(|server| self.private_lane(pool, server)) {
+            Some(Ok(Some(lane))) => self.forward_on(client, lane, expect),
+            _ => self.forward_to(client, server, expect, size),
+        };
         if let Plan::Forward { request, .. } = plan {
             self.requests[request].mark = mark;
         }
@@ -131,13 +135,15 @@ impl Engine {
             None => Err(Failure::NoServer),
         };
         match lane {
-            Ok(lane) => {
-                let request = self.new_request(client);
-                self.requests[request].expect = expect;
-                Plan::Forward { lane, request }
-            }
+            Ok(lane) => self.forward_on(client, lane, expect),
             Err(failure) => self.fail(client, failure),
         }
+    }
+
+    fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
+        let request = self.new_request(client);
+        self.requests[request].expect = expect;
+        Plan::Forward { lane, request }
     }
 
     /// Answers a request with the error that kept it from being sent.
@@ -190,7 +196,7 @@ impl Engine {
 
     /// Puts a request, whose bytes are the last `wire_len` of the lane's output, into its queue.
     #[inline]
-    fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
+    pub(crate) fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
         let lane = &mut self.lanes[index as usize];
         lane.append(request, wire_len, &mut self.requests);
         let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);

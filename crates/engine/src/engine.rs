@@ -76,6 +76,8 @@ pub struct Engine {
     pub(crate) metrics: Writer,
     pub(crate) pools: Vec<Pool>,
     pub(crate) lanes: Vec<Lane>,
+    /// Those of `lanes` that are made for one client at a time.
+    pub(crate) private_lanes: Vec<u32>,
     pub(crate) clients: Slab<Client>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
@@ -152,6 +154,8 @@ impl Engine {
                     change_asked: false,
                     probe_at: Time::NEVER,
                     queues: Queues::default(),
+                    private_lanes: Vec::new(),
+                    waiting: Vec::new(),
                 }
             });
             let servers = servers.collect();
@@ -167,6 +171,7 @@ impl Engine {
             metrics,
             pools,
             lanes,
+            private_lanes: Vec::new(),
             clients: Slab::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
@@ -257,19 +262,29 @@ impl Engine {
     }
 
     /// As [`Engine::handle_received`], but takes the buffer, and leaves an empty one in its place,
-    /// where that saves a copy: in the middle of a large reply.
+    /// where that saves a copy: in the middle of a large request or reply.
     #[inline]
     pub fn handle_received_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>, now: Time) {
         self.now = now;
-        if buffer.len() >= LARGE
-            && conn.is_lane()
-            && let Some(lane) = self.current_lane(conn)
-            && self.lane_received_buffer(lane, buffer)
-        {
+        if buffer.len() >= LARGE && self.take_buffer(conn, buffer) {
             self.check_pressure();
             return;
         }
         self.handle_received(conn, buffer, now);
+    }
+
+    /// Passes a buffer on whole, if its bytes are on their way through. Returns whether it did.
+    fn take_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>) -> bool {
+        if conn.is_lane() {
+            return self.current_lane(conn).is_some_and(|l| self.lane_received_buffer(l, buffer));
+        }
+        let is_upload = self.clients.is_current(conn.index(), conn.generation())
+            && self.clients[conn.index()].state == State::Uploading;
+        if is_upload {
+            self.bufs.charge(buffer.capacity());
+            self.upload_received(conn.index(), std::mem::take(buffer));
+        }
+        is_upload
     }
 
     /// An empty buffer of at least this capacity, one that was taken earlier if there is any.
@@ -288,8 +303,12 @@ impl Engine {
                 self.lane_down(lane, Failure::Closed, Closed::ByUs);
             }
         } else if self.clients.is_current(conn.index(), conn.generation()) {
-            self.clients[conn.index()].read_closed = true;
-            self.close_if_finished(conn.index());
+            let client = &mut self.clients[conn.index()];
+            client.read_closed = true;
+            match client.state {
+                State::Uploading => self.upload_broken(conn.index()),
+                State::Open | State::Closing => self.close_if_finished(conn.index()),
+            }
         }
     }
 
@@ -340,6 +359,7 @@ impl Engine {
                     }
                 }
                 Timer::Housekeeping => {
+                    self.tend_private_lanes();
                     self.check_stall();
                     self.give_back();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
@@ -443,6 +463,12 @@ impl Engine {
         }
         // Another worker found it well; what is known of it here is out of date.
         let (first, last, is_failing) = (server.first_lane, server.bulk_lane(), server.failing);
+        for &lane in &server.private_lanes {
+            let link = &mut self.lanes[lane as usize].link;
+            if let Link::Backoff { .. } = link {
+                *link = Link::Idle;
+            }
+        }
         for lane in first..=last {
             let state = &mut self.lanes[lane as usize];
             state.attempts = 0;

@@ -47,7 +47,7 @@ pub(crate) struct Lane {
     pub(crate) answered: u64,
     /// How many of those answered are in the statistics.
     pub(crate) recorded: u64,
-    /// When bytes were last written.
+    /// When bytes were last written; of a private lane also, when some were last read.
     pub(crate) progress_at: Time,
     pub(crate) scanner: Scanner,
     /// Requests and their bytes that are not in the statistics yet.
@@ -57,6 +57,12 @@ pub(crate) struct Lane {
     pub(crate) armed: Time,
     /// Listed among the connections with something to send.
     pub(crate) dirty: bool,
+    /// It has one request at a time: see [`crate::private`].
+    pub(crate) is_private: bool,
+    /// Not read until the client has taken more of the reply.
+    pub(crate) paused: bool,
+    /// The client whose upload is passing and goes on, or [`NONE`]. It is the only request here.
+    pub(crate) upload: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +178,15 @@ impl Lane {
             uncounted_size: 0,
             armed: Time::NEVER,
             dirty: false,
+            is_private: false,
+            paused: false,
+            upload: NONE,
         }
+    }
+
+    /// Whether nothing is on its way here.
+    pub(crate) fn is_free(&self) -> bool {
+        self.head == NONE
     }
 
     /// Puts a request, whose bytes are the last `wire_len` of the output, at the end of the queue.

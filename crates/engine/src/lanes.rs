@@ -25,7 +25,7 @@ const SETTLED_AFTER_US: u64 = 1_000_000;
 const HANDSHAKE_REPLY_MAX: usize = 4096;
 
 impl Engine {
-    fn server_of(&mut self, lane: u32) -> &mut Server {
+    pub(crate) fn server_of(&mut self, lane: u32) -> &mut Server {
         let Lane { pool, server, .. } = self.lanes[lane as usize];
         &mut self.pools[pool as usize].servers[server as usize]
     }
@@ -102,6 +102,11 @@ impl Engine {
             lane.handshake.output.advance(bytes, &mut self.bufs);
             return;
         }
+        if lane.upload != NONE {
+            self.upload_sent(index, bytes);
+            self.publish_queues(index);
+            return;
+        }
         lane.output.advance(bytes, &mut self.bufs);
         lane.in_flight_size += bytes;
         let mut sent = 0;
@@ -155,6 +160,9 @@ impl Engine {
         self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
         self.bufs.charge(buffer.capacity());
         self.deliver_middle(request, std::mem::take(buffer));
+        if self.lanes[index as usize].is_private {
+            self.balance(index);
+        }
         true
     }
 
@@ -204,6 +212,9 @@ impl Engine {
             }
         }
         self.record_answered(index);
+        if self.lanes[index as usize].is_private {
+            self.balance(index);
+        }
         self.publish_queues(index);
     }
 
@@ -262,7 +273,7 @@ impl Engine {
 
     /// Puts replies into the statistics. Those of one batch were written together, so that when
     /// they arrive together they took equally long.
-    fn record_answered(&mut self, index: u32) {
+    pub(crate) fn record_answered(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
         let count = lane.answered - lane.recorded;
         if count == 0 {
@@ -314,28 +325,10 @@ impl Engine {
     /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
     /// for the next connection, unless the server cannot be reached.
     pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
-        if closed == Closed::ByUs {
-            let conn = self.lane_conn(index);
-            self.actions.push_back(Action::Close { conn });
-        }
-        self.record_answered(index);
         let lane = &mut self.lanes[index as usize];
-        let link = lane.link;
-        let had_requests = lane.in_flight > 0 || lane.partial > 0;
-        lane.generation = lane.generation.wrapping_add(1);
-        lane.link = Link::Idle;
-        lane.dirty = false;
         lane.last_failure = failure;
-        lane.handshake.output.clear(&mut self.bufs);
-        lane.handshake.reply.clear();
-        lane.batches.clear();
-        lane.written = 0;
-        lane.answered = 0;
-        lane.recorded = 0;
-        if !matches!(link, Link::Connecting { .. }) {
-            self.server_of(index).connections -= 1;
-            self.publish_connections(index);
-        }
+        let had_requests = lane.in_flight > 0 || lane.partial > 0;
+        let link = self.disconnect(index, closed);
         self.count_down(index, link, failure);
         self.fail_sent(index, failure);
 
@@ -351,7 +344,7 @@ impl Engine {
         let server = &pool.servers[lane.server as usize];
         // What fails gets no reads while there are replicas, so nothing but this finds it well.
         let is_missed = server.failing && !server.ejected;
-        let wanted = lane.unsent > 0 || pool.preconnect || is_missed;
+        let wanted = lane.unsent > 0 || (!lane.is_private && (pool.preconnect || is_missed));
         if settled || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled);
             if wanted {
@@ -434,7 +427,9 @@ impl Engine {
             lane.unsent -= 1;
             lane.first_unsent = broken.next_in_lane;
             end = lane.first_unsent;
+            self.detach_upload(index);
         }
+        let lane = &mut self.lanes[index as usize];
         lane.in_flight = 0;
         lane.in_flight_size = 0;
         lane.head = end;
@@ -488,11 +483,12 @@ impl Engine {
         if lane.head == NONE {
             lane.tail = NONE;
         }
+        self.detach_upload(index);
         self.fail_request(request, failure);
     }
 
     /// Answers a request in its server's place.
-    fn fail_request(&mut self, index: u32, failure: Failure) {
+    pub(crate) fn fail_request(&mut self, index: u32, failure: Failure) {
         let request = &mut self.requests[index];
         if request.is_remnant() {
             // It was answered; that the rest of it was not written is nobody's failure.
@@ -512,10 +508,16 @@ impl Engine {
             return;
         }
         let pool = request.pool;
+        let protocol = self.pools[pool as usize].protocol;
+        self.count_forward_error(pool);
+        self.answer_instead(index, |out| failure.write_reply(protocol, out));
+    }
+
+    /// Answers a request that has left its lane with the gateway's words.
+    pub(crate) fn answer_instead(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
         self.drop_reply(index);
         let mut reply = self.bufs.take();
-        failure.write_reply(self.pools[pool as usize].protocol, &mut reply);
-        self.count_forward_error(pool);
+        write(&mut reply);
         self.charge(index, reply.len());
         self.deliver_buf(index, reply);
     }
@@ -549,7 +551,7 @@ impl Engine {
     /// The backoff is over: tries to connect, unless the server is ejected, which is for
     /// [`Engine::probe`] to end.
     fn retry(&mut self, index: u32) {
-        if self.server_of(index).ejected {
+        if self.server_of(index).ejected || self.lanes[index as usize].is_private {
             self.lanes[index as usize].link = Link::Idle;
         } else {
             self.connect(index);
@@ -560,8 +562,16 @@ impl Engine {
     fn reply_deadline(&self, index: u32) -> Time {
         let lane = &self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
+        if lane.paused {
+            return Time::NEVER;
+        }
         if let Some(batch) = lane.batches.front() {
-            return pool.expiry(batch.at);
+            // What takes a lane for itself may take its time, as long as it goes on.
+            let from = if lane.is_private { batch.at.max(lane.progress_at) } else { batch.at };
+            return pool.expiry(from);
+        }
+        if lane.upload != NONE {
+            return self.upload_deadline(index);
         }
         if lane.unsent > 0 {
             let started = self.requests[lane.first_unsent].started;
@@ -631,17 +641,21 @@ impl Engine {
         }
     }
 
-    fn publish_connections(&mut self, index: u32) {
+    pub(crate) fn publish_connections(&mut self, index: u32) {
         let server = self.server_of(index);
         let (id, connections) = (server.metrics, u64::from(server.connections));
         self.metrics.set_server(id, ServerGauge::ServerConnections, connections);
     }
 
     /// Brings the server's statistics up to date with the lane.
-    fn publish_queues(&mut self, index: u32) {
+    pub(crate) fn publish_queues(&mut self, index: u32) {
+        let Lane { pool, server, .. } = self.lanes[index as usize];
+        if !self.pools[pool as usize].servers[server as usize].waiting.is_empty() {
+            self.wake_waiting(pool, server);
+        }
         let lane = &mut self.lanes[index as usize];
-        let server = &mut self.pools[lane.pool as usize].servers[lane.server as usize];
-        if lane.uncounted > 0 {
+        let server = &mut self.pools[pool as usize].servers[server as usize];
+        if lane.uncounted_size > 0 {
             let (count, size) = (lane.uncounted, lane.uncounted_size);
             (lane.uncounted, lane.uncounted_size) = (0, 0);
             self.metrics.add_server(server.metrics, ServerCounter::Requests, count);
@@ -650,10 +664,10 @@ impl Engine {
         let mut queues = Queues::default();
         let first = server.first_lane as usize;
         for lane in &self.lanes[first..=server.bulk_lane() as usize] {
-            queues.unsent += u64::from(lane.unsent);
-            queues.unsent_size += lane.output.len();
-            queues.in_flight += u64::from(lane.in_flight);
-            queues.in_flight_size += lane.in_flight_size;
+            queues.add(lane);
+        }
+        for &lane in &server.private_lanes {
+            queues.add(&self.lanes[lane as usize]);
         }
         if queues == server.queues {
             return;

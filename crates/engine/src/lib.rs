@@ -23,6 +23,7 @@ mod memcached;
 mod memory;
 mod pool;
 mod pressure;
+mod private;
 mod redis;
 mod request;
 mod requests;
@@ -33,6 +34,7 @@ mod spares;
 mod tally;
 mod time;
 mod timers;
+mod upload;
 
 pub use action::Action;
 pub use crowd::Crowd;

@@ -10,6 +10,7 @@ use cashew_protocol::{Span, memcached, resp};
 use crate::buffer::{POOLED_SIZE_MAX, READ_SIZE_MAX};
 use crate::engine::lanes_here;
 use crate::pressure::REQUEST_SIZE;
+use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
 
 /// The executable and its libraries, its stack, the resolver's thread.
 const PROGRAM: u64 = 12 << 20;
@@ -75,6 +76,7 @@ impl MemoryBound {
         let per_client = pools.iter().map(held_by_client).max().unwrap_or(0);
         let by_lanes = pools.iter().fold(0, |sum: u64, pool| {
             sum.saturating_add(held_by_lane(pool).saturating_mul(lanes(pool, workers)))
+                .saturating_add(private_lanes(pool) * held_by_upload(pool))
         });
         Self {
             workers,
@@ -122,13 +124,18 @@ fn lanes(pool: &Pool, workers: u32) -> u64 {
     (u64::from(shared) + 1) * pool.servers.len() as u64
 }
 
+fn private_lanes(pool: &Pool) -> u64 {
+    (PRIVATE_LANES_MAX * pool.servers.len()) as u64
+}
+
 fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
     let servers = pool.servers.len() as u64;
     let slots: u64 = match pool.distribution {
         Distribution::Modula => pool.servers.iter().map(|server| u64::from(server.weight)).sum(),
         _ => 0,
     };
-    POOL + servers * SERVER + slots * SLOT + lanes(pool, workers) * LANE
+    let lanes = lanes(pool, workers) + private_lanes(pool);
+    POOL + servers * SERVER + slots * SLOT + lanes * LANE
 }
 
 fn arguments(pool: &Pool) -> u64 {
@@ -153,6 +160,10 @@ fn held_by_client(pool: &Pool) -> u64 {
     let output = limits.client_output_max + READ_SIZE_MAX as u64;
     let room = (output * (BUFFER_ROOM_FACTOR - 1)).min(requests * BUFFER_ROOM_MAX);
     input + scratch(pool) + output + room + requests * (REQUEST_SIZE as u64 + gathers)
+}
+
+fn held_by_upload(pool: &Pool) -> u64 {
+    BUFFER_ROOM_FACTOR * AHEAD_MAX.min(pool.limits.request_size_max)
 }
 
 fn held_by_lane(pool: &Pool) -> u64 {

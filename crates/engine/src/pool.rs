@@ -4,6 +4,8 @@ use cashew_config::snapshot::{self, Limits, Protocol};
 use cashew_metrics::{PoolId, ServerId};
 
 use crate::bulk::LargeReplies;
+use crate::id::ConnId;
+use crate::lane::Lane;
 use crate::router::Router;
 use crate::time::Time;
 
@@ -49,6 +51,10 @@ pub(crate) struct Server {
     /// When it is asked whether it is well, while it is ejected.
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
+    /// Lanes made for one client at a time.
+    pub(crate) private_lanes: Vec<u32>,
+    /// Clients that wait for one of these.
+    pub(crate) waiting: Vec<ConnId>,
 }
 
 /// What waits for a server over all its lanes.
@@ -58,6 +64,16 @@ pub(crate) struct Queues {
     pub(crate) unsent_size: u64,
     pub(crate) in_flight: u64,
     pub(crate) in_flight_size: u64,
+}
+
+impl Queues {
+    #[inline]
+    pub(crate) fn add(&mut self, lane: &Lane) {
+        self.unsent += u64::from(lane.unsent);
+        self.unsent_size += lane.output.len();
+        self.in_flight += u64::from(lane.in_flight);
+        self.in_flight_size += lane.in_flight_size;
+    }
 }
 
 impl Pool {

@@ -8,10 +8,11 @@
 use cashew_metrics::PoolCounter;
 
 use crate::action::Action;
-use crate::client::State;
+use crate::client::{Parser, State};
 use crate::engine::Engine;
 use crate::id::ConnId;
 use crate::request::Request;
+use crate::slab::NONE;
 use crate::time::Time;
 
 /// Bytes that a request takes beside its buffers: its slot, and in its lane the time of its batch
@@ -196,8 +197,14 @@ impl Engine {
     /// Bytes that go when this client goes, about.
     fn holding(&self, index: u32) -> usize {
         let client = &self.clients[index];
-        let parser = client.parser.as_ref().map_or(0, crate::client::Parser::size);
-        client.input.capacity() + parser + (client.output.len() + client.held) as usize
+        let parser = client.parser.as_ref().map_or(0, Parser::size);
+        let passing = match &client.parser {
+            Some(Parser::Upload(upload)) if upload.lane != NONE => {
+                self.lanes[upload.lane as usize].output.len()
+            }
+            _ => 0,
+        };
+        client.input.capacity() + parser + (client.output.len() + client.held + passing) as usize
     }
 
     fn publish_held(&self) {

@@ -15,7 +15,7 @@ use crate::request::Merge;
 /// use.
 const REDIS_VERSION: &str = "7.0.15";
 
-const NOT_AUTHENTICATED: &[u8] = b"-NOAUTH Authentication required.\r\n";
+pub(crate) const NOT_AUTHENTICATED: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
 impl Engine {
     /// Decides about one parsed request; `bytes` is the request as it came.

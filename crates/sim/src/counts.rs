@@ -10,6 +10,8 @@ pub struct Counts {
     /// Replies that were errors of the gateway's, blamed on a fault.
     pub errors: u64,
     pub executions: u64,
+    /// Those of requests that gateways pass on while they arrive.
+    pub uploads: u64,
     /// Executions of requests whose connection the gateway had given up.
     pub late: u64,
     /// Connections that the gateway closed before all was answered, blamed on a fault.
@@ -27,6 +29,7 @@ impl AddAssign for Counts {
         self.replies += other.replies;
         self.errors += other.errors;
         self.executions += other.executions;
+        self.uploads += other.uploads;
         self.late += other.late;
         self.cuts += other.cuts;
         self.ring_changes += other.ring_changes;

@@ -264,7 +264,7 @@ impl Gateway {
             }
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let count = self.engine.output(id, &mut slices);
-            let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
+            let bytes = slices[..count].iter().map(|slice| &**slice).collect::<Vec<_>>().concat();
             if bytes.is_empty() {
                 assert!(count == 0, "an empty slice is no output");
                 return;

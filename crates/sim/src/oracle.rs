@@ -12,6 +12,10 @@ use crate::request::{Answer, Outcome, Part, Request};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
 
+/// A request of this size may be passed on while it arrives: its server is chosen when it begins,
+/// and it may fail before it ends.
+const UPLOAD_SIZE_MIN: usize = 1 << 20;
+
 /// What a server did with one key.
 pub(crate) struct Execution<'a> {
     pub(crate) pool: u32,
@@ -71,6 +75,12 @@ struct Entry {
     read_at: u64,
     /// By broadcasts: who executed it.
     servers: Vec<u32>,
+}
+
+impl Entry {
+    fn is_upload(&self) -> bool {
+        self.request.bytes.len() >= UPLOAD_SIZE_MIN
+    }
 }
 
 /// Why a connection may be closed by the gateway with nothing left to say.
@@ -206,7 +216,8 @@ impl Oracle {
         let is_local = matches!(entry.request.answer, Answer::Local(_));
         assert!(entry.read_at <= now || is_local, "{} before it was sent", what());
         let (read_at, access) = (entry.read_at.min(now), entry.request.access);
-        let read_at = if is_local { entry.sent_at } else { read_at };
+        let read_at = if is_local || entry.is_upload() { entry.sent_at } else { read_at };
+        self.counts.uploads += u64::from(entry.is_upload());
         if !is_broadcast {
             let mut open = entry.request.parts.iter_mut().filter(|part| {
                 part.key == key && part.outcome.is_none() && part.payload.as_deref() == payload
@@ -261,7 +272,8 @@ impl Oracle {
         };
         // What the gateway refuses it need not have read to its end.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
-        assert!(entry.read_at <= now || is_local, "I1: answered before it came: {}", what());
+        let may_be_early = is_local || (entry.is_upload() && is_gateway_error(reply));
+        assert!(entry.read_at <= now || may_be_early, "I1: answered before it came: {}", what());
         if let Some(patience_us) = self.patience_us[ledger.pool as usize] {
             let waited = now.saturating_sub(entry.read_at);
             assert!(waited <= patience_us, "I3: {waited} us for {}", what());

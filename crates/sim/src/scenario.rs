@@ -266,6 +266,38 @@ impl Scenario {
         scenario
     }
 
+    /// Requests so large that they are passed on while they arrive, from clients that vanish and to
+    /// servers that fail in the middle.
+    pub fn uploads(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x0b10_ad00_0000_0000);
+        (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        scenario.clients = scenario.clients.min(6);
+        scenario.clients_total = scenario.clients + 3;
+        for pool in &mut scenario.snapshot.pools {
+            (pool.timeout_ms, pool.limits) = (None, Limits::default());
+        }
+        let temper = &mut scenario.temper;
+        (temper.requests, temper.value_size_max, temper.large_values) = (15, 3 << 20, 50);
+        temper.request_size_max = Limits::default().request_size_max;
+        temper.pipeline = random.pick(&[1, 4]);
+        let is_clean = random.percent(25);
+        temper.vanishes = if is_clean { 0 } else { random.pick(&[0, 5, 20]) };
+        scenario.weather.capacity = random.pick(&[100_000, 400_000]);
+        scenario.weather.latency_max_us = 300;
+        scenario.faults = Faults::default();
+        if !is_clean {
+            let count = random.range(1, 4);
+            scenario.faults = Faults {
+                kinds: (0..count).map(|_| random.pick(&ALL_FAULTS)).collect(),
+                gap_max_us: random.pick(&[4_000, 40_000]),
+                length_max_us: random.pick(&[2_000, 100_000]),
+                count_max: 30,
+            };
+        }
+        scenario
+    }
+
     pub(crate) fn is_clean(&self) -> bool {
         !self.faults.any() && self.temper.vanishes == 0 && !self.tight_queues && !self.tight_outputs
     }

@@ -45,6 +45,13 @@ fn subcommand(buf: &[u8], args: &[Span], at: usize, container: &'static Command)
     }
 }
 
+/// The command that a request of `count` arguments calls, of which only the first ones, `args`, are
+/// there. `None` also for commands with subcommands.
+pub fn find_begun(buf: &[u8], args: &[Span], count: usize) -> Option<&'static Command> {
+    let (_, command) = by_name(args.first()?.of(buf))?;
+    (command.subcommands == 0 && command.takes(count)).then_some(command)
+}
+
 #[inline]
 fn checked(command: &'static Command, args: &[Span]) -> Lookup {
     if command.takes(args.len()) { Lookup::Found(command) } else { Lookup::WrongArity(command) }

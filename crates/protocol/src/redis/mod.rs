@@ -13,5 +13,5 @@ pub use command::{Access, Command, Group, Keys, Local, Merge, NumkeysFaults, Rul
 pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
 pub use keys::{BLOCK_UNSUPPORTED, NO_KEYS};
-pub use lookup::{Lookup, find, find_plain};
+pub use lookup::{Lookup, find, find_begun, find_plain};
 pub use table::COMMANDS;

@@ -9,6 +9,7 @@ mod inline;
 mod plain;
 mod reply;
 mod request;
+mod tail;
 mod value;
 
 pub(crate) use decimal::integer;
@@ -16,4 +17,5 @@ pub(crate) use plain::name_word;
 pub use plain::{PlainRequest, plain_reply, plain_request};
 pub use reply::{ReplyScanner, Scan};
 pub use request::{ARGS_MAX, BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, ProtocolError, RequestParser};
+pub use tail::{Tail, TailScan};
 pub use value::{Elements, Reply, reply};

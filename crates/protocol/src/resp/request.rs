@@ -7,6 +7,7 @@ use std::fmt;
 
 use memchr::memchr;
 
+use super::tail::Tail;
 use super::{decimal, encode, inline};
 use crate::Span;
 
@@ -19,7 +20,7 @@ pub const ARGS_MAX: usize = 1024 * 1024;
 pub const BULK_BYTES_MAX: usize = 512 * 1024 * 1024;
 
 /// The shortest argument on the wire: `$0\r\n\r\n`.
-const ARG_BYTES_MIN: usize = 6;
+pub(super) const ARG_BYTES_MIN: usize = 6;
 /// Room reserved at once for announced arguments; beyond it, room follows what was really sent.
 const ARGS_RESERVE_MAX: usize = 1024;
 /// Spans kept allocated between requests (2 KiB).
@@ -127,6 +128,19 @@ impl RequestParser {
     #[inline]
     pub fn args(&self) -> &[Span] {
         &self.args
+    }
+
+    /// How many arguments a request that has begun announces, if it is an array.
+    pub fn announced(&self) -> Option<usize> {
+        self.count
+    }
+
+    /// For a request that has begun, to pass it on while it arrives: how many bytes its whole
+    /// arguments take, and what finds the end of the rest. `None` if these bytes must not be
+    /// forwarded as they are.
+    pub fn tail(&self) -> Option<(usize, Tail)> {
+        let count = self.count.filter(|_| !self.irregular)?;
+        Some((self.line, Tail::new(count - self.args.len())))
     }
 
     /// The request as a plain RESP array, when it came as something else and must not be forwarded

@@ -1,0 +1,223 @@
+//! Lanes that one client has to itself for a while.
+//!
+//! They are made when they are needed, at most [`PRIVATE_LANES_MAX`] for each server, and lose their
+//! connection when nobody has needed them for [`IDLE_MAX_US`].
+
+use cashew_metrics::PoolCounter;
+
+use crate::action::Action;
+use crate::engine::{Closed, Engine};
+use crate::failure::Failure;
+use crate::id::ConnId;
+use crate::lane::{Lane, Link};
+use crate::slab::NONE;
+
+/// Each is a connection more to the server, from every worker.
+pub(crate) const PRIVATE_LANES_MAX: usize = 4;
+/// Beyond this many bytes that wait to be written on one side the other is not read, until half of
+/// them are written.
+pub(crate) const AHEAD_MAX: u64 = 1 << 20;
+const IDLE_MAX_US: u64 = 10_000_000;
+/// A client that sends nothing of its request, or reads nothing of its reply, for so long gives way
+/// to one that waits.
+const STALLED_AFTER_US: u64 = 10_000_000;
+
+impl Engine {
+    /// A free lane to the server; `None` when all are taken.
+    pub(crate) fn private_lane(
+        &mut self,
+        pool_index: u32,
+        server_index: u32,
+    ) -> Result<Option<u32>, Failure> {
+        let server = &self.pools[pool_index as usize].servers[server_index as usize];
+        let rank = |lane: &u32| match self.lanes[*lane as usize].link {
+            Link::Ready { .. } => 0,
+            Link::Handshaking { .. } | Link::Connecting { .. } => 1,
+            Link::Idle => 2,
+            Link::Backoff { .. } => 3,
+        };
+        let free = |lane: &u32| self.lanes[*lane as usize].is_free();
+        let best = server.private_lanes.iter().copied().filter(free).min_by_key(rank);
+        let lane = match best {
+            Some(lane) => lane,
+            None if server.private_lanes.len() < PRIVATE_LANES_MAX => {
+                self.add_private_lane(pool_index, server_index)
+            }
+            None => return Ok(None),
+        };
+        match self.lanes[lane as usize].link {
+            Link::Backoff { .. } => return Err(self.lanes[lane as usize].last_failure),
+            Link::Idle => self.connect(lane),
+            Link::Ready { .. } | Link::Handshaking { .. } | Link::Connecting { .. } => {}
+        }
+        Ok(Some(lane))
+    }
+
+    /// Has the client told when a lane to the server is free.
+    pub(crate) fn await_private_lane(&mut self, client: u32, server: u32) {
+        let conn = self.client_conn(client);
+        let pool = self.clients[client].pool;
+        self.pools[pool as usize].servers[server as usize].waiting.push(conn);
+    }
+
+    fn add_private_lane(&mut self, pool_index: u32, server_index: u32) -> u32 {
+        let pool = &mut self.pools[pool_index as usize];
+        let lane = self.lanes.len() as u32;
+        let is_private = true;
+        self.lanes.push(Lane { is_private, ..Lane::new(pool_index, server_index, pool.protocol) });
+        pool.servers[server_index as usize].private_lanes.push(lane);
+        self.private_lanes.push(lane);
+        lane
+    }
+
+    /// Lets clients try again that wait for a lane to the server, if one is free.
+    #[cold]
+    pub(crate) fn wake_waiting(&mut self, pool: u32, server: u32) {
+        let server = &mut self.pools[pool as usize].servers[server as usize];
+        if !server.private_lanes.iter().any(|&lane| self.lanes[lane as usize].is_free()) {
+            return;
+        }
+        // All of them: it is not known here who still wants it.
+        for conn in std::mem::take(&mut server.waiting) {
+            if self.clients.is_current(conn.index(), conn.generation()) {
+                self.unblock(conn.index());
+            }
+        }
+    }
+
+    /// Ends the connection under a request that will never be whole, so that it is not executed, or
+    /// whose reply nobody reads. Returns the request, which is in no queue of the lane any more. No
+    /// fault of the server's.
+    pub(crate) fn abandon(&mut self, index: u32) -> u32 {
+        let lane = &mut self.lanes[index as usize];
+        let request = lane.head;
+        debug_assert!(request == lane.tail, "a private lane has one request");
+        (lane.head, lane.tail, lane.first_unsent) = (NONE, NONE, NONE);
+        (lane.unsent, lane.partial, lane.in_flight, lane.in_flight_size) = (0, 0, 0, 0);
+        lane.upload = NONE;
+        lane.output.clear(&mut self.bufs);
+        if lane.has_connection() {
+            self.disconnect(index, Closed::ByUs);
+        }
+        self.publish_queues(index);
+        request
+    }
+
+    /// Bytes came on a private lane, or its client took some: stops reading it while much of the
+    /// reply waits for the client. Nobody else's replies come here.
+    pub(crate) fn balance(&mut self, index: u32) {
+        let client = self.reader_of(&self.lanes[index as usize]);
+        let lane = &mut self.lanes[index as usize];
+        lane.progress_at = self.now;
+        let (mut waits, mut limit) = (0, AHEAD_MAX);
+        if client != NONE {
+            let client = &self.clients[client];
+            waits = client.output.len();
+            limit = limit.min(self.pools[client.pool as usize].limits.client_output_max / 2);
+        }
+        let conn = ConnId::lane(index, lane.generation);
+        if !lane.paused && waits > limit {
+            lane.paused = true;
+            self.actions.push_back(Action::PauseRead { conn });
+        } else if lane.paused && waits <= limit / 2 {
+            lane.paused = false;
+            self.actions.push_back(Action::ResumeRead { conn });
+            let expiry = self.pools[lane.pool as usize].expiry(self.now);
+            lane.arm(index, expiry, &mut self.timers);
+        }
+    }
+
+    /// Who gets what comes on a private lane, or [`NONE`].
+    fn reader_of(&self, lane: &Lane) -> u32 {
+        if lane.head == NONE { NONE } else { self.requests[lane.head].client }
+    }
+
+    /// A client took some of its large reply.
+    #[cold]
+    pub(crate) fn balance_paused(&mut self, client: u32) {
+        for at in 0..self.private_lanes.len() {
+            let index = self.private_lanes[at];
+            let lane = &self.lanes[index as usize];
+            if lane.paused && self.reader_of(lane) == client {
+                self.balance(index);
+            }
+        }
+    }
+
+    /// A client is gone: ends connections that were not read for its sake.
+    #[cold]
+    pub(crate) fn abandon_paused(&mut self) {
+        for at in 0..self.private_lanes.len() {
+            let index = self.private_lanes[at];
+            let lane = &self.lanes[index as usize];
+            if lane.paused && lane.head != NONE && self.reader_of(lane) == NONE {
+                let request = self.abandon(index);
+                self.free_request(request);
+            }
+        }
+    }
+
+    /// Closes private connections that nobody needs, and takes lanes back from clients that do not
+    /// use them while others wait.
+    pub(crate) fn tend_private_lanes(&mut self) {
+        for at in 0..self.private_lanes.len() {
+            let index = self.private_lanes[at];
+            let lane = &self.lanes[index as usize];
+            if lane.upload != NONE || lane.paused {
+                self.give_way(index);
+            } else if lane.is_free()
+                && matches!(lane.link, Link::Ready { .. })
+                && self.now.micros_since(lane.progress_at) >= IDLE_MAX_US
+            {
+                self.disconnect(index, Closed::ByUs);
+            }
+        }
+    }
+
+    fn give_way(&mut self, index: u32) {
+        let Lane { pool, server, upload, paused, progress_at, .. } = self.lanes[index as usize];
+        let since = match paused {
+            true => progress_at,
+            false if self.awaits_client(index) => self.upload(upload).fed_at,
+            false => return,
+        };
+        let is_awaited = !self.pools[pool as usize].servers[server as usize].waiting.is_empty();
+        if !is_awaited || self.now.micros_since(since) < STALLED_AFTER_US {
+            return;
+        }
+        if paused {
+            // Half a reply cannot be taken back.
+            let client = self.reader_of(&self.lanes[index as usize]);
+            self.cut_client(client, PoolCounter::ClientsOverflowed);
+        } else {
+            self.detach_upload(index);
+            let request = self.abandon(index);
+            self.fail_request(request, Failure::TimedOut);
+        }
+    }
+
+    /// Ends the connection.
+    pub(crate) fn disconnect(&mut self, index: u32, closed: Closed) -> Link {
+        if closed == Closed::ByUs {
+            let conn = self.lane_conn(index);
+            self.actions.push_back(Action::Close { conn });
+        }
+        self.record_answered(index);
+        let lane = &mut self.lanes[index as usize];
+        let link = std::mem::replace(&mut lane.link, Link::Idle);
+        lane.generation = lane.generation.wrapping_add(1);
+        lane.dirty = false;
+        lane.paused = false;
+        lane.handshake.output.clear(&mut self.bufs);
+        lane.handshake.reply.clear();
+        lane.batches.clear();
+        lane.written = 0;
+        lane.answered = 0;
+        lane.recorded = 0;
+        if !matches!(link, Link::Connecting { .. }) {
+            self.server_of(index).connections -= 1;
+            self.publish_connections(index);
+        }
+        link
+    }
+}
