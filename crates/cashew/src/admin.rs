@@ -92,12 +92,7 @@ fn handle(message: ToChild, descriptors: &[OwnedFd]) {
                 error!("cannot reopen the log: {error}");
             }
         }
-        ToChild::Init { .. }
-        | ToChild::Listen { .. }
-        | ToChild::Start
-        | ToChild::Hold { .. }
-        | ToChild::Release { .. }
-        | ToChild::Shutdown => warn!("not expected now: {message:?}"),
+        other => warn!("not expected now: {other:?}"),
     }
 }
 

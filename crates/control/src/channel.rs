@@ -171,11 +171,11 @@ mod tests {
     fn messages_keep_their_order_and_borders() {
         let (master, mut worker) = channels();
         for pool in 0..5 {
-            master.send(&ToChild::Listen { pool }, &[]).unwrap();
+            master.send(&ToChild::Listen { listener: pool, pool }, &[]).unwrap();
         }
         for pool in 0..5 {
             let (message, descriptors) = worker.receive().unwrap().unwrap();
-            assert_eq!(message, ToChild::Listen { pool });
+            assert_eq!(message, ToChild::Listen { listener: pool, pool });
             assert!(descriptors.is_empty());
         }
         assert!(worker.receive().unwrap().is_none());
@@ -188,7 +188,7 @@ mod tests {
         let (sent_second, mut second) = io::pipe().unwrap();
         master
             .send(
-                &ToChild::Init { slot: 1, workers: 2 },
+                &ToChild::Init { slot: 1, rank: 1, workers: 2 },
                 &[sent_first.as_fd(), sent_second.as_fd()],
             )
             .unwrap();

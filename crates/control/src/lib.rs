@@ -1,19 +1,23 @@
 //! What master, workers and admin say to each other: small JSON messages, one per datagram of a
 //! `SOCK_SEQPACKET` socket pair, with descriptors attached where a message needs them. A closed
 //! channel means that the other side died. What is too big for a message, the snapshot, is handed
-//! over as a sealed memfd.
+//! over as a sealed memfd: an [`Epoch`].
 #![forbid(unsafe_code)]
 
 mod channel;
+mod epoch;
 mod live;
 mod message;
 mod sealed;
+mod session;
 
 pub use channel::{
     Channel, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, ReceiveError, SendError, VERSION, pair,
 };
+pub use epoch::{Epoch, PoolState};
 pub use message::{ToChild, ToMaster};
 pub use sealed::{SEALED_BYTES_MAX, seal, unseal};
+pub use session::{SESSION_VERSION, Session};
 
 /// The master's end of the channel to one child.
 pub type MasterChannel = Channel<ToChild, ToMaster>;

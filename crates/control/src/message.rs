@@ -1,27 +1,46 @@
 //! The messages.
 //!
-//! Messages of one channel are handled in order. A worker is told [`ToChild::Init`], then one
-//! [`ToChild::Listen`] and one [`ToChild::Release`] for each pool, possibly followed by a
-//! [`ToChild::Hold`] where the pool's ring is just changing, then [`ToChild::Start`]: so it knows
-//! which ring to use before it serves anybody.
+//! Messages of one channel are handled in order. Pools and servers are named by their index in the
+//! snapshot that the last [`ToChild::Commit`] before the message put into effect, or else
+//! [`ToChild::Init`].
+//!
+//! A worker is told [`ToChild::Init`], then one [`ToChild::Release`] for each pool, possibly
+//! followed by a [`ToChild::Hold`] where the pool's ring is just changing, and
+//! [`ToChild::Listen`] for what it is to accept from, then [`ToChild::Start`]: so it knows which
+//! ring to use before it serves anybody.
+//!
+//! An epoch changes in two phases: [`ToChild::Prepare`] is answered by [`ToMaster::Prepared`] or
+//! [`ToMaster::Refused`]; then [`ToChild::Pause`] by [`ToMaster::Paused`]; then
+//! [`ToChild::Commit`] by [`ToMaster::Committed`]. Until the commit [`ToChild::Abort`] undoes it
+//! all, and is not answered.
 
 use serde::{Deserialize, Serialize};
+
+use crate::session::Session;
 
 /// From the master to a worker or to the admin process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToChild {
-    /// The first message. Carries two descriptors: the sealed memfd of the snapshot (JSON) and the
-    /// metrics memfd of all slots. `slot` means nothing to the admin process.
-    Init { slot: u32, workers: u32 },
-    /// Carries one listening socket of a pool (or, to the admin process, the stats socket with
-    /// pool 0).
-    Listen { pool: u32 },
+    /// The first message. Carries three descriptors: the sealed memfd of the
+    /// [`Epoch`](crate::Epoch), the metrics memfd of all slots, and the memfd of what all processes
+    /// share for the whole life of the instance. `slot` says where to count, `rank` which of the
+    /// `workers` that share the servers' connections this one is; both mean nothing to the admin
+    /// process.
+    Init { slot: u32, rank: u32, workers: u32 },
+    /// Accept from a listening socket of a pool from now on. Carries the socket (for the admin
+    /// process the stats socket, with pool 0; a second one takes the place of the first). `listener`
+    /// names it and is never used again for another.
+    Listen { listener: u32, pool: u32 },
+    /// Accept from that socket no more. With `drain` take all those first who wait there already:
+    /// nobody else will.
+    Unlisten { listener: u32, drain: bool },
     /// Everything is handed over: begin to serve, then answer [`ToMaster::Ready`].
     Start,
-    /// First phase of a change of a pool's ring: dispatch nothing more in that pool, then answer
+    /// First phase of a change of a pool's ring: dispatch nothing more in that pool, let what is on
+    /// its way to servers that are well finish, `drain_ms` at most, then answer
     /// [`ToMaster::Held`].
-    Hold { pool: u32, version: u64 },
+    Hold { pool: u32, version: u64, drain_ms: u64 },
     /// Second phase: use the ring over the servers for which `live` is true, and go on. When the
     /// change was abandoned, `live` is what it was before. Also comes unasked, before `Start`, to
     /// tell a new worker the ring in use. A pool whose servers are all ejected answers errors.
@@ -31,6 +50,27 @@ pub enum ToChild {
         #[serde(with = "crate::live")]
         live: Vec<bool>,
     },
+    /// Make everything ready for another epoch, and go on by the old one. Carries its sealed memfd
+    /// and its metrics memfd. To the admin process too.
+    Prepare { epoch: u64, rank: u32, workers: u32 },
+    /// Dispatch nothing more in pools whose keys may get to another server by the epoch prepared,
+    /// let what is on its way there finish, `drain_ms` at most, then answer [`ToMaster::Paused`].
+    Pause { epoch: u64, drain_ms: u64 },
+    /// Go on by the epoch prepared.
+    Commit { epoch: u64 },
+    /// Forget the epoch prepared and go on by the old one.
+    Abort { epoch: u64 },
+    /// Another process takes over: accept nothing more, hand every session over when it comes to
+    /// rest ([`ToMaster::HandOver`]), close those that have not after `timeout_ms`, exit with 0
+    /// when there are none left. Epochs and rings change here too meanwhile.
+    Retire { timeout_ms: u64 },
+    /// Go on serving after all. [`ToChild::Listen`] follows.
+    Unretire,
+    /// Hand sessions over that together caused at most this share of this worker's requests lately.
+    Shed { permille: u32 },
+    /// Serve a session of another worker. Carries its socket, and a sealed memfd with what was
+    /// received and not consumed, then what is still to be written, unless both are empty.
+    Adopt { session: Session },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the one in use.
@@ -62,5 +102,28 @@ pub enum ToMaster {
     ServerUp {
         pool: u32,
         server: u32,
+    },
+    /// Ready to switch to that epoch.
+    Prepared {
+        epoch: u64,
+    },
+    /// Cannot serve that epoch; goes on by the old one.
+    Refused {
+        epoch: u64,
+        why: String,
+    },
+    /// Nothing is on its way any more in the pools that the epoch changes, or the time for that is
+    /// up: `unfinished` requests still are.
+    Paused {
+        epoch: u64,
+        unfinished: u64,
+    },
+    /// Serves by that epoch.
+    Committed {
+        epoch: u64,
+    },
+    /// A session at rest, for another worker. Carries what [`ToChild::Adopt`] does.
+    HandOver {
+        session: Session,
     },
 }

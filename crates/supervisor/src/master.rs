@@ -249,10 +249,10 @@ impl Master {
                 (self.workers, listeners.of_stats().map(|fd| (0, fd)).into_iter().collect())
             }
         };
-        let init = ToChild::Init { slot, workers: self.workers };
+        let init = ToChild::Init { slot, rank: slot, workers: self.workers };
         self.post(index, init, vec![Rc::clone(&self.snapshot), Rc::clone(&self.metrics)], now);
         for (pool, socket) in sockets {
-            self.post(index, ToChild::Listen { pool }, vec![socket], now);
+            self.post(index, ToChild::Listen { listener: pool, pool }, vec![socket], now);
         }
         if let Role::Worker { slot } = self.members[index].role {
             self.rings.joined(slot);
@@ -309,6 +309,7 @@ impl Master {
                 | ToMaster::ServerUp { .. }),
                 Role::Admin,
             ) => warn!("admin has no business to say {message:?}"),
+            (message, role) => warn!("{role} says {message:?}, which nobody asked"),
         }
         Ok(())
     }

@@ -86,7 +86,8 @@ impl Rings {
         for (pool, ring) in (0..).zip(&self.pools) {
             self.messages.push_back((slot, ring.release(pool)));
             if ring.change.is_some() {
-                self.messages.push_back((slot, ToChild::Hold { pool, version: ring.version }));
+                self.messages
+                    .push_back((slot, ToChild::Hold { pool, version: ring.version, drain_ms: 0 }));
             }
         }
     }
@@ -195,7 +196,7 @@ impl Rings {
             waiting: self.workers.clone(),
             deadline: now + HOLD_TIMEOUT,
         });
-        let hold = ToChild::Hold { pool: pool as u32, version: ring.version };
+        let hold = ToChild::Hold { pool: pool as u32, version: ring.version, drain_ms: 0 };
         self.broadcast(hold);
     }
 
@@ -493,7 +494,7 @@ mod tests {
             let Some(worker) = &mut self.workers[slot] else { return };
             match worker.inbox.pop_front() {
                 Some(ToChild::Start) => worker.started = true,
-                Some(ToChild::Hold { pool, version }) => {
+                Some(ToChild::Hold { pool, version, .. }) => {
                     worker.held = true;
                     self.rings.held(slot as u32, pool, version, self.now);
                 }
@@ -539,7 +540,7 @@ mod tests {
     }
 
     fn hold(pool: u32, version: u64) -> ToChild {
-        ToChild::Hold { pool, version }
+        ToChild::Hold { pool, version, drain_ms: 0 }
     }
 
     fn release(pool: u32, version: u64, live: &str) -> ToChild {

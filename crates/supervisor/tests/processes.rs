@@ -528,7 +528,7 @@ impl Worker {
 
     fn handle(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
         match message {
-            ToChild::Init { slot, workers } => {
+            ToChild::Init { slot, workers, .. } => {
                 let bytes = cashew_control::unseal(&descriptors[0]).unwrap();
                 let snapshot = cashew_config::from_json(&bytes).unwrap();
                 let layout = Layout::new(&snapshot);
@@ -536,12 +536,12 @@ impl Worker {
                 self.slot = slot;
                 self.writer = Some(segments.writer(slot));
             }
-            ToChild::Listen { pool: 0 } => {
+            ToChild::Listen { pool: 0, .. } => {
                 self.listeners.push(TcpListener::from(descriptors.remove(0)));
             }
             ToChild::Listen { .. } => assert_eq!(descriptors.len(), 1),
             ToChild::Start => self.start(),
-            ToChild::Hold { pool, version } => {
+            ToChild::Hold { pool, version, .. } => {
                 self.held = true;
                 self.say(&ToMaster::Held { pool, version });
             }
@@ -556,6 +556,7 @@ impl Worker {
                 note("log is reopened here\n");
             }
             ToChild::Shutdown => {}
+            other => panic!("unexpected {other:?}"),
         }
     }
 

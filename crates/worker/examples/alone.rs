@@ -19,7 +19,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let master = MasterChannel::new(ours);
     let sealed = seal(&cashew_config::to_json(&snapshot))?;
     let (metrics, _segments) = Segments::create(&Layout::new(&snapshot), 1)?;
-    master.send(&ToChild::Init { slot: 0, workers: 1 }, &[sealed.as_fd(), metrics.as_fd()])?;
+    master.send(
+        &ToChild::Init { slot: 0, rank: 0, workers: 1 },
+        &[sealed.as_fd(), metrics.as_fd()],
+    )?;
     for (pool, config) in snapshot.pools.iter().enumerate() {
         let Listen::Tcp(address) = config.listen else {
             return Err(format!("pool {}: only TCP is served here", config.name).into());
@@ -28,7 +31,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         socket.set_nonblocking(true)?;
         // Accepted connections inherit it; without it small writes wait for acknowledgements.
         rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
-        master.send(&ToChild::Listen { pool: pool as u32 }, &[socket.as_fd()])?;
+        master.send(
+            &ToChild::Listen { listener: pool as u32, pool: pool as u32 },
+            &[socket.as_fd()],
+        )?;
     }
     master.send(&ToChild::Start, &[])?;
     Ok(cashew_worker::run(control)?)

@@ -58,11 +58,11 @@ pub(crate) fn report_failure(control: &mut ChildChannel, error: &Error) {
 
 fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
     let (slot, workers, descriptors) = match next(control)? {
-        (ToChild::Init { slot, workers }, descriptors) => (slot, workers, descriptors),
+        (ToChild::Init { slot, workers, .. }, descriptors) => (slot, workers, descriptors),
         (other, _) => return Err(Error::Unexpected(other)),
     };
     let Ok([snapshot, metrics]) = <[OwnedFd; 2]>::try_from(descriptors) else {
-        return Err(Error::Unexpected(ToChild::Init { slot, workers }));
+        return Err(Error::Unexpected(ToChild::Init { slot, rank: slot, workers }));
     };
     let bytes = unseal(snapshot).map_err(|error| Error::Snapshot(error.to_string()))?;
     let snapshot =
@@ -82,18 +82,19 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
     loop {
         match next(control)? {
             (ToChild::Start, _) => return Ok(start),
-            (ToChild::Listen { pool }, mut descriptors) => {
-                let socket =
-                    descriptors.pop().ok_or(Error::Unexpected(ToChild::Listen { pool }))?;
+            (ToChild::Listen { listener, pool }, mut descriptors) => {
+                let socket = descriptors
+                    .pop()
+                    .ok_or(Error::Unexpected(ToChild::Listen { listener, pool }))?;
                 if pool as usize >= start.snapshot.pools.len() {
-                    return Err(Error::Unexpected(ToChild::Listen { pool }));
+                    return Err(Error::Unexpected(ToChild::Listen { listener, pool }));
                 }
                 start.listeners.push((pool, socket));
             }
             (ring @ (ToChild::Hold { .. } | ToChild::Release { .. }), _) => start.rings.push(ring),
             (ToChild::LogLevel { level }, _) => cashew_process::log::set_level(level),
             (ToChild::LogReopen, descriptors) => reopen_log(&descriptors),
-            (other @ (ToChild::Init { .. } | ToChild::Shutdown), _) => {
+            (other, _) => {
                 return Err(Error::Unexpected(other));
             }
         }

@@ -405,15 +405,15 @@ impl<D: Driver> Worker<D> {
         self.core.tick();
         let now = self.core.now;
         match message {
-            ToChild::Hold { pool, version } => self.core.engine.handle_hold(pool, version, now),
+            ToChild::Hold { pool, version, .. } => self.core.engine.handle_hold(pool, version, now),
             ToChild::Release { pool, version, live } => {
                 self.core.engine.handle_release(pool, version, &live, now, wall_us());
             }
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
-            ToChild::Init { .. } | ToChild::Listen { .. } | ToChild::Start => {
-                tracing::warn!("the master sent {message:?} to a worker that serves already");
+            other => {
+                tracing::warn!("the master sent {other:?} to a worker that serves already");
             }
         }
     }

@@ -40,10 +40,10 @@ impl Worker {
         let (master, control) = cashew_control::pair().unwrap();
         let thread = thread::spawn(move || cashew_worker::run(control));
         let master = MasterChannel::new(master);
-        let init = ToChild::Init { slot: 0, workers: 1 };
+        let init = ToChild::Init { slot: 0, rank: 0, workers: 1 };
         master.send(&init, &[sealed.as_fd(), metrics.as_fd()]).unwrap();
         let listener = OwnedFd::from(listener);
-        master.send(&ToChild::Listen { pool: 0 }, &[listener.as_fd()]).unwrap();
+        master.send(&ToChild::Listen { listener: 0, pool: 0 }, &[listener.as_fd()]).unwrap();
         // Whatever the keys: the spare server is out of the ring.
         let live: Vec<bool> =
             snapshot.pools[0].servers.iter().map(|server| server.name != "spare").collect();
@@ -204,7 +204,7 @@ fn it_holds_its_clients_when_told() {
     let (listener, address) = server();
     let mut worker = Worker::start(&address, "");
     let (mut client, mut server) = exchange(&worker, &listener);
-    worker.tell(ToChild::Hold { pool: 0, version: 2 });
+    worker.tell(ToChild::Hold { pool: 0, version: 2, drain_ms: 0 });
     assert_eq!(worker.message(), ToMaster::Held { pool: 0, version: 2 });
     client.write_all(GET).unwrap();
     server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();

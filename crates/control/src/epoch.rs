@@ -1,0 +1,50 @@
+//! What an epoch is made of, as the master hands it to its children.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use cashew_config::Snapshot;
+use serde::{Deserialize, Serialize};
+
+use crate::sealed::{seal, unseal};
+
+/// A snapshot, with what is known about its pools that is not configured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Epoch {
+    pub snapshot: Snapshot,
+    /// One for each pool of the snapshot.
+    pub pools: Vec<PoolState>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolState {
+    /// Where the clients of the pool are counted, over all workers; it stays the same as long as
+    /// there is a pool of that name.
+    pub quota: u32,
+    pub ring_version: u64,
+    /// Which servers are on the ring.
+    #[serde(with = "crate::live")]
+    pub live: Vec<bool>,
+}
+
+impl Epoch {
+    /// Writes it into a sealed memfd.
+    pub fn seal(&self) -> io::Result<OwnedFd> {
+        seal(&serde_json::to_vec(self)?)
+    }
+
+    /// Reads what [`Epoch::seal`] wrote.
+    pub fn unseal(memfd: impl AsFd) -> io::Result<Self> {
+        let epoch: Self = serde_json::from_slice(&unseal(memfd)?)?;
+        let fits = epoch.pools.len() == epoch.snapshot.pools.len()
+            && epoch
+                .pools
+                .iter()
+                .zip(&epoch.snapshot.pools)
+                .all(|(state, pool)| state.live.len() == pool.servers.len());
+        if !fits {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "pools and states differ"));
+        }
+        Ok(epoch)
+    }
+}

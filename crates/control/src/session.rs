@@ -1,0 +1,30 @@
+//! A client's connection on its way from one worker to another.
+
+use serde::{Deserialize, Serialize};
+
+/// Raised when a session cannot be understood any more by who knows only the version before. A
+/// field may be added without that, if its default is right for sessions that lack it.
+pub const SESSION_VERSION: u32 = 1;
+
+/// All that a client and its worker have agreed on, but for the bytes on their way.
+///
+/// Two binaries may have to understand it, during an upgrade: what is unknown is ignored, what is
+/// missing has its default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Session {
+    pub version: u32,
+    /// By name: its index may be another where the session goes.
+    pub pool: String,
+    /// As CLIENT ID tells it; unique in the instance.
+    pub id: u64,
+    pub authenticated: bool,
+    /// Set by CLIENT SETNAME; may hold any byte.
+    pub name: Option<Vec<u8>>,
+    /// Bytes still to come of a request that was refused, and are to be dropped.
+    pub swallow: u64,
+    /// Length of what was received and not consumed.
+    pub input: u64,
+    /// Length of what is still to be written.
+    pub output: u64,
+}
