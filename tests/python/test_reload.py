@@ -62,7 +62,7 @@ def both_know_everything(place):
     return servers
 
 
-# ------------------------------------------------------------------------------------ change of ring
+# ----------------------------------------------------------------------------------- change of ring
 
 
 @pytest.mark.parametrize("kind, count", [("tcp", 20), ("unix", 6), ("ipv6", 6)])

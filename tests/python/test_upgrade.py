@@ -12,6 +12,7 @@ import pytest
 from harness import (
     CASHEW,
     HOST,
+    ROOT,
     Conn,
     Process,
     accepts,
@@ -154,6 +155,51 @@ def test_an_upgraded_master_can_do_all_that_it_could(place):
     assert [block[0] for block in found] == [0, 1, 0]
 
 
+# ------------------------------------------------------------------------------- another version
+
+#: A build that counts and talks by the next version's rules, from `scripts/bumped`.
+BUMPED = os.environ.get("CASHEW_BUMPED", str(ROOT / "target" / "bumped" / "debug" / "cashew"))
+
+
+@pytest.mark.skipif(not os.path.exists(BUMPED), reason="needs scripts/bumped")
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_to_the_next_version_and_back(place, kind):
+    """Masters and workers of two versions understand as much of each other as it takes."""
+    server = place.redis("--requirepass", "secret")
+    fill(server)
+    options = {"listen": str(place.directory / "alpha.sock")} if kind == "unix" else {}
+    gateway = place.cashew({"alpha": pool(server, **options, redis_auth="secret")},
+                           {"worker_processes": 2})
+
+    def authenticated():
+        conn = gateway.connect()
+        assert conn.call("AUTH", "secret") == "OK"
+        return conn
+
+    named = place.keep(authenticated())
+    named.call("CLIENT", "SETNAME", "somebody")
+    number = named.call("CLIENT", "ID")
+    named.send(resp("GET", key(7))[:-4])
+    with Load(sockets=[authenticated().socket for _ in range(16)]) as load:
+        load.turn()
+        for turn, binary in enumerate([BUMPED, CASHEW, BUMPED, CASHEW]):
+            upgrade(gateway, 0, "--binary", binary)
+            assert os.path.samefile(f"/proc/{gateway.pid}/exe", binary)
+            load.turn()
+            if not turn:
+                # The next version reloads as well.
+                gateway.configure(worker_processes=3)
+                gateway.reload()
+                wait_until(lambda: len(worker_processes(gateway.pid)) == 3, "three workers")
+                load.turn()
+        named.send(resp("GET", key(7))[-4:])
+        assert named.reply() == value(7)
+        assert named.call("CLIENT", "GETNAME") == b"somebody"
+        assert named.call("CLIENT", "ID") == number
+        fresh = place.keep(authenticated())
+        assert fresh.call("CLIENT", "ID") > number
+
+
 # ------------------------------------------------------------------------------- what does not work
 
 
@@ -201,7 +247,7 @@ def test_a_broken_binary_in_the_place_of_the_old_one(place):
     path = place.directory / "cashew"
     shutil.copy(CASHEW, path)
     gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2}, binary=str(path))
-    with Load(gateway.address) as load:
+    with Load(gateway.address, may_lose=True) as load:
         load.turn()
         family = worker_processes(gateway.pid)
         for kind in ("truncated", "talks"):
@@ -214,7 +260,12 @@ def test_a_broken_binary_in_the_place_of_the_old_one(place):
                        "upgrade" in gateway.log()[before:], "a word in the log", 10)
             load.turn()
             assert worker_processes(gateway.pid) == family
-        # A worker that dies meanwhile is replaced: by the program that runs, which is there no more.
+        assert not load.lost
+        # A worker that dies is replaced all the same, by the program that runs: its file is gone.
+        os.kill(family[0], signal.SIGKILL)
+        wait_until(lambda: family[0] not in worker_processes(gateway.pid)
+                   and len(worker_processes(gateway.pid)) == 2, "a new worker", 5)
+        load.turn()
         new = place.directory / "new"
         shutil.copy(CASHEW, new)
         new.rename(path)
