@@ -5,6 +5,7 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 
@@ -19,7 +20,7 @@ from harness import (
     wait_until,
     worker_processes,
 )
-from load import Load, bulk, fill, key, value
+from load import Load, Record, blocks, bulk, fill, key, value
 
 #: Longest that a worker may be missing. The aim is a second; a machine that tests is busy.
 REPLACED = 2.5
@@ -193,6 +194,71 @@ def test_the_next_master_takes_the_same_ports(place):
         assert gateway.call("GET", key(2)) == value(2)
         wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers),
                    "the old workers end", 5)
+
+
+# ------------------------------------------------------------------------------ while things change
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["KILL", "STOP"])
+def test_a_worker_that_dies_during_a_reload(place, number):
+    """Then it is done for all workers or for none, and the command says which."""
+    servers = place.redis(), place.redis()
+    fill(*servers)
+    gateway = place.cashew({"alpha": pool(servers[0])},
+                           {"worker_processes": 3, "rebalance": "false"})
+    wait_until(lambda: len(worker_processes(gateway.pid)) == 3, "three workers")
+    records = [Record(server) for server in servers]
+    rings, current = [0], 0
+    with Load(gateway.address, count=24, may_lose=True) as load:
+        for turn in range(6 if number == signal.SIGKILL else 2):
+            load.turn()
+            victim = worker_processes(gateway.pid)[0]
+            before = gateway.epoch()
+            gateway.configure({"alpha": pool(servers[1 - current])})
+            words = [gateway.binary, "reload", "-c", str(gateway.config_path)]
+            order = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                     stderr=subprocess.STDOUT, text=True)
+            # Now early in it, now late.
+            time.sleep(0.004 * turn)
+            os.kill(victim, number)
+            said, _ = order.communicate(timeout=20)
+            replaced(gateway, [victim], 3, time.monotonic())
+            load.turn()
+            if order.returncode == 0:
+                current = 1 - current
+                rings.append(current)
+                assert gateway.epoch() > before
+            else:
+                assert order.returncode == 1 and said.strip()
+                assert gateway.epoch() == before
+        gateway.configure({"alpha": pool(servers[1 - current])})
+        gateway.reload()
+        rings.append(1 - current)
+        load.turn()
+    found = blocks(*(record.stop() for record in records))
+    assert [block[0] for block in found] == rings
+
+
+def test_a_worker_that_dies_while_its_sessions_leave(place):
+    """Sessions that it has handed over already are not its own any more."""
+    server = place.redis()
+    fill(server)
+    gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 4})
+    wait_until(lambda: len(worker_processes(gateway.pid)) == 4, "four workers")
+    with Load(gateway.address, count=40, may_lose=True) as load:
+        held = owners(gateway, load)
+        workers = worker_processes(gateway.pid)
+        gateway.configure(worker_processes=1)
+        order = threading.Thread(target=gateway.reload)
+        order.start()
+        time.sleep(0.03)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(workers[-1], signal.SIGKILL)
+        order.join(20)
+        wait_until(lambda: len(worker_processes(gateway.pid)) == 1, "one worker", 10)
+        load.turn()
+        assert set(load.lost) <= {port for port, pid in held.items() if pid == workers[-1]}
+        assert gateway.call("GET", key(1)) == value(1)
 
 
 # ------------------------------------------------------------------------------- how many clients

@@ -53,7 +53,7 @@ def change(gateway, number, pools):
     else:
         before = gateway.epoch()
         gateway.reload()
-        assert gateway.epoch() == before + 1
+        assert gateway.epoch() > before
 
 
 def both_know_everything(place):
@@ -511,7 +511,7 @@ def test_a_dry_run_tells_and_does_nothing(place):
     assert done.returncode == 1 and "timeuot" in done.stdout + done.stderr
     gateway.write_config(good)
     assert "alpha" in gateway.reload()
-    assert gateway.epoch() == before + 1
+    assert gateway.epoch() > before
 
 
 def test_status_shows_the_last_reload(place):
