@@ -319,6 +319,10 @@ class Gateway:
             self.settings = {**(self.settings or {}), **settings}
         self.write_config()
 
+    def wait_serving(self):
+        """Until all workers serve: connections are accepted before."""
+        wait_until(lambda: " serving " in self.log(), "the gateway serves")
+
     def order(self, command, *arguments, seconds=30):
         """An operator's command, such as `cashew reload`."""
         words = [self.binary, command, "-c", str(self.config_path), *map(str, arguments)]

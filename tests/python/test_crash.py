@@ -36,7 +36,7 @@ def start(place, workers, settings=None, **options):
     # Sessions stay where they are, so that it is known whose they are.
     gateway = place.cashew({"alpha": pool(server, **options)},
                            {"worker_processes": workers, "rebalance": "false", **(settings or {})})
-    wait_until(lambda: len(worker_processes(gateway.pid)) == workers, f"{workers} workers")
+    gateway.wait_serving()
     return gateway
 
 
@@ -206,7 +206,7 @@ def test_a_worker_that_dies_during_a_reload(place, number):
     fill(*servers)
     gateway = place.cashew({"alpha": pool(servers[0])},
                            {"worker_processes": 3, "rebalance": "false"})
-    wait_until(lambda: len(worker_processes(gateway.pid)) == 3, "three workers")
+    gateway.wait_serving()
     records = [Record(server) for server in servers]
     rings, current = [0], 0
     with Load(gateway.address, count=24, may_lose=True) as load:
@@ -244,7 +244,7 @@ def test_a_worker_that_dies_while_its_sessions_leave(place):
     server = place.redis()
     fill(server)
     gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 4})
-    wait_until(lambda: len(worker_processes(gateway.pid)) == 4, "four workers")
+    gateway.wait_serving()
     with Load(gateway.address, count=40, may_lose=True) as load:
         held = owners(gateway, load)
         workers = worker_processes(gateway.pid)

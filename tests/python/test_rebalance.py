@@ -12,7 +12,7 @@ def start(place, server, **settings):
     redis = hasattr(server, "call")
     gateway = place.cashew({"alpha": {"redis": redis, "servers": server_lines([server])}},
                            {"worker_processes": 2, "rebalance_threshold": 10, **settings})
-    wait_until(lambda: len(worker_processes(gateway.pid)) == 2, "two workers")
+    gateway.wait_serving()
     return gateway
 
 

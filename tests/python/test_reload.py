@@ -104,7 +104,9 @@ def new_connections(before, server):
 def test_two_servers_change_places(place):
     """No key is asked of its new server before the last has been asked of its old one."""
     servers = both_know_everything(place)
-    pools = [{"alpha": pool(*order, names=["one", "two"])} for order in (servers, servers[::-1])]
+    # The default hash has little to say about keys that differ in their last digits.
+    pools = [{"alpha": pool(*order, names=["one", "two"], hash="md5")}
+             for order in (servers, servers[::-1])]
     gateway = place.cashew(pools[0], {"worker_processes": 2})
     with gateway.connect() as conn:
         for server in servers:
@@ -482,8 +484,7 @@ def test_a_file_that_did_not_change_says_so(place):
     with Load(gateway.address, count=4) as load:
         load.turn()
         connected = one.call("INFO", "stats")
-        assert re.search(r"unchanged|nothing.*change|no change|not changed|same", gateway.reload(),
-                         re.IGNORECASE)
+        assert "already" in gateway.reload()
         load.turn()
         assert new_connections(connected, one) <= 2
 

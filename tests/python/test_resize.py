@@ -47,7 +47,7 @@ def test_four_one_three_two_workers_in_a_storm(place, kind):
     fill(*servers)
     listen = f"{HOST}:{free_port()}" if kind == "tcp" else str(place.directory / "alpha.sock")
     gateway = place.cashew({"alpha": pool(*servers, listen=listen)}, {"worker_processes": 4})
-    wait_until(lambda: len(worker_processes(gateway.pid)) == 4, "four workers")
+    gateway.wait_serving()
     with Load(gateway.address) as load, Storm(gateway.address) as storm:
         load.turn()
         for workers in (1, 3, 2):
@@ -74,6 +74,7 @@ def test_memcached_sessions_move_too(place):
     server = place.memcached()
     fill(server)
     gateway = place.cashew({"alpha": {"servers": server_lines([server])}}, {"worker_processes": 3})
+    gateway.wait_serving()
     with Load(gateway.address, request=memcached_request) as load:
         for workers in (1, 2):
             load.turn()
@@ -87,6 +88,7 @@ def test_resize_there_and_back_again(place):
     server = place.redis()
     fill(server)
     gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2})
+    gateway.wait_serving()
     with Load(gateway.address) as load, Storm(gateway.address, threads=1) as storm:
         load.turn()
         for workers in (1, 4, 2, 3, 1, 2):
@@ -113,6 +115,7 @@ def all_move(gateway, conns):
 def test_what_a_session_knows_moves_with_it(place):
     server = place.redis("--requirepass", "secret")
     gateway = place.cashew({"alpha": pool(server, redis_auth="secret")}, {"worker_processes": 4})
+    gateway.wait_serving()
     with contextlib.ExitStack() as stack:
         conns = [stack.enter_context(gateway.connect()) for _ in range(24)]
         ids = []
@@ -150,6 +153,7 @@ def test_a_reply_under_way_comes_before_the_session_moves(place):
 
     fake = place.keep(FakeServer(slow))
     gateway = place.cashew({"alpha": pool(fake)}, {"worker_processes": 4})
+    gateway.wait_serving()
     with contextlib.ExitStack() as stack:
         conns = [stack.enter_context(gateway.connect()) for _ in range(12)]
         for number, conn in enumerate(conns[:6]):
@@ -170,6 +174,7 @@ def test_large_values_under_way_while_sessions_move(place):
     gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 4})
     big = bytes(range(256)) * 4096 * 2
     request = resp("SET", "big", big)
+    gateway.wait_serving()
     with contextlib.ExitStack() as stack:
         conns = [stack.enter_context(gateway.connect(timeout=20)) for _ in range(8)]
         for number, conn in enumerate(conns):
@@ -202,6 +207,7 @@ def test_who_never_comes_to_rest_is_closed_at_the_shutdown_timeout(place):
     fake = place.keep(FakeServer(never))
     gateway = place.cashew({"alpha": pool(fake)},
                            {"worker_processes": 4, "worker_shutdown_timeout": 1})
+    gateway.wait_serving()
     with contextlib.ExitStack() as stack:
         conns = [stack.enter_context(gateway.connect()) for _ in range(16)]
         rest = [stack.enter_context(gateway.connect()) for _ in range(16)]
@@ -227,6 +233,7 @@ def test_the_size_and_the_ring_change_together(place):
     servers = place.redis(), place.redis()
     fill(*servers)
     gateway = place.cashew({"alpha": pool(servers[0])}, {"worker_processes": 3})
+    gateway.wait_serving()
     with Load(gateway.address) as load:
         for number, workers in enumerate((1, 2, 4, 2)):
             load.turn()
