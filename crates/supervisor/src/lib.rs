@@ -4,6 +4,8 @@
 #![forbid(unsafe_code)]
 
 mod child;
+mod commands;
+mod control_socket;
 mod limits;
 mod listeners;
 mod master;
@@ -12,6 +14,7 @@ mod pid_file;
 mod ring;
 mod signals;
 mod slots;
+mod unix_socket;
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,6 +23,8 @@ use std::path::PathBuf;
 use cashew_config::Snapshot;
 
 pub use child::{Role, Serve, Spawn};
+pub use commands::{AdminStatus, Answer, Command, Outcome, PoolStatus, Status, WorkerStatus};
+pub use control_socket::{ControlSocketError, default_paths};
 pub use listeners::ListenError;
 
 /// What an instance is to be.

@@ -1,0 +1,116 @@
+//! What operators and the master say to each other over the operators' socket: one line of JSON
+//! asks, lines of JSON answer, the last of them [`Answer::Done`] or [`Answer::Failed`].
+//!
+//! Two versions of cashew may meet here: what is unknown in a status is ignored, what is missing is
+//! empty.
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Command {
+    /// Go on by the configuration file as it is now.
+    Reload {
+        /// Only tell what would change.
+        #[serde(default)]
+        dry_run: bool,
+    },
+    /// Let another program take over.
+    Upgrade {
+        /// `None` is the path that this one was started from.
+        #[serde(default)]
+        binary: Option<PathBuf>,
+    },
+    Status,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// Something worth telling on the way.
+    Say(String),
+    Status(Box<Status>),
+    Done(bool),
+    /// Why not.
+    Failed(String),
+}
+
+/// How the instance is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    /// `serving`, or what it does beside that.
+    pub state: String,
+    pub configuration: PathBuf,
+    pub uptime_s: u64,
+    pub epoch: u64,
+    pub workers: Vec<WorkerStatus>,
+    /// Without one there are no statistics.
+    pub admin: Option<AdminStatus>,
+    pub pools: Vec<PoolStatus>,
+    pub last_reload: Option<Outcome>,
+    pub last_upgrade: Option<Outcome>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerStatus {
+    pub slot: u32,
+    pub rank: u32,
+    /// `None` while there is no process, or where it is a thread.
+    pub pid: Option<u32>,
+    pub state: String,
+    /// Since its start.
+    pub uptime_s: u64,
+    /// Clients connected.
+    pub sessions: u64,
+    /// Share of the last second in which it was not waiting.
+    pub busy_permille: u32,
+    /// Of its slot, in the life of the instance.
+    pub restarts: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AdminStatus {
+    pub pid: Option<u32>,
+    pub state: String,
+    pub uptime_s: u64,
+    pub restarts: u64,
+    pub address: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PoolStatus {
+    pub name: String,
+    pub listen: String,
+    pub servers: u32,
+    /// On the ring.
+    pub live: u32,
+    pub ring_version: u64,
+    /// Of the ring, in hex: the same on every machine that sends keys to the same servers.
+    pub digest: String,
+}
+
+/// How a reload or an upgrade went.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Outcome {
+    /// Seconds since 1970.
+    pub at: u64,
+    /// `None` when it was a success.
+    pub failed: Option<String>,
+}
+
+impl Outcome {
+    pub(crate) fn new(failed: Option<String>) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { at: since.as_secs(), failed }
+    }
+}
