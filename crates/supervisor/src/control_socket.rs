@@ -4,15 +4,17 @@
 //! later: an operator who hangs holds nobody up. Who is asked, and when the answers come, is the
 //! master's business.
 
+use std::cell::RefCell;
 use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::getsockopt;
@@ -22,7 +24,8 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::geteuid;
 use tracing::{info, warn};
 
-use crate::commands::{Answer, Command, Status};
+use crate::command::{Answer, Command, Reply};
+use crate::status::Status;
 use crate::unix_socket::{BindError, UnixSocket};
 
 /// Operators at a time; who comes on top is told to come later.
@@ -37,6 +40,9 @@ const OUTPUT_SIZE_MAX: usize = 4 << 20;
 /// How long an operator may take to ask, and to read the last answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long who asks waits for the next line of an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
 const BACKLOG: i32 = 16;
 
 /// An operator who asked.
@@ -48,6 +54,13 @@ pub(crate) struct ControlSocket {
     socket: UnixSocket,
     operators: Vec<Operator>,
     next_id: u64,
+    /// What is to be answered, in order.
+    answers: Rc<RefCell<Vec<(OperatorId, Answer)>>>,
+}
+
+struct Mailbox {
+    id: OperatorId,
+    answers: Rc<RefCell<Vec<(OperatorId, Answer)>>>,
 }
 
 #[derive(Debug)]
@@ -106,6 +119,52 @@ fn fnv1a(text: &OsStr) -> u64 {
     text.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
+/// Asks the instance that listens at `path`, and hands each line of the answer over. The last one
+/// is [`Answer::Done`] or [`Answer::Failed`], unless an error says that it did not come.
+pub fn ask(path: &Path, command: &Command, mut hear: impl FnMut(Answer)) -> Result<(), AskError> {
+    let mut stream = UnixStream::connect(path).map_err(AskError::NotThere)?;
+    let peer = peer_user(&stream)?;
+    let our = geteuid().as_raw();
+    // Somebody else could have put it there for us.
+    if our != 0 && peer != 0 && peer != our {
+        return Err(AskError::Stranger(peer));
+    }
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    let mut line = serde_json::to_vec(command).expect("commands are plain JSON");
+    line.push(b'\n');
+    // One that refuses does not read; what it says tells why.
+    let sent = stream.write_all(&line);
+    for line in BufReader::new(&stream).lines() {
+        let answer = match line {
+            Ok(line) => serde_json::from_str(&line).map_err(io::Error::from)?,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(AskError::Timeout),
+            Err(error) => return Err(error.into()),
+        };
+        let is_last = matches!(answer, Answer::Done(_) | Answer::Failed(_));
+        hear(answer);
+        if is_last {
+            return Ok(());
+        }
+    }
+    sent?;
+    Err(AskError::Ended)
+}
+
+/// Why an instance was not asked, or has not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("{0}")]
+    NotThere(io::Error),
+    #[error("somebody else listens there: user {0}")]
+    Stranger(u32),
+    #[error("no answer for {} seconds; it may come about all the same", ANSWER_TIMEOUT.as_secs())]
+    Timeout,
+    #[error("the connection has ended before the answer; it may come about all the same")]
+    Ended,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
 impl ControlSocket {
     /// At the path that is configured, which has to work.
     pub(crate) fn at(path: &Path) -> Result<Self, ControlSocketError> {
@@ -136,7 +195,7 @@ impl ControlSocket {
 
     fn bind(path: &Path) -> Result<Self, BindError> {
         let socket = UnixSocket::bind(path, Some(0o600), BACKLOG)?;
-        Ok(Self { socket, operators: Vec::new(), next_id: 0 })
+        Ok(Self { socket, operators: Vec::new(), next_id: 0, answers: Rc::default() })
     }
 
     fn error(path: &Path, why: BindError) -> ControlSocketError {
@@ -157,8 +216,14 @@ impl ControlSocket {
         self.operators.iter().filter_map(|operator| operator.deadline).min()
     }
 
+    /// Whether there are answers that [`ControlSocket::handle`] would take to those who wait.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.answers.borrow().is_empty()
+    }
+
     /// Accepts, reads and writes what is possible at once. Gives the commands that are complete.
     pub(crate) fn handle(&mut self, now: Instant) -> Vec<(OperatorId, Command)> {
+        self.deliver(now);
         self.accept(now);
         let commands: Vec<_> = self
             .operators
@@ -169,27 +234,17 @@ impl ControlSocket {
         commands
     }
 
-    pub(crate) fn say(&mut self, id: OperatorId, text: impl Into<String>, now: Instant) {
-        self.answer(id, &Answer::Say(text.into()), now);
-    }
-
-    pub(crate) fn status(&mut self, id: OperatorId, status: Status, now: Instant) {
-        self.answer(id, &Answer::Status(Box::new(status)), now);
-    }
-
-    pub(crate) fn done(&mut self, id: OperatorId, now: Instant) {
-        self.answer(id, &Answer::Done(true), now);
-    }
-
-    pub(crate) fn failed(&mut self, id: OperatorId, why: impl Into<String>, now: Instant) {
-        self.answer(id, &Answer::Failed(why.into()), now);
+    /// Through which the one who asked is answered, at the next [`ControlSocket::handle`].
+    pub(crate) fn reply(&self, id: OperatorId) -> Box<dyn Reply> {
+        Box::new(Mailbox { id, answers: Rc::clone(&self.answers) })
     }
 
     /// Nothing happens when the operator has gone: what was asked is done all the same.
-    fn answer(&mut self, id: OperatorId, answer: &Answer, now: Instant) {
-        if let Some(operator) = self.operators.iter_mut().find(|operator| operator.id == id) {
-            operator.answer(answer, now);
-            self.operators.retain(|operator| !operator.is_over(now));
+    fn deliver(&mut self, now: Instant) {
+        for (id, answer) in self.answers.take() {
+            if let Some(operator) = self.operators.iter_mut().find(|it| it.id == id) {
+                operator.answer(&answer, now);
+            }
         }
     }
 
@@ -219,6 +274,30 @@ impl ControlSocket {
     }
 }
 
+impl Mailbox {
+    fn push(&self, answer: Answer) {
+        self.answers.borrow_mut().push((self.id, answer));
+    }
+}
+
+impl Reply for Mailbox {
+    fn say(&mut self, text: &str) {
+        self.push(Answer::Say(text.into()));
+    }
+
+    fn status(&mut self, status: Status) {
+        self.push(Answer::Status(Box::new(status)));
+    }
+
+    fn done(self: Box<Self>) {
+        self.push(Answer::Done(true));
+    }
+
+    fn failed(self: Box<Self>, why: &str) {
+        self.push(Answer::Failed(why.into()));
+    }
+}
+
 /// Who may write to the directory could put another socket there.
 fn make_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
@@ -232,8 +311,12 @@ fn make_directory(path: &Path) -> io::Result<()> {
 }
 
 fn may_ask(stream: &UnixStream) -> bool {
-    getsockopt(stream, PeerCredentials)
-        .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
+    peer_user(stream).is_ok_and(|user| user == 0 || user == geteuid().as_raw())
+}
+
+/// The user at the other end.
+fn peer_user(stream: &UnixStream) -> io::Result<u32> {
+    Ok(getsockopt(stream, PeerCredentials)?.uid())
 }
 
 impl Operator {
@@ -344,7 +427,6 @@ impl Operator {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
     use std::net::Shutdown;
 
     use super::*;
@@ -358,9 +440,13 @@ mod tests {
         assert_eq!(world.handle(), []);
         operator.write_all(b"\"dry_run\":true}\n").unwrap();
         let [(id, Command::Reload { dry_run: true })] = world.handle()[..] else { panic!() };
-        world.socket.say(id, "two\nlines", world.now);
-        world.socket.status(id, Status { pid: 7, ..Status::default() }, world.now);
-        world.socket.done(id, world.now);
+        let mut reply = world.socket.reply(id);
+        reply.say("two\nlines");
+        reply.status(Status { pid: 7, ..Status::default() });
+        reply.done();
+        assert!(world.socket.has_answers());
+        world.handle();
+        assert!(!world.socket.has_answers());
         let answers = answers(operator);
         assert_eq!(answers[0], Answer::Say("two\nlines".into()));
         assert!(matches!(&answers[1], Answer::Status(status) if status.pid == 7));
@@ -440,7 +526,8 @@ mod tests {
         drop(operator);
         world.handle();
         assert_eq!(world.socket.operators.len(), 0);
-        world.socket.done(id, world.now);
+        world.socket.reply(id).done();
+        world.handle();
     }
 
     #[test]
@@ -451,11 +538,41 @@ mod tests {
         let [(id, _)] = world.handle()[..] else { panic!() };
         let text = "x".repeat(OUTPUT_SIZE_MAX / 2);
         for _ in 0..2 {
-            world.socket.say(id, text.as_str(), world.now);
+            world.socket.reply(id).say(&text);
+            world.handle();
         }
         assert_eq!(world.socket.operators.len(), 1);
-        world.socket.say(id, text.as_str(), world.now);
+        world.socket.reply(id).say(&text);
+        world.handle();
         assert_eq!(world.socket.operators.len(), 0);
+    }
+
+    #[test]
+    fn who_asks_hears_the_answer() {
+        let mut world = World::new("ask");
+        let path = world.socket.path().to_owned();
+        let asking = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            ask(&path, &Command::Upgrade { binary: None }, |answer| heard.push(answer)).unwrap();
+            heard
+        });
+        let id = loop {
+            if let Some((id, command)) = world.handle().pop() {
+                assert_eq!(command, Command::Upgrade { binary: None });
+                break id;
+            }
+        };
+        world.socket.reply(id).say("soon");
+        world.socket.reply(id).failed("not today");
+        world.handle();
+        assert_eq!(
+            asking.join().unwrap(),
+            [Answer::Say("soon".into()), Answer::Failed("not today".into())]
+        );
+        let path = world.socket.path().to_owned();
+        drop(world);
+        let error = ask(&path, &Command::Status, |_| {}).unwrap_err();
+        assert!(matches!(error, AskError::NotThere(_)), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod child;
-mod commands;
+mod command;
 mod control_socket;
 mod limits;
 mod listeners;
@@ -14,6 +14,7 @@ mod pid_file;
 mod ring;
 mod signals;
 mod slots;
+mod status;
 mod unix_socket;
 
 use std::io;
@@ -23,9 +24,10 @@ use std::path::PathBuf;
 use cashew_config::Snapshot;
 
 pub use child::{Role, Serve, Spawn};
-pub use commands::{AdminStatus, Answer, Command, Outcome, PoolStatus, Status, WorkerStatus};
-pub use control_socket::{ControlSocketError, default_paths};
+pub use command::{Answer, Command};
+pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
+pub use status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
 
 /// What an instance is to be.
 pub struct Options {

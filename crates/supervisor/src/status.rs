@@ -1,42 +1,11 @@
-//! What operators and the master say to each other over the operators' socket: one line of JSON
-//! asks, lines of JSON answer, the last of them [`Answer::Done`] or [`Answer::Failed`].
+//! How an instance is, as `cashew status` tells it.
 //!
-//! Two versions of cashew may meet here: what is unknown in a status is ignored, what is missing is
-//! empty.
+//! Two versions of cashew may meet here: what is unknown is ignored, what is missing is empty.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Command {
-    /// Go on by the configuration file as it is now.
-    Reload {
-        /// Only tell what would change.
-        #[serde(default)]
-        dry_run: bool,
-    },
-    /// Let another program take over.
-    Upgrade {
-        /// `None` is the path that this one was started from.
-        #[serde(default)]
-        binary: Option<PathBuf>,
-    },
-    Status,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// Something worth telling on the way.
-    Say(String),
-    Status(Box<Status>),
-    Done(bool),
-    /// Why not.
-    Failed(String),
-}
 
 /// How the instance is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
