@@ -19,7 +19,7 @@ use crate::limits::raise_open_files;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member, Running};
 use crate::pid_file::PidFile;
-use crate::ring::Rings;
+use crate::ring::{RingConfig, Rings};
 use crate::signals::{Request, Signals};
 use crate::slots::{KILL_GRACE, Order, Reason};
 use crate::{Error, Options, Step};
@@ -92,9 +92,6 @@ impl Master {
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
             .step("make the shared memory of the metrics")?;
         segments.use_slot(workers - 1);
-        let names = snapshot.pools.iter().map(|pool| {
-            (&*pool.name, pool.servers.iter().map(|server| server.name.clone()).collect())
-        });
         let roles = (0..workers).map(|slot| Role::Worker { slot });
         let admin = stats.is_some().then_some(Role::Admin);
         Ok(Self {
@@ -104,7 +101,7 @@ impl Master {
             snapshot: Rc::new(memfd),
             metrics: Rc::new(metrics),
             segments,
-            rings: Rings::new(names),
+            rings: Rings::new(RingConfig::of(&snapshot)),
             members: roles.chain(admin).map(|role| Member::new(role, now)).collect(),
             workers,
             pools: u32::try_from(snapshot.pools.len())
