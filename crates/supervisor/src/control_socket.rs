@@ -168,7 +168,21 @@ pub enum AskError {
 impl ControlSocket {
     /// At the path that is configured, which has to work.
     pub(crate) fn at(path: &Path) -> Result<Self, ControlSocketError> {
-        Self::bind(path).map_err(|error| Self::error(path, error))
+        Self::bind(path).map(Self::new)
+    }
+
+    pub(crate) fn new(socket: UnixSocket) -> Self {
+        Self { socket, operators: Vec::new(), next_id: 0, answers: Rc::default() }
+    }
+
+    /// For [`ControlSocket::new`] and [`ControlSocket::move_to`].
+    pub(crate) fn bind(path: &Path) -> Result<UnixSocket, ControlSocketError> {
+        bind(path).map_err(|error| Self::error(path, error))
+    }
+
+    /// Is heard there from now on. Those who wait for an answer get it.
+    pub(crate) fn move_to(&mut self, socket: UnixSocket) {
+        self.socket = socket;
     }
 
     /// At the first path whose directory is ours alone to write to.
@@ -176,10 +190,9 @@ impl ControlSocket {
         let mut first_failure = None;
         for path in paths {
             let directory = path.parent().unwrap_or(Path::new("/"));
-            let bound =
-                make_directory(directory).map_err(Into::into).and_then(|()| Self::bind(path));
+            let bound = make_directory(directory).map_err(Into::into).and_then(|()| bind(path));
             match bound {
-                Ok(socket) => return Ok(socket),
+                Ok(socket) => return Ok(Self::new(socket)),
                 // Elsewhere it would be there, but operators would meet the other one first.
                 Err(error @ BindError::InUse) => return Err(Self::error(path, error)),
                 Err(error) => {
@@ -191,11 +204,6 @@ impl ControlSocket {
             path: PathBuf::new(),
             why: "there is no place for it".into(),
         }))
-    }
-
-    fn bind(path: &Path) -> Result<Self, BindError> {
-        let socket = UnixSocket::bind(path, Some(0o600), BACKLOG)?;
-        Ok(Self { socket, operators: Vec::new(), next_id: 0, answers: Rc::default() })
     }
 
     fn error(path: &Path, why: BindError) -> ControlSocketError {
@@ -216,36 +224,37 @@ impl ControlSocket {
         self.operators.iter().filter_map(|operator| operator.deadline).min()
     }
 
-    /// Whether there are answers that [`ControlSocket::handle`] would take to those who wait.
-    pub(crate) fn has_answers(&self) -> bool {
-        !self.answers.borrow().is_empty()
-    }
-
     /// Accepts, reads and writes what is possible at once. Gives the commands that are complete.
     pub(crate) fn handle(&mut self, now: Instant) -> Vec<(OperatorId, Command)> {
-        self.deliver(now);
         self.accept(now);
         let commands: Vec<_> = self
             .operators
             .iter_mut()
             .filter_map(|operator| Some((operator.id, operator.handle(now)?)))
             .collect();
-        self.operators.retain(|operator| !operator.is_over(now));
+        self.handle_timeout(now);
         commands
     }
 
-    /// Through which the one who asked is answered, at the next [`ControlSocket::handle`].
+    /// Through which the one who asked is answered, at the next [`ControlSocket::deliver`].
     pub(crate) fn reply(&self, id: OperatorId) -> Box<dyn Reply> {
         Box::new(Mailbox { id, answers: Rc::clone(&self.answers) })
     }
 
-    /// Nothing happens when the operator has gone: what was asked is done all the same.
-    fn deliver(&mut self, now: Instant) {
+    /// Takes answers to those who asked. Nothing happens when one has gone: what was asked is done
+    /// all the same.
+    pub(crate) fn deliver(&mut self, now: Instant) {
         for (id, answer) in self.answers.take() {
             if let Some(operator) = self.operators.iter_mut().find(|it| it.id == id) {
                 operator.answer(&answer, now);
             }
         }
+        self.handle_timeout(now);
+    }
+
+    /// Closes the connections of those who are done, have gone or take too long.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.operators.retain(|operator| !operator.is_over(now));
     }
 
     fn accept(&mut self, now: Instant) {
@@ -296,6 +305,10 @@ impl Reply for Mailbox {
     fn failed(self: Box<Self>, why: &str) {
         self.push(Answer::Failed(why.into()));
     }
+}
+
+fn bind(path: &Path) -> Result<UnixSocket, BindError> {
+    UnixSocket::bind(path, Some(0o600), BACKLOG)
 }
 
 /// Who may write to the directory could put another socket there.
@@ -444,9 +457,7 @@ mod tests {
         reply.say("two\nlines");
         reply.status(Status { pid: 7, ..Status::default() });
         reply.done();
-        assert!(world.socket.has_answers());
-        world.handle();
-        assert!(!world.socket.has_answers());
+        world.socket.deliver(world.now);
         let answers = answers(operator);
         assert_eq!(answers[0], Answer::Say("two\nlines".into()));
         assert!(matches!(&answers[1], Answer::Status(status) if status.pid == 7));
@@ -527,7 +538,7 @@ mod tests {
         world.handle();
         assert_eq!(world.socket.operators.len(), 0);
         world.socket.reply(id).done();
-        world.handle();
+        world.socket.deliver(world.now);
     }
 
     #[test]
@@ -539,11 +550,11 @@ mod tests {
         let text = "x".repeat(OUTPUT_SIZE_MAX / 2);
         for _ in 0..2 {
             world.socket.reply(id).say(&text);
-            world.handle();
+            world.socket.deliver(world.now);
         }
         assert_eq!(world.socket.operators.len(), 1);
         world.socket.reply(id).say(&text);
-        world.handle();
+        world.socket.deliver(world.now);
         assert_eq!(world.socket.operators.len(), 0);
     }
 
@@ -564,7 +575,7 @@ mod tests {
         };
         world.socket.reply(id).say("soon");
         world.socket.reply(id).failed("not today");
-        world.handle();
+        world.socket.deliver(world.now);
         assert_eq!(
             asking.join().unwrap(),
             [Answer::Say("soon".into()), Answer::Failed("not today".into())]

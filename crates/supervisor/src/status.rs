@@ -49,9 +49,7 @@ pub struct WorkerStatus {
 pub struct AdminStatus {
     pub pid: Option<u32>,
     pub state: String,
-    pub uptime_s: u64,
     pub restarts: u64,
-    pub address: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

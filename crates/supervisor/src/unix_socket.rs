@@ -5,15 +5,16 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tracing::{info, warn};
 
-/// Dropping it closes the socket and removes the path, unless somebody else has it by now.
+/// Dropping it removes the path, unless somebody else has it by now.
 #[derive(Debug)]
 pub(crate) struct UnixSocket {
-    fd: OwnedFd,
+    fd: Rc<OwnedFd>,
     path: PathBuf,
     inode: (u64, u64),
 }
@@ -47,7 +48,7 @@ impl UnixSocket {
             Ok(inode)
         };
         match publish() {
-            Ok(inode) => Ok(Self { fd, path: path.into(), inode }),
+            Ok(inode) => Ok(Self { fd: Rc::new(fd), path: path.into(), inode }),
             Err(error) => {
                 // The failure before this one is the one to tell.
                 let _ = fs::remove_file(&hidden);
