@@ -1,9 +1,11 @@
 //! Where in a slot's segment each number lies.
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
-//! followed by the same for each of its servers. It is padded to whole pages, so that workers
-//! share no cache line. With histograms of about 4 KiB a segment takes
-//! `128 + pools * 4080 + servers * 4104` bytes, of which only touched pages are ever allocated.
+//! followed by the same for each of its servers; last a pool and a server that are reported nowhere,
+//! for what a worker still counts of those that were removed. It is padded to whole pages, so that
+//! workers share no cache line. With histograms of about 4 KiB a segment takes
+//! `128 + (pools + 1) * 4080 + (servers + 1) * 4104` bytes, of which only touched pages are ever
+//! allocated.
 
 use cashew_config::Snapshot;
 
@@ -11,7 +13,7 @@ use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 
 /// Raised whenever the same snapshot would be laid out differently, or a number change its sense.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -64,6 +66,7 @@ impl ServerId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     pools: Vec<PoolLayout>,
+    void_pool: u32,
     slot_words: usize,
     fingerprint: u64,
 }
@@ -86,9 +89,11 @@ impl Layout {
             pools.push(PoolLayout { base, servers: pool.servers.len() });
             end += POOL_WORDS + pool.servers.len() * SERVER_WORDS;
         }
+        let void_pool = end as u32;
+        end += POOL_WORDS + SERVER_WORDS;
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
-        Self { pools, slot_words, fingerprint: fingerprint(snapshot) }
+        Self { pools, void_pool, slot_words, fingerprint: fingerprint(snapshot) }
     }
 
     /// Size of one slot's segment in words of 8 bytes.
@@ -115,6 +120,16 @@ impl Layout {
         let PoolLayout { base, servers } = self.pools[pool];
         assert!(server < servers, "pool {pool} has {servers} servers, not one of index {server}");
         ServerId(base + (POOL_WORDS + server * SERVER_WORDS) as u32)
+    }
+
+    /// Where a pool that was removed counts; it is reported nowhere.
+    pub fn void_pool(&self) -> PoolId {
+        PoolId(self.void_pool)
+    }
+
+    /// Where a server that was removed, or is not in use yet, counts; it is reported nowhere.
+    pub fn void_server(&self) -> ServerId {
+        ServerId(self.void_pool + POOL_WORDS as u32)
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = PoolId> {

@@ -51,6 +51,16 @@ impl Writer {
         self.segments.layout().server(pool, server)
     }
 
+    /// As [`Layout::void_pool`].
+    pub fn void_pool(&self) -> PoolId {
+        self.segments.layout().void_pool()
+    }
+
+    /// As [`Layout::void_server`].
+    pub fn void_server(&self) -> ServerId {
+        self.segments.layout().void_server()
+    }
+
     #[inline]
     pub fn add_pool(&self, pool: PoolId, counter: PoolCounter, n: u64) {
         self.add(pool.base() + counter as usize, n);
