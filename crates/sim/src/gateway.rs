@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Setup};
+use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup};
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
 use crate::clock::{Clock, Event};
@@ -67,11 +67,10 @@ impl Gateway {
     pub(crate) fn new(id: u32, count: u32, snapshot: &Snapshot, fabric: &mut Fabric) -> Self {
         let metrics = Writer::in_memory(snapshot);
         let engine = Engine::new(Setup {
-            snapshot,
+            plan: Plan::whole(snapshot, id, count),
             metrics: metrics.clone(),
             seed: fabric.random.next(),
             slot: id,
-            workers: count,
             identity: Identity { version: "0.0.0", process_id: 1 },
             now: fabric.clock.time(),
         });
@@ -204,7 +203,7 @@ impl Gateway {
                     self.engine.handle_closed(ConnId::from_token(token), reason, now);
                 }
             }
-            Input::Hold { pool, version } => self.engine.handle_hold(pool, version, now),
+            Input::Hold { pool, version } => self.engine.handle_hold(pool, version, 0, now),
             Input::Release { pool, version, live } => {
                 let at = fabric.clock.now();
                 fabric.oracle.rings.released(pool, self.id, version, &live, at);
@@ -316,7 +315,9 @@ impl Gateway {
                 }
                 Action::Eject { pool, server, .. } => wishes.push(Wish::Eject { pool, server }),
                 Action::Readmit { pool, server } => wishes.push(Wish::Readmit { pool, server }),
-                Action::Pressed { .. }
+                Action::Prepared { .. }
+                | Action::Paused { .. }
+                | Action::Pressed { .. }
                 | Action::Shed { .. }
                 | Action::ServerFailing { .. }
                 | Action::ServerRecovered { .. } => {}

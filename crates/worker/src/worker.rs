@@ -10,7 +10,7 @@ use std::time::Duration;
 use cashew_config::snapshot::Endpoint;
 use cashew_control::{ChildChannel, ReceiveError, SendError, ToChild, ToMaster};
 use cashew_driver::{Address, Driver, Token};
-use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, Setup, Time};
+use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, Plan, Setup, Time};
 use cashew_metrics::{Writer, monotonic_ms};
 
 use rustix::thread::set_current_timer_slack;
@@ -58,11 +58,10 @@ impl<D: Driver> Worker<D> {
         writer.set_epoch(snapshot.epoch);
         writer.set_started_at(wall_us() / 1_000_000);
         let engine = Engine::new(Setup {
-            snapshot: &snapshot,
+            plan: Plan::whole(&snapshot, slot, workers),
             metrics: segments.writer(slot),
             seed: wall_us() ^ u64::from(slot) << 48 ^ u64::from(std::process::id()),
             slot,
-            workers,
             identity: Identity {
                 version: env!("CARGO_PKG_VERSION"),
                 process_id: std::process::id(),
@@ -215,6 +214,8 @@ impl<D: Driver> Worker<D> {
             }
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
             Action::ResumeRead { conn } => self.driver.resume(Token(conn.token())),
+            // No epoch is prepared here.
+            Action::Prepared { .. } | Action::Paused { .. } => {}
             Action::Held { pool, version } => {
                 self.outbox.push_back(ToMaster::Held { pool, version });
             }
@@ -256,15 +257,15 @@ impl<D: Driver> Worker<D> {
     }
 
     fn names(&self, pool: u32, server: u32) -> (&str, &str) {
-        let pool = &self.core.snapshot.pools[pool as usize];
+        let pool = self.core.engine.pool_config(pool);
         (&pool.name, &pool.servers[server as usize].name)
     }
 
     fn connect(&mut self, conn: ConnId, pool: u32, server: u32) {
-        let snapshot = Arc::clone(&self.core.snapshot);
-        let endpoint = &snapshot.pools[pool as usize].servers[server as usize].endpoint;
+        let servers = &self.core.engine.pool_config(pool).servers;
+        let endpoint = servers[server as usize].endpoint.clone();
         let token = Token(conn.token());
-        match endpoint {
+        match &endpoint {
             Endpoint::Unix(path) => self.start_connecting(token, &Address::Unix(path.clone())),
             Endpoint::Tcp { host, port } => match host.parse::<IpAddr>() {
                 Ok(ip) => {
@@ -405,7 +406,9 @@ impl<D: Driver> Worker<D> {
         self.core.tick();
         let now = self.core.now;
         match message {
-            ToChild::Hold { pool, version, .. } => self.core.engine.handle_hold(pool, version, now),
+            ToChild::Hold { pool, version, drain_ms } => {
+                self.core.engine.handle_hold(pool, version, drain_ms, now);
+            }
             ToChild::Release { pool, version, live } => {
                 self.core.engine.handle_release(pool, version, &live, now, wall_us());
             }
