@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -125,6 +126,10 @@ impl Handler for Core {
 
     fn read_closed(&mut self, conn: Token) {
         self.engine.handle_read_closed(ConnId::from_token(conn.0), self.now);
+    }
+
+    fn detached(&mut self, conn: Token, _socket: OwnedFd) {
+        self.report_closed(conn, CloseKind::Reset);
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {

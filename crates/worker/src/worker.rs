@@ -462,6 +462,8 @@ mod tests {
             Ok(())
         }
 
+        fn unlisten(&mut self, _: u32, _: bool, _: &mut impl Handler) {}
+
         fn stop_listening(&mut self) {}
 
         fn watch(&mut self, _: u32, _: BorrowedFd<'_>) -> io::Result<()> {
@@ -478,6 +480,12 @@ mod tests {
             self.connects.push((conn, address.clone()));
             Ok(())
         }
+
+        fn adopt(&mut self, _: Token, _: OwnedFd) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn detach(&mut self, _: Token) {}
 
         fn close(&mut self, _: Token) {}
 
