@@ -247,7 +247,7 @@ impl Engine {
         connects: bool,
         awaited: &mut Vec<u32>,
     ) -> u32 {
-        let PlannedPool { config, router, lanes, .. } = planned;
+        let PlannedPool { config, router, lanes, quota, .. } = planned;
         let (index, protocol) = (self.pools.len() as u32, config.protocol);
         let void = self.metrics.void_server();
         let servers = kept.iter().zip(0..).map(|(kept, server)| match kept {
@@ -257,7 +257,9 @@ impl Engine {
         let servers: Vec<Server> = servers.collect();
         let connects = connects || config.preconnect;
         let shared: Vec<u32> = servers.iter().flat_map(Server::shared_lanes).collect();
-        self.pools.push(Pool::new(config, router, self.metrics.void_pool(), servers));
+        let mut pool = Pool::new(config, router, self.metrics.void_pool(), servers);
+        pool.quota = quota;
+        self.pools.push(pool);
         if connects {
             shared.iter().for_each(|&lane| self.connect(lane));
             awaited.extend(shared);
@@ -644,7 +646,7 @@ impl Engine {
     fn publish_all(&mut self) {
         let mut lanes = Vec::new();
         for pool in &mut self.pools[..self.pools_in_use] {
-            self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.clients);
+            self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
             self.metrics.set_pool(pool.metrics, PoolGauge::RingVersion, pool.ring_version);
             for server in &mut pool.servers {
                 let ejected = u64::from(server.ejected);

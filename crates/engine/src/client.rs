@@ -53,6 +53,8 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply (memcached).
     pub(crate) noreply: bool,
+    /// It counts for `client_connections`; who is refused for that does not.
+    pub(crate) has_place: bool,
     pub(crate) session: Session,
 }
 
@@ -206,6 +208,7 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            has_place: false,
             session,
         }
     }

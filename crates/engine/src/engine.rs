@@ -105,6 +105,8 @@ pub struct Engine {
     pub(crate) crowd: Crowd,
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) scratch: Scratch,
+    /// Quotas of clients that are gone.
+    pub(crate) departed: Vec<u32>,
     pub(crate) clients_seen: u64,
     pub(crate) draining: bool,
 }
@@ -175,6 +177,7 @@ impl Engine {
             crowd: Crowd::default(),
             resumable: Vec::new(),
             scratch: Scratch::default(),
+            departed: Vec::new(),
             clients_seen: 0,
             draining: false,
         };
@@ -198,9 +201,12 @@ impl Engine {
         };
         config.clients += 1;
         self.metrics.add_pool(config.metrics, PoolCounter::ClientsAccepted, 1);
-        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.clients);
+        let has_place = admission == Admission::Welcome;
+        config.places_taken += u64::from(has_place);
+        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let lane_choice = self.clients_seen as u32;
-        let (index, generation) = self.clients.insert(Client::new(pool, lane_choice, session));
+        let client = Client { has_place, ..Client::new(pool, lane_choice, session) };
+        let (index, generation) = self.clients.insert(client);
         let conn = ConnId::client(index, generation);
         match admission {
             Admission::Welcome if !self.draining => self.throttle_new(index),
@@ -508,6 +514,36 @@ impl Engine {
     /// What is configured of a pool that an action names.
     pub fn pool_config(&self, pool: u32) -> &snapshot::Pool {
         &self.pools[pool as usize].config
+    }
+
+    /// The pool in use of that name, or one that was removed and has clients still.
+    pub fn pool_named(&self, name: &str) -> Option<u32> {
+        let names = self.pools.iter().zip(0..).filter(|(pool, _)| pool.serves());
+        names.into_iter().find(|(pool, _)| pool.config.name == name).map(|(_, index)| index)
+    }
+
+    /// Where the pool's clients are counted over all workers, as [`PoolState`](crate::PoolState)
+    /// said.
+    pub fn quota(&self, pool: u32) -> u32 {
+        self.pools[pool as usize].quota
+    }
+
+    /// The quota of a client that was welcome and is gone; one that was exported is not.
+    pub fn poll_departed(&mut self) -> Option<u32> {
+        self.departed.pop()
+    }
+
+    /// Clients connected, of all pools.
+    pub fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Whether the client is in the middle of a request: it may wait for the rest to be wanted.
+    pub fn is_amid_request(&self, conn: ConnId) -> bool {
+        !conn.is_lane()
+            && self.clients.get(conn.index(), conn.generation()).is_some_and(|client| {
+                client.parser.is_some() || client.swallow > 0 || !client.input.is_empty()
+            })
     }
 
     /// Clients connected to the pool here.

@@ -22,6 +22,7 @@ pub(crate) struct PlannedPool {
     pub(crate) config: snapshot::Pool,
     pub(crate) router: Router,
     pub(crate) ring_version: u64,
+    pub(crate) quota: u32,
     /// Shared lanes of each server.
     pub(crate) lanes: u32,
 }
@@ -30,6 +31,8 @@ pub(crate) struct PlannedPool {
 /// engine knows nothing of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolState {
+    /// Where the pool's clients are counted, over all workers: see [`crate::Engine::poll_departed`].
+    pub quota: u32,
     pub ring_version: u64,
     /// Which servers are on the ring.
     pub live: Vec<bool>,
@@ -38,7 +41,7 @@ pub struct PoolState {
 impl PoolState {
     /// Of a pool that has all of its servers.
     pub fn whole(pool: &snapshot::Pool) -> Self {
-        Self { ring_version: 0, live: vec![true; pool.servers.len()] }
+        Self { quota: 0, ring_version: 0, live: vec![true; pool.servers.len()] }
     }
 }
 
@@ -54,6 +57,7 @@ impl Plan {
         let planned = |(config, state): (&snapshot::Pool, &PoolState)| PlannedPool {
             router: Router::new(config, state.live.clone()),
             ring_version: state.ring_version,
+            quota: state.quota,
             lanes: lanes_here(config.server_connections, rank, workers),
             config: config.clone(),
         };

@@ -30,6 +30,10 @@ pub(crate) struct Pool {
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
     pub(crate) clients: u64,
+    /// How many of them count for `client_connections`.
+    pub(crate) places_taken: u64,
+    /// Where they are counted over all workers.
+    pub(crate) quota: u32,
     /// Number of the ring in use; grows with every change.
     pub(crate) ring_version: u64,
     /// Nothing is dispatched: a change of the ring or of the epoch is under way.
@@ -133,6 +137,8 @@ impl Pool {
             failure_limit: 1,
             large_replies: LargeReplies::new(),
             clients: 0,
+            places_taken: 0,
+            quota: 0,
             ring_version: 0,
             held: false,
             hold: None,
@@ -160,6 +166,11 @@ impl Pool {
 
     pub(crate) fn is_in_use(&self) -> bool {
         self.standing == Standing::InUse
+    }
+
+    /// Whether clients may come.
+    pub(crate) fn serves(&self) -> bool {
+        matches!(self.standing, Standing::InUse | Standing::Leaving { .. })
     }
 
     /// Dispatches again, unless it is held for another reason.
