@@ -164,7 +164,8 @@ impl Gateway {
         let now = fabric.clock.time();
         match input {
             Input::Accept { conn, pool, admission } => {
-                let token = self.engine.handle_accepted(pool, admission, now).token();
+                let token =
+                    self.engine.handle_accepted(pool, admission, u64::from(conn) + 1, now).token();
                 fabric.network.name(conn, token);
                 let socket =
                     Socket { conn: Some(conn), paused: false, write_blocked: false, ended: false };
@@ -316,7 +317,8 @@ impl Gateway {
                 }
                 Action::Eject { pool, server, .. } => wishes.push(Wish::Eject { pool, server }),
                 Action::Readmit { pool, server } => wishes.push(Wish::Readmit { pool, server }),
-                Action::Pressed { .. }
+                Action::HandOff { .. }
+                | Action::Pressed { .. }
                 | Action::Shed { .. }
                 | Action::ServerFailing { .. }
                 | Action::ServerRecovered { .. } => {}

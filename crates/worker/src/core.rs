@@ -44,6 +44,7 @@ pub(crate) struct Core {
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) pool_ids: Vec<PoolId>,
+    pub(crate) clients_seen: u64,
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
     /// Addresses not tried yet, of connections being made to servers with several.
@@ -95,8 +96,9 @@ impl Handler for Core {
     }
 
     fn accepted(&mut self, listener: u32) -> Option<Token> {
-        let conn = self.engine.handle_accepted(listener, self.admission(listener), self.now);
-        Some(Token(conn.token()))
+        self.clients_seen += 1;
+        let (admission, id) = (self.admission(listener), self.clients_seen);
+        Some(Token(self.engine.handle_accepted(listener, admission, id, self.now).token()))
     }
 
     fn connected(&mut self, conn: Token) {

@@ -80,6 +80,7 @@ impl<D: Driver> Worker<D> {
             snapshot: Arc::new(snapshot),
             segments,
             pool_ids,
+            clients_seen: 0,
             control_readable: false,
             resolver_readable: false,
             addresses: HashMap::new(),
@@ -213,6 +214,7 @@ impl<D: Driver> Worker<D> {
                 self.core.addresses.remove(&conn);
                 self.driver.close(conn);
             }
+            Action::HandOff { conn } => self.driver.detach(Token(conn.token())),
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
             Action::ResumeRead { conn } => self.driver.resume(Token(conn.token())),
             Action::Held { pool, version } => {
