@@ -27,6 +27,11 @@ pub enum Action {
     ResumeRead {
         conn: ConnId,
     },
+    /// The client that was told to leave is at rest: have the driver let go of its connection, then
+    /// call `export`.
+    HandOff {
+        conn: ConnId,
+    },
     /// The pool dispatches nothing any more, as `handle_hold` asked, and nothing is on its way to
     /// servers that are well, or the time for that is up.
     Held {

@@ -490,6 +490,7 @@ impl Engine {
             },
             Action::PauseRead { .. }
             | Action::ResumeRead { .. }
+            | Action::HandOff { .. }
             | Action::Prepared { .. }
             | Action::Paused { .. }
             | Action::Pressed { .. }

@@ -16,6 +16,7 @@ use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::moving::Moving;
 use crate::pool::Pool;
 use crate::pressure::Pressure;
 use crate::request::Gather;
@@ -104,6 +105,7 @@ pub struct Engine {
     pub(crate) dirty_lanes: Vec<ConnId>,
     pub(crate) crowd: Crowd,
     pub(crate) resumable: Vec<ConnId>,
+    pub(crate) moving: Moving,
     pub(crate) scratch: Scratch,
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
@@ -176,6 +178,7 @@ impl Engine {
             dirty_lanes: Vec::new(),
             crowd: Crowd::default(),
             resumable: Vec::new(),
+            moving: Moving::default(),
             scratch: Scratch::default(),
             departed: Vec::new(),
             clients_seen: 0,
@@ -188,13 +191,20 @@ impl Engine {
 
     // Events.
 
-    /// A client connected to the pool's address. Returns the id of the connection.
-    pub fn handle_accepted(&mut self, pool: u32, admission: Admission, now: Time) -> ConnId {
+    /// A client connected to the pool's address. `id` is what CLIENT ID tells it. Returns the id of
+    /// the connection.
+    pub fn handle_accepted(
+        &mut self,
+        pool: u32,
+        admission: Admission,
+        id: u64,
+        now: Time,
+    ) -> ConnId {
         self.now = now;
         self.clients_seen += 1;
         let config = &mut self.pools[pool as usize];
         let session = Session {
-            id: (self.clients_seen - 1) * u64::from(self.workers) + u64::from(self.slot) + 1,
+            id,
             protocol: config.protocol,
             authenticated: config.auth.is_none(),
             name: None,
@@ -208,6 +218,7 @@ impl Engine {
         let client = Client { has_place, ..Client::new(pool, lane_choice, session) };
         let (index, generation) = self.clients.insert(client);
         let conn = ConnId::client(index, generation);
+        self.leave_new(index);
         match admission {
             Admission::Welcome if !self.draining => self.throttle_new(index),
             Admission::Welcome => self.finish(index),
@@ -430,13 +441,17 @@ impl Engine {
         if self.is_watching {
             self.watch_changes();
         }
+        if self.moving.is_busy() {
+            self.tend_departing();
+        }
         self.tally.publish(&self.metrics);
         self.crowd.tick(now);
     }
 
     /// When [`Engine::handle_timeout`] wants to be called; at once when clients may go on.
     pub fn poll_timeout(&self) -> Time {
-        if self.resumable.is_empty() { self.timers.next() } else { Time::ZERO }
+        let is_idle = self.resumable.is_empty() && !self.moving.is_pressing();
+        if is_idle { self.timers.next() } else { Time::ZERO }
     }
 
     pub fn poll_action(&mut self) -> Option<Action> {

@@ -430,7 +430,7 @@ fn quit_is_answered_and_what_follows_is_not() {
 #[test]
 fn a_client_too_many_is_told_so() {
     let mut world = World::new(&pool(REDIS, 1));
-    let client = world.engine.handle_accepted(0, Admission::Full, world.now);
+    let client = world.engine.handle_accepted(0, Admission::Full, 1, world.now);
     world.tick();
     world.expect(client, "-ERR max number of clients reached\r\n");
     assert!(world.closed.contains(&client));

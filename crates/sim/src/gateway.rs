@@ -163,7 +163,8 @@ impl Gateway {
         let now = fabric.clock.time();
         match input {
             Input::Accept { conn, pool, admission } => {
-                let token = self.engine.handle_accepted(pool, admission, now).token();
+                let token =
+                    self.engine.handle_accepted(pool, admission, u64::from(conn) + 1, now).token();
                 fabric.network.name(conn, token);
                 let socket =
                     Socket { conn: Some(conn), paused: false, write_blocked: false, ended: false };
@@ -317,6 +318,7 @@ impl Gateway {
                 Action::Readmit { pool, server } => wishes.push(Wish::Readmit { pool, server }),
                 Action::Prepared { .. }
                 | Action::Paused { .. }
+                | Action::HandOff { .. }
                 | Action::Pressed { .. }
                 | Action::Shed { .. }
                 | Action::ServerFailing { .. }

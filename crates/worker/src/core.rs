@@ -148,8 +148,8 @@ impl Handler for Core {
 
     fn accepted(&mut self, listener: u32) -> Option<Token> {
         let pool = self.pool_of(listener)?;
-        let (admission, _id) = (self.admission(pool), self.shared.next_client_id());
-        Some(Token(self.engine.handle_accepted(pool, admission, self.now).token()))
+        let (admission, id) = (self.admission(pool), self.shared.next_client_id());
+        Some(Token(self.engine.handle_accepted(pool, admission, id, self.now).token()))
     }
 
     fn connected(&mut self, conn: Token) {

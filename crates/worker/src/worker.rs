@@ -8,9 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::snapshot::Endpoint;
-use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster};
-use cashew_driver::{Address, Driver, Token};
-use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, Setup, Time};
+use cashew_control::{
+    ChildChannel, ReceiveError, SESSION_VERSION, Session, ToChild, ToMaster, seal,
+};
+use cashew_driver::{Address, CloseKind, Driver, Token};
+use cashew_engine::{
+    Action, CloseReason, ConnId, Engine, Export, Identity, SessionParts, Setup, Time,
+};
 use cashew_metrics::{Writer, monotonic_ms};
 
 use rustix::thread::set_current_timer_slack;
@@ -21,7 +25,7 @@ use crate::core::{Core, Listener, Report, WATCH_CONTROL, WATCH_PREPARER, WATCH_R
 use crate::pace::Pace;
 use crate::preparer::{Next, Order, Preparer};
 use crate::resolver::Resolver;
-use crate::sessions::Outbox;
+use crate::sessions::{Arrived, Outbox, UNSENT_MAX, unpack};
 use crate::start::{Error, Start, reopen_log};
 
 /// How often the heartbeat is renewed, also when there is nothing else to do.
@@ -61,8 +65,12 @@ pub(crate) struct Worker<D> {
     change: Change,
     outbox: Outbox,
     is_master_alive: bool,
+    /// Clients at rest that are to go to another worker.
+    leaving: VecDeque<ConnId>,
     /// Listeners that may still report who waited there.
     unlistened: Vec<u32>,
+    /// Set while another process takes over.
+    retiring: Option<Retiring>,
     /// Set while stopping: when to stop waiting for what is in flight.
     deadline: Option<Time>,
 }
@@ -74,6 +82,11 @@ enum Change {
     Reading(u64),
     /// The engine has the plan.
     Ready(Next),
+}
+
+struct Retiring {
+    timeout_ms: u64,
+    until: Time,
 }
 
 /// What of a second was not spent waiting.
@@ -169,7 +182,9 @@ impl<D: Driver> Worker<D> {
             change: Change::None,
             outbox: Outbox::default(),
             is_master_alive: true,
+            leaving: VecDeque::new(),
             unlistened: Vec::new(),
+            retiring: None,
             deadline: None,
         };
         for ring in rings {
@@ -247,6 +262,7 @@ impl<D: Driver> Worker<D> {
             self.act();
         }
         self.core.give_quotas();
+        self.move_sessions();
         for conn in self.core.unacknowledged.drain(..) {
             self.driver.acknowledge(conn);
         }
@@ -298,6 +314,7 @@ impl<D: Driver> Worker<D> {
             Action::Paused { epoch, unfinished } => {
                 self.outbox.say(ToMaster::Paused { epoch, unfinished });
             }
+            Action::HandOff { conn } => self.leaving.push_back(conn),
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.say(ToMaster::ServerDown { pool, server, why });
@@ -446,12 +463,14 @@ impl<D: Driver> Worker<D> {
     }
 
     fn timeout(&self) -> Duration {
-        let at = self.core.engine.poll_timeout().min(self.deadline.unwrap_or(Time::NEVER));
+        let ends = [self.deadline, self.retiring.as_ref().map(|retiring| retiring.until)];
+        let at = ends.into_iter().flatten().fold(self.core.engine.poll_timeout(), Time::min);
         let mut timeout = Duration::from_millis(HEARTBEAT_MS);
         if at != Time::NEVER {
             timeout = timeout.min(at - self.core.now);
         }
-        if !self.outbox.is_empty() && self.is_master_alive {
+        let has_mail = !self.outbox.is_empty() || !self.leaving.is_empty();
+        if has_mail && self.is_master_alive {
             timeout = timeout.min(RESEND);
         }
         timeout
@@ -459,7 +478,12 @@ impl<D: Driver> Worker<D> {
 
     fn is_over(&self) -> bool {
         let now = self.core.now;
-        self.deadline.is_some_and(|deadline| self.core.engine.is_drained() || now >= deadline)
+        if let Some(deadline) = self.deadline {
+            return self.core.engine.is_drained() || now >= deadline;
+        }
+        self.retiring.as_ref().is_some_and(|retiring| {
+            now >= retiring.until || (self.core.engine.clients() == 0 && self.outbox.is_empty())
+        })
     }
 
     /// Closes whom there is no time left for.
@@ -470,7 +494,10 @@ impl<D: Driver> Worker<D> {
         unsent.iter().for_each(|&quota| self.core.shared.give(quota));
         let cut = clients + unsent.len() as u64;
         if cut > 0 {
-            let timeout_ms = self.core.snapshot.global.worker_shutdown_timeout_ms;
+            let timeout_ms = match &self.retiring {
+                Some(retiring) if self.deadline.is_none() => retiring.timeout_ms,
+                _ => self.core.snapshot.global.worker_shutdown_timeout_ms,
+            };
             tracing::warn!(
                 "{cut} clients are closed: they were not at rest within {timeout_ms} ms"
             );
@@ -533,10 +560,24 @@ impl<D: Driver> Worker<D> {
                     self.core.engine.handle_abort(now);
                 }
             }
+            ToChild::Retire { timeout_ms } => {
+                self.driver.stop_listening();
+                self.core.listeners.clear();
+                self.core.engine.leave_all(now);
+                self.retiring = Some(Retiring { timeout_ms, until: now.plus_millis(timeout_ms) });
+            }
+            ToChild::Unretire => {
+                self.retiring = None;
+                self.core.engine.stay_all(now);
+            }
+            ToChild::Shed { permille } => {
+                self.core.engine.leave_share(permille, now);
+            }
+            ToChild::Adopt { session } => self.adopt(session, descriptors),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
-            other => {
+            other @ (ToChild::Init { .. } | ToChild::Start) => {
                 tracing::warn!("the master sent {other:?} to a worker that serves already");
             }
         }
@@ -645,6 +686,76 @@ impl<D: Driver> Worker<D> {
         self.outbox.say(ToMaster::Committed { epoch });
     }
 
+    // Sessions.
+
+    /// Sends those away whom the driver has let go of, and lets it let go of more.
+    fn move_sessions(&mut self) {
+        for (conn, socket) in std::mem::take(&mut self.core.detached) {
+            self.hand_over(ConnId::from_token(conn.0), socket);
+        }
+        while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
+            let Some(conn) = self.leaving.pop_front() else { break };
+            let conn = Token(conn.token());
+            self.core.detaching.insert(conn);
+            self.driver.detach(conn);
+        }
+    }
+
+    fn hand_over(&mut self, conn: ConnId, socket: OwnedFd) {
+        let export = self.core.engine.export(conn, self.core.now);
+        let Some(Export { pool, parts, input, output }) = export else { return };
+        let quota = self.core.engine.quota(pool);
+        let session = Session {
+            version: SESSION_VERSION,
+            pool: self.core.engine.pool_config(pool).name.clone(),
+            id: parts.id,
+            authenticated: parts.authenticated,
+            name: parts.name,
+            swallow: parts.swallow,
+            input: input.len() as u64,
+            output: output.len() as u64,
+        };
+        let bytes = [input, output].concat();
+        match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
+            Ok(bytes) => {
+                self.writer.add_sessions_out(1);
+                self.outbox.hand_over(session, socket, bytes, quota);
+            }
+            Err(error) => {
+                tracing::error!("a client is closed, since it cannot be handed over: {error}");
+                self.core.shared.give(quota);
+                self.writer.add_sessions_cut(1);
+            }
+        }
+    }
+
+    /// Goes on with a session of another worker.
+    fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
+        let Some(pool) = self.core.engine.pool_named(&session.pool) else {
+            // Its quota went with the pool.
+            tracing::warn!("a client of pool {} is closed: there is no such pool", session.pool);
+            self.writer.add_sessions_cut(1);
+            return;
+        };
+        let Arrived { socket, input, output } = match unpack(&session, descriptors) {
+            Ok(arrived) => arrived,
+            Err(error) => {
+                tracing::error!("a session cannot be taken over: {error}");
+                self.core.shared.give(self.core.engine.quota(pool));
+                self.writer.add_sessions_cut(1);
+                return;
+            }
+        };
+        let Session { id, authenticated, name, swallow, .. } = session;
+        let parts = SessionParts { id, authenticated, name, swallow };
+        let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
+        self.writer.add_sessions_in(1);
+        let token = Token(conn.token());
+        if self.driver.adopt(token, socket).is_err() {
+            self.core.report_closed(token, CloseKind::Exhausted);
+        }
+    }
+
     fn begin_shutdown(&mut self) {
         self.core.tick();
         self.driver.stop_listening();
@@ -662,7 +773,7 @@ mod tests {
     use std::rc::Rc;
 
     use cashew_config::Context;
-    use cashew_driver::{CloseKind, Handler};
+    use cashew_driver::Handler;
     use cashew_engine::Plan;
     use cashew_metrics::{Layout, Segments, Shared};
 

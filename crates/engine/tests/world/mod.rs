@@ -53,6 +53,8 @@ pub(crate) struct World {
     received: HashMap<ConnId, Vec<u8>>,
     /// Connections whose peers do not read.
     pub(crate) stuck: Vec<ConnId>,
+    /// Clients that have come.
+    ids: u64,
 }
 
 impl World {
@@ -78,6 +80,7 @@ impl World {
             paused: Vec::new(),
             received: HashMap::new(),
             stuck: Vec::new(),
+            ids: 0,
         };
         world.tick();
         world
@@ -169,7 +172,8 @@ impl World {
     }
 
     pub(crate) fn client_of(&mut self, pool: u32) -> ConnId {
-        let conn = self.engine.handle_accepted(pool, Admission::Welcome, self.now);
+        self.ids += 1;
+        let conn = self.engine.handle_accepted(pool, Admission::Welcome, self.ids, self.now);
         self.tick();
         conn
     }
