@@ -12,6 +12,7 @@ mod pid_file;
 mod ring;
 mod signals;
 mod slots;
+mod watchdog;
 
 use std::io;
 use std::net::SocketAddr;
