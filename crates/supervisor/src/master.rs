@@ -21,7 +21,8 @@ use crate::member::{Letter, Member, Running};
 use crate::pid_file::PidFile;
 use crate::ring::{RingConfig, Rings};
 use crate::signals::{Request, Signals};
-use crate::slots::{KILL_GRACE, Order, Reason};
+use crate::slots::{KILL_GRACE, Order};
+use crate::watchdog::{self, Vitals, Watchdog};
 use crate::{Error, Options, Step};
 
 /// Unread messages that a child is allowed, beyond those that start it: two for each pool.
@@ -48,6 +49,7 @@ struct Master {
     metrics: Rc<OwnedFd>,
     segments: Segments,
     rings: Rings,
+    watchdog: Watchdog,
     /// The workers by slot, then the admin if there is one.
     members: Vec<Member>,
     workers: u32,
@@ -102,6 +104,7 @@ impl Master {
             metrics: Rc::new(metrics),
             segments,
             rings: Rings::new(RingConfig::of(&snapshot)),
+            watchdog: Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now),
             members: roles.chain(admin).map(|role| Member::new(role, now)).collect(),
             workers,
             pools: u32::try_from(snapshot.pools.len())
@@ -166,26 +169,20 @@ impl Master {
 
     fn poll_timeout(&self) -> Option<Instant> {
         let slots = self.members.iter().filter_map(|member| member.slot.poll_timeout());
-        slots.chain(self.rings.poll_timeout()).min()
+        slots.chain(self.rings.poll_timeout()).chain(self.watchdog.poll_timeout()).min()
     }
 
     fn handle_timeouts(&mut self, now: Instant) -> Result<(), Error> {
         self.rings.handle_timeout(now);
+        self.end_hangs(now);
         for index in 0..self.members.len() {
-            let age = self.heartbeat_age(index);
-            match self.members[index].slot.poll(now, age) {
+            match self.members[index].slot.poll(now) {
                 // Only the admin can ask for it: the slots of workers are closed.
                 Some(Order::Spawn) if self.phase == Phase::Stopping => {
                     self.members[index].slot.stop(now);
                 }
                 Some(Order::Spawn) => self.start(index, now)?,
-                Some(Order::Abort(reason)) => {
-                    let why = match reason {
-                        Reason::StartTimeout => "it does not get ready",
-                        Reason::OldHeartbeat => "its heart has stopped",
-                    };
-                    self.members[index].condemn(why, now);
-                }
+                Some(Order::Abort) => self.members[index].condemn("it does not get ready", now),
                 Some(Order::Kill) => self.kill(index, now)?,
                 None => {}
             }
@@ -193,16 +190,27 @@ impl Master {
         Ok(())
     }
 
-    /// Threads are not watched: there is nobody left to replace a process that aborts.
-    fn heartbeat_age(&self, index: usize) -> Option<Duration> {
-        let member = &self.members[index];
-        match (member.role, &member.running) {
-            (Role::Worker { slot }, Some(running)) if running.child.is_process() => {
-                let beat = self.segments.header(slot).heartbeat_ms;
-                Some(Duration::from_millis(monotonic_ms().saturating_sub(beat)))
-            }
-            _ => None,
+    fn end_hangs(&mut self, now: Instant) {
+        if !self.watchdog.begin(now) {
+            return;
         }
+        for index in 0..self.members.len() {
+            let Some((pid, vitals)) = self.vitals(index) else { continue };
+            if let Some(hang) = self.watchdog.judge(vitals, now, || watchdog::look(pid)) {
+                self.members[index].end_hang(hang, now);
+            }
+        }
+    }
+
+    /// Threads have none: there is nobody left to replace a process that aborts.
+    fn vitals(&self, index: usize) -> Option<(u32, Vitals)> {
+        let member = &self.members[index];
+        let Role::Worker { slot } = member.role else { return None };
+        let pid = member.running.as_ref()?.child.pid()?;
+        let since = member.slot.beats_since()?;
+        let beat_ms = self.segments.header(slot).heartbeat_ms;
+        let age = Duration::from_millis(monotonic_ms().saturating_sub(beat_ms));
+        Some((pid, Vitals { slot, since, beat_ms, age }))
     }
 
     fn start(&mut self, index: usize, now: Instant) -> Result<(), Error> {
