@@ -28,6 +28,9 @@ use crate::{Error, Options, Step};
 /// Unread messages that a child is allowed, beyond those that start it: two for each pool.
 const OUTBOX_SPARE: usize = 1024;
 
+/// As many deaths in a row are called a crash loop.
+const CRASH_LOOP: u32 = 3;
+
 /// How much one child may say before others are listened to. More than its channel can hold, so
 /// that one turn reads all that a dead one said.
 const MESSAGES_PER_TURN: usize = 4096;
@@ -353,11 +356,26 @@ impl Master {
                 let member = &mut self.members[index];
                 member.restarts += 1;
                 error!("{role} ({name}) {how}; restart {} in {pause:?}", member.restarts);
+                self.tell_of_crash_loop(index);
             }
             None if is_clean(&exit) => info!("{role} ({name}) has stopped"),
             None => warn!("{role} ({name}) has stopped: {how}"),
         }
         Ok(())
+    }
+
+    fn tell_of_crash_loop(&self, index: usize) {
+        let Member { role, slot, .. } = &self.members[index];
+        if slot.crashes() >= CRASH_LOOP {
+            let is_well = |member: &&Member| {
+                matches!(member.role, Role::Worker { .. }) && member.slot.is_serving()
+            };
+            error!(
+                "{role} crashes in a loop: {} times in a row; {} workers serve",
+                slot.crashes(),
+                self.members.iter().filter(is_well).count()
+            );
+        }
     }
 
     /// Its place is empty. Tells how long it stays so, unless for ever.
