@@ -20,6 +20,7 @@ mod ring;
 mod sessions;
 mod signals;
 mod slots;
+mod watchdog;
 
 use std::io;
 use std::net::SocketAddr;

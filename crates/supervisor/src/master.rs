@@ -6,6 +6,7 @@ mod clients;
 mod reload;
 mod stop;
 mod switch;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,6 +36,7 @@ use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
 use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
+use crate::watchdog::Watchdog;
 use crate::{Error, Options, Step};
 use reload::Reload;
 use switch::{InEffect, Next};
@@ -70,6 +72,7 @@ struct Master {
     quotas: Quotas,
     rings: Rings,
     epochs: Epochs,
+    watchdog: Watchdog,
     reload: Reload,
     sessions: Sessions,
     balance: Balance,
@@ -122,6 +125,7 @@ impl Master {
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
             .step("make the shared memory of the metrics")?;
         let metrics = (Rc::new(metrics), Rc::new(segments));
+        let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
         let last_epoch = snapshot.epoch;
         let current =
             InEffect::new(snapshot, metrics, &quotas, &rings).step("seal the configuration")?;
@@ -144,6 +148,7 @@ impl Master {
             quotas,
             rings,
             epochs: Epochs::default(),
+            watchdog,
             reload: Reload::default(),
             sessions: Sessions::default(),
             balance: Balance::new(),
@@ -214,6 +219,7 @@ impl Master {
         slots
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
+            .chain(self.watchdog.poll_timeout())
             .chain(look_at)
             .min()
     }
@@ -221,6 +227,7 @@ impl Master {
     fn handle_timeouts(&mut self, now: Instant) -> Result<(), Error> {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
+        self.end_hangs(now);
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
             self.rebalance(now);
