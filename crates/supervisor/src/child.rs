@@ -116,15 +116,12 @@ impl Child {
         }
     }
 
+    /// The number of a process.
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {
             Self::Process { process, .. } => Some(process.id()),
             Self::Thread { .. } => None,
         }
-    }
-
-    pub(crate) fn is_process(&self) -> bool {
-        matches!(self, Self::Process { .. })
     }
 
     /// To be called only when [`death`](Self::death) told of it: it would wait otherwise.

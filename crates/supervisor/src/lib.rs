@@ -24,6 +24,7 @@ mod signals;
 mod slots;
 mod status;
 mod unix_socket;
+mod watchdog;
 
 use std::io;
 use std::net::SocketAddr;

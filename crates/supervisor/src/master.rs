@@ -7,6 +7,7 @@ mod operators;
 mod reload;
 mod stop;
 mod switch;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,6 +37,7 @@ use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
 use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
+use crate::watchdog::Watchdog;
 use crate::{Error, Options, Step};
 use operators::Operators;
 use reload::Reload;
@@ -72,6 +74,7 @@ struct Master {
     quotas: Quotas,
     rings: Rings,
     epochs: Epochs,
+    watchdog: Watchdog,
     reload: Reload,
     operators: Operators,
     sessions: Sessions,
@@ -133,6 +136,7 @@ impl Master {
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
             .step("make the shared memory of the metrics")?;
         let metrics = (Rc::new(metrics), Rc::new(segments));
+        let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
         let last_epoch = snapshot.epoch;
         let current =
             InEffect::new(snapshot, metrics, &quotas, &rings).step("seal the configuration")?;
@@ -154,6 +158,7 @@ impl Master {
             quotas,
             rings,
             epochs: Epochs::default(),
+            watchdog,
             reload: Reload::default(),
             operators,
             sessions: Sessions::default(),
@@ -230,6 +235,7 @@ impl Master {
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
             .chain(self.operators.poll_timeout())
+            .chain(self.watchdog.poll_timeout())
             .chain(look_at)
             .min()
     }
@@ -238,6 +244,7 @@ impl Master {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
         self.operators.handle_timeout(now);
+        self.end_hangs(now);
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
             self.rebalance(now);

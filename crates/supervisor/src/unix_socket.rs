@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -14,10 +13,13 @@ use tracing::{info, warn};
 /// Dropping it removes the path, unless somebody else has it by now.
 #[derive(Debug)]
 pub(crate) struct UnixSocket {
-    fd: Rc<OwnedFd>,
+    fd: OwnedFd,
     path: PathBuf,
-    inode: (u64, u64),
+    inode: Inode,
 }
+
+/// Device and number of a file: who has a path.
+pub(crate) type Inode = (u64, u64);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
@@ -30,31 +32,9 @@ pub(crate) enum BindError {
 }
 
 impl UnixSocket {
-    /// Binds and listens under a name nobody knows, then renames: who connects to the path reaches
-    /// either who was there before or a socket that listens with the right mode. What a process
-    /// that is gone left there is replaced.
     pub(crate) fn bind(path: &Path, mode: Option<u32>, backlog: i32) -> Result<Self, BindError> {
-        clear_way(path)?;
-        let hidden = path.with_file_name(format!(".cashew.{}", std::process::id()));
-        let fd = stream_socket()?;
-        rustix::net::bind(&fd, &SocketAddrUnix::new(&hidden)?)?;
-        let publish = || {
-            if let Some(mode) = mode {
-                fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))?;
-            }
-            rustix::net::listen(&fd, backlog)?;
-            let inode = identity(&hidden)?;
-            fs::rename(&hidden, path)?;
-            Ok(inode)
-        };
-        match publish() {
-            Ok(inode) => Ok(Self { fd: Rc::new(fd), path: path.into(), inode }),
-            Err(error) => {
-                // The failure before this one is the one to tell.
-                let _ = fs::remove_file(&hidden);
-                Err(BindError::Io(error))
-            }
-        }
+        let (fd, inode) = bind(path, mode, backlog)?;
+        Ok(Self { fd, path: path.into(), inode })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -70,17 +50,53 @@ impl AsFd for UnixSocket {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        if identity(&self.path).ok() == Some(self.inode)
-            && let Err(error) = fs::remove_file(&self.path)
-        {
-            warn!("cannot remove {}: {error}", self.path.display());
-        }
+        remove(&self.path, self.inode);
     }
 }
 
 impl From<Errno> for BindError {
     fn from(errno: Errno) -> Self {
         Self::Io(errno.into())
+    }
+}
+
+/// Binds and listens under a name nobody knows, then renames: who connects to the path reaches
+/// either who was there before or a socket that listens with the right mode. What a process that
+/// is gone left there is replaced.
+pub(crate) fn bind(
+    path: &Path,
+    mode: Option<u32>,
+    backlog: i32,
+) -> Result<(OwnedFd, Inode), BindError> {
+    clear_way(path)?;
+    let hidden = path.with_file_name(format!(".cashew.{}", std::process::id()));
+    let socket = stream_socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
+    let publish = || {
+        if let Some(mode) = mode {
+            fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))?;
+        }
+        rustix::net::listen(&socket, backlog)?;
+        let inode = identity(&hidden)?;
+        fs::rename(&hidden, path)?;
+        Ok(inode)
+    };
+    match publish() {
+        Ok(inode) => Ok((socket, inode)),
+        Err(error) => {
+            // The failure before this one is the one to tell.
+            let _ = fs::remove_file(&hidden);
+            Err(BindError::Io(error))
+        }
+    }
+}
+
+/// Removes the path of a socket, unless another instance has put one of its own there.
+pub(crate) fn remove(path: &Path, inode: Inode) {
+    if identity(path).ok() == Some(inode)
+        && let Err(error) = fs::remove_file(path)
+    {
+        warn!("cannot remove {}: {error}", path.display());
     }
 }
 
@@ -110,6 +126,6 @@ fn stream_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
+pub(crate) fn identity(path: &Path) -> io::Result<Inode> {
     fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }
