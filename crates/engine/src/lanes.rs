@@ -21,6 +21,8 @@ const BACKOFF_MIN_MS: u64 = 10;
 const BACKOFF_MAX_MS: u64 = 1000;
 /// A connection that lived shorter than this counts as a failed attempt.
 const SETTLED_AFTER_US: u64 = 1_000_000;
+/// How long the ejection of a server is waited for before it is asked for again.
+const ASK_AGAIN_MS: u64 = 1000;
 /// Longest reply to AUTH or SELECT.
 const HANDSHAKE_REPLY_MAX: usize = 4096;
 
@@ -405,8 +407,8 @@ impl Engine {
             server.failed_at = now;
             server.failures = server.failures.saturating_add(1);
         }
-        if may_eject && server.failures >= limit && !server.ejected && !server.change_asked {
-            server.change_asked = true;
+        if may_eject && server.failures >= limit && !server.ejected && now >= server.ask_at {
+            server.ask_at = now.plus_millis(ASK_AGAIN_MS);
             self.actions.push_back(Action::Eject {
                 pool: pool_index,
                 server: server_index,
@@ -416,7 +418,7 @@ impl Engine {
     }
 
     /// Fails what was sent, wholly or in part, on the connection that is gone.
-    fn fail_sent(&mut self, index: u32, failure: Failure) {
+    pub(crate) fn fail_sent(&mut self, index: u32, failure: Failure) {
         let lane = &mut self.lanes[index as usize];
         let mut at = lane.head;
         let mut end = lane.first_unsent;
@@ -445,7 +447,7 @@ impl Engine {
     }
 
     /// Fails what waits to be sent.
-    fn fail_unsent(&mut self, index: u32, failure: Failure) {
+    pub(crate) fn fail_unsent(&mut self, index: u32, failure: Failure) {
         while self.lanes[index as usize].unsent > 0 {
             self.fail_first_unsent(index, failure);
         }
@@ -580,7 +582,7 @@ impl Engine {
         Time::NEVER
     }
 
-    fn rearm(&mut self, index: u32) {
+    pub(crate) fn rearm(&mut self, index: u32) {
         let deadline = match self.lanes[index as usize].link {
             Link::Idle => Time::NEVER,
             Link::Connecting { deadline } | Link::Handshaking { deadline } => {
@@ -635,8 +637,8 @@ impl Engine {
     pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
         let server = &mut self.pools[lane_pool as usize].servers[lane_server as usize];
         let is_well = reply.starts_with(b"+") || reply.starts_with(b"VERSION");
-        if is_well && server.ejected && !server.change_asked {
-            server.change_asked = true;
+        // Every time: it may be too early yet for this one to come back.
+        if is_well && server.ejected {
             self.actions.push_back(Action::Readmit { pool: lane_pool, server: lane_server });
         }
     }

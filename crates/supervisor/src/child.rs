@@ -22,7 +22,8 @@ pub enum Spawn {
     Threads { worker: Serve, admin: Serve },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Workers come first, by their slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     Worker { slot: u32 },
     Admin,
@@ -115,8 +116,12 @@ impl Child {
         }
     }
 
-    pub(crate) fn is_process(&self) -> bool {
-        matches!(self, Self::Process { .. })
+    /// The number of a process.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Process { process, .. } => Some(process.id()),
+            Self::Thread { .. } => None,
+        }
     }
 
     /// To be called only when [`death`](Self::death) told of it: it would wait otherwise.

@@ -3,15 +3,28 @@
 //! which serve, and the admin, which tells. It serves nobody itself and never waits for a child.
 #![forbid(unsafe_code)]
 
+mod balance;
 mod child;
+mod command;
+mod control_socket;
+mod deal;
+mod epochs;
+mod errand;
+mod fleet;
+mod interests;
 mod limits;
 mod listeners;
 mod master;
 mod member;
 mod pid_file;
+mod quotas;
 mod ring;
+mod sessions;
 mod signals;
 mod slots;
+mod status;
+mod unix_socket;
+mod watchdog;
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,11 +33,16 @@ use std::path::PathBuf;
 use cashew_config::Snapshot;
 
 pub use child::{Role, Serve, Spawn};
+pub use command::{Answer, Command};
+pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
+pub use status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
 
 /// What an instance is to be.
 pub struct Options {
     pub snapshot: Snapshot,
+    /// Where the snapshot came from, to be loaded again when asked for.
+    pub conf_file: PathBuf,
     /// Where the admin tells the statistics; without it there is no admin.
     pub stats: Option<SocketAddr>,
     pub spawn: Spawn,
@@ -46,6 +64,8 @@ pub enum Error {
     /// A child ended or failed before everybody was ready.
     #[error("{role} did not start: it {why}")]
     Start { role: Role, why: String },
+    #[error(transparent)]
+    ControlSocket(#[from] ControlSocketError),
     #[error("{role} can neither go on nor be stopped alone")]
     Stuck { role: Role },
     #[error("cannot write pid file {path}: {source}")]
