@@ -346,17 +346,32 @@ impl Engine {
             self.dissolve(pool);
         }
         self.forget_gone();
+        let is_answer =
+            |action: &Action| matches!(action, Action::Prepared { .. } | Action::Paused { .. });
+        self.actions.retain(|action| !is_answer(action));
         self.unblock_clients(|_| true);
     }
 
     /// Ends all connections of a pool, which then is no more.
-    fn dissolve(&mut self, pool: u32) {
-        for server in 0..self.pools[pool as usize].servers.len() as u32 {
-            self.close_server(pool, server);
+    fn dissolve(&mut self, pool_index: u32) {
+        for server in 0..self.pools[pool_index as usize].servers.len() as u32 {
+            self.close_server(pool_index, server);
         }
-        let pool = &mut self.pools[pool as usize];
+        let pool = &mut self.pools[pool_index as usize];
         pool.standing = Standing::Gone;
         pool.servers = Vec::new();
+        let mut never = Vec::new();
+        self.actions.retain(|action| match *action {
+            Action::Connect { conn, pool: of, .. } if of == pool_index => {
+                never.push(conn);
+                false
+            }
+            Action::Close { conn } => !never.contains(&conn),
+            Action::ServerFailing { pool: of, .. } | Action::ServerRecovered { pool: of, .. } => {
+                of != pool_index
+            }
+            _ => true,
+        });
     }
 
     /// Those at the end, that is: others stand where they are until the next commit.
