@@ -580,6 +580,7 @@ impl Engine {
         for client in self.clients.indices().collect::<Vec<u32>>() {
             let client = &mut self.clients[client];
             client.pool = places.pools[client.pool as usize];
+            debug_assert_ne!(client.pool, NONE);
         }
         for request in self.requests.iter_mut() {
             if let Role::Probe { server } = &mut request.role
@@ -588,6 +589,7 @@ impl Engine {
                 *server = place;
             }
             request.pool = places.pools[request.pool as usize];
+            debug_assert_ne!(request.pool, NONE);
         }
     }
 

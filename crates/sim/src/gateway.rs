@@ -49,6 +49,8 @@ pub(crate) struct Gateway {
     /// In use.
     pub(crate) snapshot: Snapshot,
     prepared: Option<Rc<Proposal>>,
+    /// When a pause has lasted long enough.
+    paused_until: u64,
     /// Requests of pools that are paused which are still on their way.
     unfinished: u64,
     wishes: Vec<Wish>,
@@ -89,6 +91,7 @@ impl Gateway {
             metrics,
             snapshot: snapshot.clone(),
             prepared: None,
+            paused_until: 0,
             unfinished: 0,
             wishes: Vec::new(),
             sockets: BTreeMap::new(),
@@ -255,6 +258,7 @@ impl Gateway {
             }
             Order::Pause { drain_ms } => {
                 fabric.trace.note(at, "gateway is to pause", [id, drain_ms, 0]);
+                self.paused_until = at + drain_ms * 1000;
                 self.engine.handle_pause(drain_ms, now);
             }
             Order::Commit => self.commit(fabric),
@@ -426,6 +430,8 @@ impl Gateway {
         let at = fabric.clock.now();
         fabric.trace.note(at, "gateway has paused", [u64::from(self.id), epoch, unfinished]);
         self.unfinished = unfinished;
+        let is_over = at >= self.paused_until || fabric.oracle.has_faults();
+        assert!(unfinished == 0 || is_over, "I3: {unfinished} requests could still have ended");
         self.wishes.push(Wish::Answer { epoch, answer: Answer::Paused });
         let proposal = self.prepared.as_ref().expect("an epoch is prepared");
         let Proposal { snapshot, states, .. } = &**proposal;

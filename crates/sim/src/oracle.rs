@@ -364,6 +364,10 @@ impl Oracle {
         self.cut_short.entry(gateway).or_default().push(now);
     }
 
+    pub(crate) fn has_faults(&self) -> bool {
+        self.has_faults
+    }
+
     pub(crate) fn was_cut_short(&self) -> bool {
         !self.cut_short.is_empty()
     }

@@ -213,9 +213,11 @@ impl Scenario {
         scenario.clients_total += random.range(0, 8) as u32;
         scenario.reloads = Reloads {
             count: random.range(1, 20),
-            gap_max_us: random.pick(&[2_000, 20_000, 200_000]),
+            gap_max_us: random.pick(&[2_000, 10_000, 50_000]),
         };
         let limits = scenario.snapshot.pools[0].limits;
+        let temper = &mut scenario.temper;
+        (temper.requests, temper.think_max_us) = (2 * temper.requests, temper.think_max_us.max(2_000));
         let first = scenario.snapshot.pools.len() as u64;
         let mut universe = scenario.snapshot.pools.clone();
         for index in first..first + random.range(0, 3) {

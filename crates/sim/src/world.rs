@@ -400,11 +400,11 @@ impl<'a> World<'a> {
         if self.healed || self.reloads >= reloads.count {
             return;
         }
-        self.reloads += 1;
         let now = self.fabric.clock.now();
         let gap = self.fabric.random.below(reloads.gap_max_us);
         self.fabric.clock.plan(now + gap, Event::Reload);
         let orders = self.coordinator.reload(&self.scenario.universe);
+        self.reloads += u64::from(!orders.is_empty());
         self.send(orders);
     }
 
