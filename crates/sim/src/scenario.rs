@@ -217,7 +217,7 @@ impl Scenario {
         };
         let limits = scenario.snapshot.pools[0].limits;
         let temper = &mut scenario.temper;
-        (temper.requests, temper.think_max_us) = (2 * temper.requests, temper.think_max_us.max(2_000));
+        temper.think_max_us = temper.think_max_us.max(2_000);
         let first = scenario.snapshot.pools.len() as u64;
         let mut universe = scenario.snapshot.pools.clone();
         for index in first..first + random.range(0, 3) {
