@@ -47,6 +47,7 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
     let ready = Rc::clone(told);
     cashew_supervisor::run(Options {
         snapshot: loaded.snapshot,
+        conf_file: arguments.conf_file,
         stats: Some(arguments.stats_address()?),
         spawn: if alone { children::spawn_threads() } else { children::spawn_processes() },
         log_level: arguments.verbose,

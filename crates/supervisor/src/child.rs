@@ -22,7 +22,8 @@ pub enum Spawn {
     Threads { worker: Serve, admin: Serve },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Workers come first, by their slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     Worker { slot: u32 },
     Admin,

@@ -3,13 +3,21 @@
 //! which serve, and the admin, which tells. It serves nobody itself and never waits for a child.
 #![forbid(unsafe_code)]
 
+mod balance;
 mod child;
+mod command;
+mod deal;
+mod epochs;
+mod fleet;
+mod interests;
 mod limits;
 mod listeners;
 mod master;
 mod member;
 mod pid_file;
+mod quotas;
 mod ring;
+mod sessions;
 mod signals;
 mod slots;
 mod watchdog;
@@ -26,6 +34,8 @@ pub use listeners::ListenError;
 /// What an instance is to be.
 pub struct Options {
     pub snapshot: Snapshot,
+    /// Where the snapshot came from, to be loaded again when asked for.
+    pub conf_file: PathBuf,
     /// Where the admin tells the statistics; without it there is no admin.
     pub stats: Option<SocketAddr>,
     pub spawn: Spawn,

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Instant;
 
-use cashew_control::{MasterChannel, ReceiveError, SendError, ToChild, ToMaster};
+use cashew_control::{MasterChannel, ReceiveError, SendError, Session, ToChild, ToMaster};
 use rustix::process::Signal;
 use tracing::{error, warn};
 
@@ -16,6 +16,10 @@ use crate::watchdog::Hang;
 
 pub(crate) struct Member {
     pub(crate) role: Role,
+    /// Which share of the work is a worker's; means nothing for the admin.
+    pub(crate) rank: u32,
+    /// Counts the changes of what only new processes can take on: as of the last start.
+    pub(crate) generation: u64,
     pub(crate) slot: Slot,
     pub(crate) running: Option<Running>,
     /// How many were started before the one that holds the slot now.
@@ -31,6 +35,9 @@ pub(crate) struct Running {
     outbox_max: usize,
     /// What it gave as its reason to end.
     pub(crate) failed: Option<String>,
+    pub(crate) is_ready: bool,
+    /// It has handed sessions over, and may go on to.
+    pub(crate) hands_over: bool,
 }
 
 pub(crate) struct Letter {
@@ -39,8 +46,8 @@ pub(crate) struct Letter {
 }
 
 impl Member {
-    pub(crate) fn new(role: Role, now: Instant) -> Self {
-        Self { role, slot: Slot::new(now), running: None, restarts: 0 }
+    pub(crate) fn new(role: Role, rank: u32, now: Instant) -> Self {
+        Self { role, rank, generation: 0, slot: Slot::new(now), running: None, restarts: 0 }
     }
 
     pub(crate) fn post(&mut self, letter: Letter, now: Instant) {
@@ -73,10 +80,10 @@ impl Member {
         }
     }
 
-    pub(crate) fn receive(&mut self, now: Instant) -> Option<ToMaster> {
+    pub(crate) fn receive(&mut self, now: Instant) -> Option<(ToMaster, Vec<OwnedFd>)> {
         let running = self.running.as_mut()?;
         match running.channel.as_mut()?.receive() {
-            Ok(message) => message.map(|(message, _)| message),
+            Ok(message) => message,
             Err(ReceiveError::Closed) => {
                 self.closed(now);
                 None
@@ -125,7 +132,6 @@ impl Member {
     fn closed(&mut self, now: Instant) {
         if let Some(running) = &mut self.running {
             running.channel = None;
-            running.outbox.clear();
             self.slot.doomed(now);
         }
     }
@@ -133,7 +139,33 @@ impl Member {
 
 impl Running {
     pub(crate) fn new(child: Child, channel: MasterChannel, outbox_max: usize) -> Self {
-        Self { child, channel: Some(channel), outbox: VecDeque::new(), outbox_max, failed: None }
+        Self {
+            child,
+            channel: Some(channel),
+            outbox: VecDeque::new(),
+            outbox_max,
+            failed: None,
+            is_ready: false,
+            hands_over: false,
+        }
+    }
+
+    pub(crate) fn set_outbox_max(&mut self, outbox_max: usize) {
+        self.outbox_max = outbox_max;
+    }
+
+    /// How many messages it has yet to take. `None` when it will never take any.
+    pub(crate) fn mail(&self) -> Option<usize> {
+        self.channel.is_some().then_some(self.outbox.len())
+    }
+
+    /// The child, and the sessions that were not sent to it yet.
+    pub(crate) fn into_parts(self) -> (Child, Vec<(Session, Vec<Rc<OwnedFd>>)>) {
+        let session = |letter: Letter| match letter.message {
+            ToChild::Adopt { session } => Some((session, letter.descriptors)),
+            _ => None,
+        };
+        (self.child, self.outbox.into_iter().filter_map(session).collect())
     }
 
     /// The channel while it is open, and whether there is mail to send.

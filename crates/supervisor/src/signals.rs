@@ -16,6 +16,7 @@ pub(crate) enum Request {
     LevelUp,
     LevelDown,
     LogReopen,
+    Reload,
     Unknown(&'static str),
 }
 
@@ -48,7 +49,8 @@ fn request(signal: i32) -> Request {
         SIGINT => Request::StopNow,
         SIGTTIN => Request::LevelUp,
         SIGTTOU => Request::LevelDown,
-        SIGUSR1 | SIGHUP => Request::LogReopen,
+        SIGUSR1 => Request::LogReopen,
+        SIGHUP => Request::Reload,
         SIGUSR2 => Request::Unknown("SIGUSR2"),
         other => unreachable!("signal {other} was not asked for"),
     }

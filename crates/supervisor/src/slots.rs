@@ -4,6 +4,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::fleet::Life;
+
 /// How long a child may take from its start to `Ready`.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -28,6 +30,8 @@ pub(crate) struct Slot {
     state: State,
     /// Deaths in a row, none of which followed a stable time of serving.
     crashes: u32,
+    /// It is handing its work over, nobody follows it, and it should be gone by then.
+    retire_by: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +67,7 @@ pub(crate) enum Order {
 
 impl Slot {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { state: State::Vacant { until: now }, crashes: 0 }
+        Self { state: State::Vacant { until: now }, crashes: 0, retire_by: None }
     }
 
     pub(crate) fn spawned(&mut self, now: Instant) {
@@ -90,7 +94,8 @@ impl Slot {
         match self.state {
             State::Starting { .. } | State::Serving { .. } => {
                 self.note_stability(now);
-                self.state = State::Dying { deadline: now + grace, last: false };
+                let last = self.retire_by.is_some();
+                self.state = State::Dying { deadline: now + grace, last };
             }
             State::Vacant { .. } | State::Dying { .. } | State::Closed => {}
         }
@@ -106,11 +111,23 @@ impl Slot {
         };
     }
 
+    /// Who serves here was told to hand everything over and go. Being watched as before, it has
+    /// time for that until the deadline.
+    pub(crate) fn retire(&mut self, deadline: Instant) {
+        assert!(self.is_serving(), "only who serves retires");
+        self.retire_by = Some(deadline);
+    }
+
+    pub(crate) fn unretire(&mut self) {
+        self.retire_by = None;
+    }
+
     /// Who held the slot is dead, or could not be started at all. Tells how long the slot stays
     /// empty, unless for ever.
     pub(crate) fn died(&mut self, now: Instant) -> Option<Duration> {
         self.note_stability(now);
-        if matches!(self.state, State::Closed | State::Dying { last: true, .. }) {
+        let last = matches!(self.state, State::Closed | State::Dying { last: true, .. });
+        if last || self.retire_by.is_some() {
             self.state = State::Closed;
             return None;
         }
@@ -125,6 +142,10 @@ impl Slot {
 
     /// What to do now, if anything.
     pub(crate) fn poll(&mut self, now: Instant) -> Option<Order> {
+        if self.retire_by.is_some_and(|deadline| deadline <= now) && self.is_retiring() {
+            self.state = State::Dying { deadline: now + KILL_GRACE, last: true };
+            return Some(Order::Kill);
+        }
         match &mut self.state {
             State::Vacant { until } if *until <= now => Some(Order::Spawn),
             State::Starting { deadline } if *deadline <= now => {
@@ -144,10 +165,21 @@ impl Slot {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        match self.state {
+        let retire_by = self.retire_by.filter(|_| self.is_retiring());
+        let at = match self.state {
             State::Vacant { until } => Some(until),
             State::Starting { deadline } | State::Dying { deadline, .. } => Some(deadline),
             State::Serving { .. } | State::Closed => None,
+        };
+        at.into_iter().chain(retire_by).min()
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        match self.state {
+            State::Serving { .. } if self.retire_by.is_some() => Life::Retiring,
+            State::Serving { .. } => Life::Serving,
+            State::Dying { last: true, .. } | State::Closed => Life::Going,
+            State::Vacant { .. } | State::Starting { .. } | State::Dying { .. } => Life::Coming,
         }
     }
 
@@ -167,7 +199,15 @@ impl Slot {
     }
 
     pub(crate) fn is_serving(&self) -> bool {
-        matches!(self.state, State::Serving { .. })
+        self.life() == Life::Serving
+    }
+
+    pub(crate) fn is_retiring(&self) -> bool {
+        self.life() == Life::Retiring
+    }
+
+    pub(crate) fn is_starting(&self) -> bool {
+        matches!(self.state, State::Starting { .. })
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -271,6 +311,43 @@ mod tests {
         let mut vacant = Slot::new(now);
         vacant.stop(deadline);
         assert!(vacant.is_closed());
+    }
+
+    #[test]
+    fn who_retires_has_its_time_and_is_not_followed() {
+        let (mut slot, now) = serving();
+        let deadline = now + Duration::from_millis(300);
+        slot.retire(deadline);
+        assert_eq!((slot.life(), slot.poll_timeout()), (Life::Retiring, Some(deadline)));
+        assert_eq!(slot.poll(now), None);
+        assert_eq!(slot.poll(deadline), Some(Order::Kill));
+        assert_eq!(slot.died(deadline), None);
+        assert!(slot.is_closed());
+
+        let (mut slot, now) = serving();
+        slot.retire(deadline);
+        slot.doomed(now);
+        assert_eq!((slot.life(), slot.died(now)), (Life::Going, None));
+    }
+
+    #[test]
+    fn who_is_taken_back_serves_on() {
+        let (mut slot, now) = serving();
+        let deadline = now + Duration::from_millis(300);
+        slot.retire(deadline);
+        slot.unretire();
+        assert_eq!((slot.life(), slot.poll(deadline)), (Life::Serving, None));
+        assert_eq!(slot.died(deadline), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn who_retires_has_to_beat_and_if_it_does_not_is_not_followed() {
+        let (mut slot, now) = serving();
+        slot.retire(now + Duration::from_secs(3600));
+        assert_eq!(slot.beats_since(), Some(now));
+        slot.aborted(now);
+        assert_eq!(slot.poll(now + ABORT_GRACE), Some(Order::Kill));
+        assert_eq!(slot.died(now + ABORT_GRACE), None);
     }
 
     fn serving() -> (Slot, Instant) {
