@@ -10,14 +10,21 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::thread;
+use std::time::Duration;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Listen, Pool};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use tracing::{info, warn};
 
 use crate::deal::{Hand, ListenerId};
+
+/// How long to wait for another process to put its socket in its place.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Dropping it closes the sockets and removes the paths of those that have one.
 #[derive(Debug)]
@@ -334,8 +341,11 @@ fn tcp_socket(address: SocketAddr, share: bool) -> Result<OwnedFd, Why> {
 /// Binds and listens under a name nobody knows, then renames: who connects to the path reaches
 /// either who was there before or a socket that listens with the right mode.
 fn bind_unix(path: &Path, mode: Option<u32>, backlog: i32) -> Result<Sockets, Why> {
+    let _lock = lock_directory(path);
     clear_way(path)?;
     let hidden = path.with_file_name(format!(".cashew.{}", std::process::id()));
+    // In a container the one that was killed here had the same number.
+    let _ = fs::remove_file(&hidden);
     let socket = stream_socket(AddressFamily::UNIX)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
     let publish = || {
@@ -358,6 +368,21 @@ fn bind_unix(path: &Path, mode: Option<u32>, backlog: i32) -> Result<Sockets, Wh
             Err(Why::Io(error))
         }
     }
+}
+
+/// Of two that replace a stale socket at the same time the later one would take the path from the
+/// earlier one, which had found its way clear. Who holds the lock for long is about something else.
+fn lock_directory(path: &Path) -> Option<fs::File> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = fs::File::open(parent.unwrap_or(Path::new("."))).ok()?;
+    for _ in 0..LOCK_TRIES {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(directory),
+            Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 /// Nothing is removed here; only somebody who listens at the path, or something there that is not
