@@ -6,6 +6,7 @@ mod clients;
 mod reload;
 mod stop;
 mod switch;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -70,8 +71,8 @@ struct Master {
     shared: Shared,
     quotas: Quotas,
     rings: Rings,
-    watchdog: Watchdog,
     epochs: Epochs,
+    watchdog: Watchdog,
     reload: Reload,
     sessions: Sessions,
     balance: Balance,
@@ -124,8 +125,8 @@ impl Master {
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
             .step("make the shared memory of the metrics")?;
         let metrics = (Rc::new(metrics), Rc::new(segments));
-        let last_epoch = snapshot.epoch;
         let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
+        let last_epoch = snapshot.epoch;
         let current =
             InEffect::new(snapshot, metrics, &quotas, &rings).step("seal the configuration")?;
         let ranks = (0..workers).map(|slot| (Role::Worker { slot }, slot));
@@ -146,8 +147,8 @@ impl Master {
             shared,
             quotas,
             rings,
-            watchdog,
             epochs: Epochs::default(),
+            watchdog,
             reload: Reload::default(),
             sessions: Sessions::default(),
             balance: Balance::new(),
@@ -226,12 +227,12 @@ impl Master {
     fn handle_timeouts(&mut self, now: Instant) -> Result<(), Error> {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
+        self.end_hangs(now);
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
             self.rebalance(now);
             self.repair_quotas(now);
         }
-        self.end_hangs(now);
         self.handle_slots(now)
     }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use cashew_control::{MasterChannel, ToChild};
-use cashew_metrics::{SLOTS_MAX, monotonic_ms};
+use cashew_metrics::SLOTS_MAX;
 use tracing::{debug, error, info, warn};
 
 use super::{Master, Phase, workers_of};
@@ -16,7 +16,6 @@ use crate::fleet::{self, Life};
 use crate::member::{Member, Running};
 use crate::sessions::Parcel;
 use crate::slots::{KILL_GRACE, Order};
-use crate::watchdog::{self, Vitals};
 use crate::{Error, Step};
 
 /// Unread messages that a child is allowed, beyond those that tell of all pools and their sockets.
@@ -45,28 +44,6 @@ impl Master {
             }
         }
         Ok(())
-    }
-
-    pub(super) fn end_hangs(&mut self, now: Instant) {
-        if !self.watchdog.begin(now) {
-            return;
-        }
-        let watched: Vec<_> = self.workers().filter_map(|it| self.vitals(it)).collect();
-        for (pid, vitals) in watched {
-            if let Some(hang) = self.watchdog.judge(vitals, now, || watchdog::look(pid)) {
-                self.member(Role::Worker { slot: vitals.slot }).end_hang(hang, now);
-                self.is_unsettled = true;
-            }
-        }
-    }
-
-    /// Threads have none: there is nobody left to replace a process that aborts.
-    fn vitals(&self, (slot, member): (u32, &Member)) -> Option<(u32, Vitals)> {
-        let pid = member.running.as_ref()?.child.pid()?;
-        let since = member.slot.beats_since()?;
-        let beat_ms = self.epoch_of(slot).segments.header(slot).heartbeat_ms;
-        let age = Duration::from_millis(monotonic_ms().saturating_sub(beat_ms));
-        Some((pid, Vitals { slot, since, beat_ms, age }))
     }
 
     fn start(&mut self, role: Role, now: Instant) -> Result<(), Error> {
