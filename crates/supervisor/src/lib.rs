@@ -6,8 +6,10 @@
 mod balance;
 mod child;
 mod command;
+mod control_socket;
 mod deal;
 mod epochs;
+mod errand;
 mod fleet;
 mod interests;
 mod limits;
@@ -20,6 +22,8 @@ mod ring;
 mod sessions;
 mod signals;
 mod slots;
+mod status;
+mod unix_socket;
 mod watchdog;
 
 use std::io;
@@ -29,7 +33,10 @@ use std::path::PathBuf;
 use cashew_config::Snapshot;
 
 pub use child::{Role, Serve, Spawn};
+pub use command::{Answer, Command};
+pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
+pub use status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
 
 /// What an instance is to be.
 pub struct Options {
@@ -57,6 +64,8 @@ pub enum Error {
     /// A child ended or failed before everybody was ready.
     #[error("{role} did not start: it {why}")]
     Start { role: Role, why: String },
+    #[error(transparent)]
+    ControlSocket(#[from] ControlSocketError),
     #[error("{role} can neither go on nor be stopped alone")]
     Stuck { role: Role },
     #[error("cannot write pid file {path}: {source}")]

@@ -3,6 +3,7 @@
 
 mod children;
 mod clients;
+mod operators;
 mod reload;
 mod stop;
 mod switch;
@@ -13,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use cashew_config::Snapshot;
 use cashew_control::{ToChild, ToMaster};
@@ -38,6 +39,7 @@ use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
 use crate::watchdog::Watchdog;
 use crate::{Error, Options, Step};
+use operators::Operators;
 use reload::Reload;
 use switch::{InEffect, Next};
 
@@ -74,6 +76,7 @@ struct Master {
     epochs: Epochs,
     watchdog: Watchdog,
     reload: Reload,
+    operators: Operators,
     sessions: Sessions,
     balance: Balance,
     members: BTreeMap<Role, Member>,
@@ -84,6 +87,8 @@ struct Master {
     /// When loads and quotas are looked at next.
     look_at: Instant,
     phase: Phase,
+    /// The instance, not this program.
+    started: SystemTime,
     log_level: u8,
     log_file: Option<PathBuf>,
     pid_path: Option<PathBuf>,
@@ -105,6 +110,9 @@ enum Source {
     Channel(Role),
     Death(Role),
     Loaded,
+    Operators,
+    /// The status with this place among those that are worked on.
+    Digested(usize),
 }
 
 impl Master {
@@ -119,6 +127,9 @@ impl Master {
         }
         let workers = workers_of(&snapshot);
         let listeners = Listeners::bind(&snapshot, workers, stats)?;
+        // The working directory may change.
+        let conf_file = std::path::absolute(conf_file).step("find the configuration file")?;
+        let operators = Operators::open(&snapshot, &conf_file)?;
         let (shared_memfd, shared) = Shared::create().step("make the memory of all processes")?;
         let quotas = Quotas::default().switched(&snapshot, |_| 0);
         let rings = Rings::new(RingConfig::of(&snapshot));
@@ -135,8 +146,7 @@ impl Master {
         Ok(Self {
             spawn,
             signals,
-            // The working directory may change.
-            conf_file: std::path::absolute(conf_file).step("find the configuration file")?,
+            conf_file,
             listeners: Some(listeners),
             deal: Deal::default(),
             current,
@@ -150,6 +160,7 @@ impl Master {
             epochs: Epochs::default(),
             watchdog,
             reload: Reload::default(),
+            operators,
             sessions: Sessions::default(),
             balance: Balance::new(),
             members: ranks.chain(admin).map(member).collect(),
@@ -157,6 +168,7 @@ impl Master {
             is_unsettled: true,
             look_at: now,
             phase: Phase::Starting,
+            started: SystemTime::now(),
             log_level,
             log_file,
             pid_path: pid_file,
@@ -181,6 +193,8 @@ impl Master {
                     Source::Channel(role) => self.handle_channel(role, now)?,
                     Source::Death(role) => self.handle_death(role, now)?,
                     Source::Loaded => self.handle_loaded(now),
+                    Source::Operators => self.handle_operators(now),
+                    Source::Digested(index) => self.handle_digested(index),
                 }
                 self.settle(now);
             }
@@ -193,6 +207,7 @@ impl Master {
         if let Some(loading) = self.reload.loading() {
             interests.add(Source::Loaded, loading, PollFlags::IN);
         }
+        self.operators.add_interests(&mut interests);
         for (&role, member) in &self.members {
             let Some(running) = &member.running else { continue };
             // Before the death: its last words say why.
@@ -220,6 +235,7 @@ impl Master {
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
             .chain(self.watchdog.poll_timeout())
+            .chain(self.operators.poll_timeout())
             .chain(look_at)
             .min()
     }
@@ -228,6 +244,7 @@ impl Master {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
         self.end_hangs(now);
+        self.operators.handle_timeout(now);
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
             self.rebalance(now);
@@ -246,6 +263,7 @@ impl Master {
             self.adjust_fleet(now);
         }
         self.forward_sessions(now);
+        self.operators.deliver(now);
     }
 
     fn handle_channel(&mut self, role: Role, now: Instant) -> Result<(), Error> {

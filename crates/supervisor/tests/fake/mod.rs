@@ -356,10 +356,13 @@ impl Config {
 
     pub(crate) fn write(&self, directory: &Path) {
         let Self { workers, timeout, global, address, servers, pools } = self;
+        let control = directory.join("control");
+        let control = control.display();
         let mut text = format!(
             "global:
   worker_processes: {workers}
   worker_shutdown_timeout: {timeout}
+  control_socket: {control}
 {global}pools:
   alpha:
     listen: {address}
