@@ -74,7 +74,8 @@ impl Member {
                     running.outbox.pop_front();
                 }
                 Err(SendError::WouldBlock) => return,
-                Err(SendError::Closed) => return self.closed(now),
+                // What it said before is still to be read.
+                Err(SendError::Closed) => return self.slot.doomed(now),
                 Err(error) => return self.condemn(&error.to_string(), now),
             }
         }
