@@ -48,12 +48,12 @@ fn prepare(
     loop {
         let Some((message, mut descriptors)) = receive(channel)? else { return Ok(None) };
         match message {
-            ToChild::Init { workers, .. } => {
+            ToChild::Init { .. } => {
                 let [snapshot, metrics] = <[OwnedFd; 2]>::try_from(descriptors)
                     .map_err(|_| "the snapshot or the metrics are missing")?;
                 let snapshot = cashew_config::from_json(&cashew_control::unseal(snapshot)?)?;
                 drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())?;
-                source = Some(open(snapshot, metrics, workers, started)?);
+                source = Some(open(snapshot, metrics, started)?);
             }
             ToChild::Listen { .. } => listener = descriptors.pop().map(TcpListener::from),
             ToChild::Start => {
@@ -68,8 +68,8 @@ fn prepare(
     }
 }
 
-fn open(snapshot: Snapshot, metrics: OwnedFd, workers: u32, started: SystemTime) -> Result<Source> {
-    let segments = Segments::open(metrics, &Layout::new(&snapshot), workers)?;
+fn open(snapshot: Snapshot, metrics: OwnedFd, started: SystemTime) -> Result<Source> {
+    let segments = Segments::open(metrics, &Layout::new(&snapshot))?;
     Ok(Source::new(Arc::new(snapshot), Arc::new(segments), started, VERSION))
 }
 

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
+    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -121,6 +121,11 @@ impl Scenario {
                 batch_window_max_us: 0,
                 worker_memory_max: tight_memory,
                 io_engine: IoEngine::Auto,
+                reload_drain_timeout_ms: 5000,
+                control_socket: None,
+                worker_cpu_affinity: Affinity::Off,
+                worker_heartbeat_timeout_ms: 700,
+                rebalance_threshold: None,
             },
             pools,
         };
@@ -359,6 +364,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         backlog: 512,
         client_connections: 0,
         tcp_keepalive: false,
+        tcp_quickack: false,
         reuseport: false,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The channel holds everything a worker is told before it starts; nobody reads its answers.
     let master = MasterChannel::new(ours);
     let sealed = seal(&cashew_config::to_json(&snapshot))?;
-    let (metrics, _segments) = Segments::create(&Layout::new(&snapshot), 1)?;
+    let (metrics, _segments) = Segments::create(&Layout::new(&snapshot))?;
     master.send(
         &ToChild::Init { slot: 0, rank: 0, workers: 1 },
         &[sealed.as_fd(), metrics.as_fd()],

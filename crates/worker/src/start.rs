@@ -67,8 +67,7 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
     let bytes = unseal(snapshot).map_err(|error| Error::Snapshot(error.to_string()))?;
     let snapshot =
         cashew_config::from_json(&bytes).map_err(|error| Error::Snapshot(error.to_string()))?;
-    let segments =
-        Segments::open(metrics, &Layout::new(&snapshot), workers.max(1)).map_err(Error::Metrics)?;
+    let segments = Segments::open(metrics, &Layout::new(&snapshot)).map_err(Error::Metrics)?;
     drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())
         .map_err(|error| Error::Privileges(error.to_string()))?;
     let mut start = Start {

@@ -36,7 +36,7 @@ impl Worker {
         };
         let snapshot = loaded.snapshot;
         let sealed = seal(&cashew_config::to_json(&snapshot)).unwrap();
-        let (metrics, _) = Segments::create(&Layout::new(&snapshot), 1).unwrap();
+        let (metrics, _) = Segments::create(&Layout::new(&snapshot)).unwrap();
         let (master, control) = cashew_control::pair().unwrap();
         let thread = thread::spawn(move || cashew_worker::run(control));
         let master = MasterChannel::new(master);
