@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod child;
+mod handover;
 mod limits;
 mod listeners;
 mod master;
@@ -12,6 +13,7 @@ mod pid_file;
 mod ring;
 mod signals;
 mod slots;
+mod trial;
 
 use std::io;
 use std::net::SocketAddr;

@@ -500,6 +500,6 @@ fn is_clean(exit: &Exit) -> bool {
     match exit {
         Exit::Status(status) => status.success(),
         Exit::Returned => true,
-        Exit::Error(_) | Exit::Panicked => false,
+        Exit::Unknown | Exit::Error(_) | Exit::Panicked => false,
     }
 }
