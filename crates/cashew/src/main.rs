@@ -6,6 +6,7 @@ mod admin;
 mod arguments;
 mod children;
 mod daemon;
+mod rehearse;
 mod run;
 mod tell;
 
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         Some(ChildArguments::Admin { log_level, started_at }) => {
             children::admin(log_level, started_at)
         }
+        Some(ChildArguments::Rehearse) => rehearse::rehearse(),
         None if arguments.help || arguments.version || arguments.describe_stats => {
             tell::about(&arguments)
         }

@@ -42,6 +42,8 @@ pub struct Program {
     pub rehearse: Vec<OsString>,
     /// Added to `argv`: standard input has what is to be [taken over](crate::take_over).
     pub take_over: Vec<OsString>,
+    /// Of cashew, to tell it from the next.
+    pub version: String,
 }
 
 /// What a rehearsal says, as a line of JSON. Never to be changed, but for additions.
@@ -306,6 +308,7 @@ mod tests {
             test: script(test),
             rehearse: script(rehearse),
             take_over: Vec::new(),
+            version: "1".into(),
         }
     }
 
