@@ -7,10 +7,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 use std::{env, fs};
 
-use cashew_engine::{Engine, Setup, Time};
+use cashew_engine::{Engine, Identity, Setup, Time};
 use cashew_metrics::{Layout, Segments};
 use cashew_supervisor::{Answer, Program};
 
@@ -42,7 +41,7 @@ fn go_through() -> Result<Vec<String>, Box<dyn Error>> {
         seed: 0,
         slot: 0,
         workers: snapshot.global.worker_processes,
-        identity: Default::default(),
+        identity: Identity { version: VERSION, process_id: std::process::id() },
         now: Time::default(),
     });
     drop(engine);

@@ -19,14 +19,16 @@ pub type Serve = fn(OwnedFd) -> Result<(), Box<dyn Error + Send + Sync>>;
 
 /// How children are started.
 pub enum Spawn {
-    /// As processes. The command to run for a role at a log level; the child's end of the control
-    /// channel is made its standard input.
-    Processes(Box<dyn Fn(Role, u8) -> Command>),
+    /// As processes. The command to run for a role at a log level, of an instance that was started
+    /// so many seconds after 1970; the child's end of the control channel is made its standard
+    /// input.
+    Processes(Box<dyn Fn(Role, u8, u64) -> Command>),
     /// As threads of the master's process.
     Threads { worker: Serve, admin: Serve },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Workers come first, by their slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     Worker { slot: u32 },
     Admin,
@@ -57,10 +59,16 @@ pub(crate) enum Exit {
 }
 
 impl Spawn {
-    pub(crate) fn spawn(&self, role: Role, level: u8, control: OwnedFd) -> io::Result<Child> {
+    pub(crate) fn spawn(
+        &self,
+        role: Role,
+        level: u8,
+        started_at: u64,
+        control: OwnedFd,
+    ) -> io::Result<Child> {
         match self {
             Self::Processes(command) => {
-                let mut command = command(role, level);
+                let mut command = command(role, level, started_at);
                 // A group of its own: what the terminal sends to the foreground, such as ^C, is
                 // for the master alone.
                 command.stdin(Stdio::from(control)).process_group(0);

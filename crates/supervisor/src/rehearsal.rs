@@ -61,8 +61,8 @@ impl Kit {
     pub(crate) fn open(state: &State, descriptors: &Unpack) -> Result<Self, String> {
         let epoch = Epoch::unseal(&*descriptors.get(state.epoch)?)
             .map_err(|error| format!("the configuration in effect cannot be read: {error}"))?;
-        let shared = Shared::open(&*descriptors.get(state.shared)?)
-            .map_err(|error| error.to_string())?;
+        let shared =
+            Shared::open(&*descriptors.get(state.shared)?).map_err(|error| error.to_string())?;
         let segments =
             Segments::open(&*descriptors.get(state.metrics)?, &Layout::new(&epoch.snapshot))
                 .map_err(|error| error.to_string());

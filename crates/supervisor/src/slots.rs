@@ -4,6 +4,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::fleet::Life;
+
 /// How long a child may take from its start to `Ready`.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -31,6 +33,8 @@ pub(crate) struct Slot {
     state: State,
     /// Deaths in a row, none of which followed a stable time of serving.
     crashes: u32,
+    /// It is handing its work over, nobody follows it, and it should be gone by then.
+    retire_by: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +79,7 @@ pub(crate) enum Reason {
 
 impl Slot {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { state: State::Vacant { until: now }, crashes: 0 }
+        Self { state: State::Vacant { until: now }, crashes: 0, retire_by: None }
     }
 
     pub(crate) fn spawned(&mut self, now: Instant) {
@@ -94,7 +98,8 @@ impl Slot {
         match self.state {
             State::Starting { .. } | State::Serving { .. } => {
                 self.note_stability(now);
-                self.state = State::Dying { deadline: now + KILL_GRACE, last: false };
+                let last = self.retire_by.is_some();
+                self.state = State::Dying { deadline: now + KILL_GRACE, last };
             }
             State::Vacant { .. } | State::Dying { .. } | State::Closed => {}
         }
@@ -110,11 +115,28 @@ impl Slot {
         };
     }
 
+    /// Who serves here was told to hand everything over and go. Being watched as before, it has
+    /// time for that until the deadline.
+    pub(crate) fn retire(&mut self, deadline: Instant) {
+        assert!(self.is_serving(), "only who serves retires");
+        self.retire_by = Some(deadline);
+    }
+
+    /// How much of its time is left, if it retires.
+    pub(crate) fn retire_within(&self, now: Instant) -> Option<Duration> {
+        self.retire_by.map(|deadline| deadline.saturating_duration_since(now))
+    }
+
+    pub(crate) fn unretire(&mut self) {
+        self.retire_by = None;
+    }
+
     /// Who held the slot is dead, or could not be started at all. Tells how long the slot stays
     /// empty, unless for ever.
     pub(crate) fn died(&mut self, now: Instant) -> Option<Duration> {
         self.note_stability(now);
-        if matches!(self.state, State::Closed | State::Dying { last: true, .. }) {
+        let last = matches!(self.state, State::Closed | State::Dying { last: true, .. });
+        if last || self.retire_by.is_some() {
             self.state = State::Closed;
             return None;
         }
@@ -129,6 +151,10 @@ impl Slot {
 
     /// What to do now, if anything. `heartbeat_age` is `None` where there is no heartbeat.
     pub(crate) fn poll(&mut self, now: Instant, heartbeat_age: Option<Duration>) -> Option<Order> {
+        if self.retire_by.is_some_and(|deadline| deadline <= now) && self.is_retiring() {
+            self.state = State::Dying { deadline: now + KILL_GRACE, last: true };
+            return Some(Order::Kill);
+        }
         match &mut self.state {
             State::Vacant { until } if *until <= now => Some(Order::Spawn),
             State::Starting { deadline } if *deadline <= now => {
@@ -162,16 +188,35 @@ impl Slot {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        match self.state {
+        let retire_by = self.retire_by.filter(|_| self.is_retiring());
+        let at = match self.state {
             State::Vacant { until } => Some(until),
             State::Starting { deadline } | State::Dying { deadline, .. } => Some(deadline),
             State::Serving { check_at, .. } => Some(check_at),
             State::Closed => None,
+        };
+        at.into_iter().chain(retire_by).min()
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        match self.state {
+            State::Serving { .. } if self.retire_by.is_some() => Life::Retiring,
+            State::Serving { .. } => Life::Serving,
+            State::Dying { last: true, .. } | State::Closed => Life::Going,
+            State::Vacant { .. } | State::Starting { .. } | State::Dying { .. } => Life::Coming,
         }
     }
 
     pub(crate) fn is_serving(&self) -> bool {
-        matches!(self.state, State::Serving { .. })
+        self.life() == Life::Serving
+    }
+
+    pub(crate) fn is_retiring(&self) -> bool {
+        self.life() == Life::Retiring
+    }
+
+    pub(crate) fn is_starting(&self) -> bool {
+        matches!(self.state, State::Starting { .. })
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -288,6 +333,48 @@ mod tests {
         let mut vacant = Slot::new(now);
         vacant.stop(deadline);
         assert!(vacant.is_closed());
+    }
+
+    #[test]
+    fn who_retires_has_its_time_and_is_not_followed() {
+        let (mut slot, now) = serving();
+        let deadline = now + Duration::from_millis(300);
+        slot.retire(deadline);
+        assert_eq!((slot.life(), slot.poll_timeout()), (Life::Retiring, Some(deadline)));
+        assert_eq!(slot.poll(now, None), None);
+        assert_eq!(slot.poll(deadline, None), Some(Order::Kill));
+        assert_eq!(slot.died(deadline), None);
+        assert!(slot.is_closed());
+
+        let (mut slot, now) = serving();
+        slot.retire(deadline);
+        slot.doomed(now);
+        assert_eq!((slot.life(), slot.died(now)), (Life::Going, None));
+    }
+
+    #[test]
+    fn who_is_taken_back_serves_on() {
+        let (mut slot, now) = serving();
+        let deadline = now + Duration::from_millis(300);
+        slot.retire(deadline);
+        slot.unretire();
+        assert_eq!((slot.life(), slot.poll(deadline, None)), (Life::Serving, None));
+        assert_eq!(slot.died(deadline), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_wedge_is_noticed_in_retirement_too() {
+        let (mut slot, now) = serving();
+        slot.retire(now + Duration::from_secs(3600));
+        let old = Some(Duration::from_secs(1800));
+        let mut at = now;
+        let mut order = None;
+        while order.is_none() {
+            at += CHECK_INTERVAL;
+            order = slot.poll(at, old);
+        }
+        assert_eq!(order, Some(Order::Abort(Reason::OldHeartbeat)));
+        assert_eq!(slot.died(at), None);
     }
 
     fn serving() -> (Slot, Instant) {

@@ -51,6 +51,7 @@ pub(crate) struct State {
     /// Who accepts from which listening socket.
     pub(crate) owners: BTreeMap<u32, BTreeSet<u32>>,
     pub(crate) members: Vec<MemberState>,
+    pub(crate) generation: u64,
     pub(crate) rings: RingsState,
     /// Under which number the clients of each pool are counted, by the pool's name.
     pub(crate) quotas: BTreeMap<String, u32>,
@@ -63,8 +64,6 @@ pub(crate) struct State {
     /// Who is to be told how it ends.
     #[serde(default)]
     pub(crate) askers: Vec<Place>,
-    #[serde(default)]
-    pub(crate) control_socket: Option<ControlSocket>,
 }
 
 /// What is understood of a state of any format, so that there is always a way back.
@@ -76,13 +75,6 @@ pub(crate) struct Head {
     pub(crate) program: Place,
     #[serde(default)]
     pub(crate) failed: Option<String>,
-}
-
-/// The operators' socket.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ControlSocket {
-    pub(crate) socket: Place,
-    pub(crate) path: Text,
 }
 
 /// One child, or the place for one.

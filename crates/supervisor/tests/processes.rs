@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster};
+use cashew_control::{ChildChannel, Epoch, ReceiveError, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Writer, monotonic_ms};
 use cashew_supervisor::{Options, Role, Spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -406,6 +406,7 @@ fn master_process() {
     };
     let options = Options {
         snapshot: snapshot(&scenario, &directory),
+        conf_file: directory.join("cashew.yml"),
         stats: scenario.ends_with("admin").then(free_address),
         spawn,
         log_level: 5,
@@ -529,9 +530,8 @@ impl Worker {
     fn handle(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
         match message {
             ToChild::Init { slot, .. } => {
-                let bytes = cashew_control::unseal(&descriptors[0]).unwrap();
-                let snapshot = cashew_config::from_json(&bytes).unwrap();
-                let layout = Layout::new(&snapshot);
+                let epoch = Epoch::unseal(&descriptors[0]).unwrap();
+                let layout = Layout::new(&epoch.snapshot);
                 let segments = Arc::new(Segments::open(&descriptors[1], &layout).unwrap());
                 self.slot = slot;
                 self.writer = Some(segments.writer(slot));
@@ -540,6 +540,7 @@ impl Worker {
                 self.listeners.push(TcpListener::from(descriptors.remove(0)));
             }
             ToChild::Listen { .. } => assert_eq!(descriptors.len(), 1),
+            ToChild::Unlisten { .. } => {}
             ToChild::Start => self.start(),
             ToChild::Hold { pool, version, .. } => {
                 self.held = true;

@@ -8,6 +8,7 @@
 //! was given, to which nothing has happened.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -33,7 +34,6 @@ use crate::quotas::Quotas;
 use crate::rehearsal::{Kit, understands_sessions};
 use crate::ring::Rings;
 use crate::signals::Signals;
-use crate::slots::KILL_GRACE;
 use crate::state::{FORMAT, Head, Pack, REHEARSED, State, Unpack};
 use crate::trial::{Candidate, Trial};
 use crate::{Error, Program, Step, TakeOver};
@@ -71,7 +71,10 @@ enum Stage {
     Idle,
     Trying(Trial),
     /// Waits until nothing is under way.
-    Resting { candidate: Candidate, deadline: Instant },
+    Resting {
+        candidate: Candidate,
+        deadline: Instant,
+    },
 }
 
 /// All that was handed over, to hand it back.
@@ -86,7 +89,11 @@ impl Fallback {
     }
 
     /// Becomes the program that was before this one. Returns only if that fails.
-    pub(crate) fn give_back(self, program: &Program, why: &str) -> String {
+    pub(crate) fn give_back(self, program: &Program, failed: &Error) -> Error {
+        let why = &match failed {
+            Error::TakeOver(why) => why.clone(),
+            other => other.to_string(),
+        };
         error!("the upgrade has failed, the program before goes on: {why}");
         let result = Head::read(&self.text).and_then(|head| {
             if head.failed.is_some() {
@@ -96,8 +103,8 @@ impl Fallback {
             let text = State::write_failed(&self.text, why);
             Err(become_program(&before, program, &text, &self.descriptors.repack()).to_string())
         });
-        let Err(error) = result;
-        format!("{why}; and the program before cannot go on: {error}")
+        let Err::<Infallible, _>(error) = result;
+        Error::TakeOver(format!("{why}; and the program before cannot go on: {error}"))
     }
 }
 
@@ -125,11 +132,6 @@ impl Upgrade {
     /// Whether nothing may be begun that changes what workers go by.
     pub(super) fn is_in_the_way(&self) -> bool {
         self.frozen || matches!(self.stage, Stage::Resting { .. })
-    }
-
-    /// The way back, if it is still open.
-    pub(super) fn take_fallback(&mut self) -> Option<Fallback> {
-        self.fallback.take()
     }
 }
 
@@ -176,6 +178,10 @@ impl Master {
         }
         match std::mem::take(&mut self.upgrade.stage) {
             Stage::Idle => {}
+            // Its state is copied for the rehearsal, which takes no change under way.
+            Stage::Trying(trial) if !self.rings.is_quiet() => {
+                self.upgrade.stage = Stage::Trying(trial);
+            }
             Stage::Trying(mut trial) => {
                 let program = self.program.clone();
                 let copy = || {
@@ -223,11 +229,7 @@ impl Master {
             warn!("signals cannot wait: {error}");
         }
         let requests = self.signals.receive();
-        let error = if requests.is_empty() {
-            Some(self.exchange(&candidate, now))
-        } else {
-            None
-        };
+        let error = if requests.is_empty() { Some(self.exchange(&candidate, now)) } else { None };
         if let Err(error) = exec::release_signals() {
             warn!("signals still wait: {error}");
         }
@@ -281,14 +283,12 @@ impl Master {
         let metrics = pack.put(&self.current.metrics);
         let shared = pack.put(&self.shared_memfd);
         debug_assert_eq!(pack.len(), REHEARSED);
-        let running = rustix::fs::open(
-            "/proc/self/exe",
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
+        let running =
+            rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let program = pack.put(&Rc::new(running));
         let members = self.members.values();
-        let members = members.map(|member| member.state(&mut pack, now)).collect::<io::Result<_>>()?;
+        let members =
+            members.map(|member| member.state(&mut pack, now)).collect::<io::Result<_>>()?;
         let listeners = self.listeners.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let listeners = listeners.state(&mut pack);
         let sockets = self.upgrade.askers.iter().filter_map(|asker| asker.socket());
@@ -334,7 +334,8 @@ impl Master {
 
         let mut members = BTreeMap::new();
         for member in state.members {
-            if let Some(member) = Member::resume(member, descriptors, now).map_err(Error::TakeOver)?
+            if let Some(member) =
+                Member::resume(member, descriptors, now).map_err(Error::TakeOver)?
             {
                 members.insert(member.role, member);
             }
@@ -358,15 +359,12 @@ impl Master {
         let askers = state.askers.into_iter().map(|place| descriptors.copy(place));
         let askers = askers.collect::<Result<Vec<_>, _>>().map_err(Error::TakeOver)?;
         let shared_memfd = descriptors.get(state.shared).map_err(Error::TakeOver)?;
-        let pid_file = pid_file.map(|path| PidFile::resume(&path)).transpose();
-        let pid_file = pid_file.step("find the pid file")?;
-        // Last of all, since dropping them would remove the paths of Unix sockets.
-        let listeners =
-            Listeners::resume(state.listeners, descriptors).map_err(Error::TakeOver)?;
+        // These two last of all, since dropping them would remove files.
+        let listeners = Listeners::resume(state.listeners, descriptors).map_err(Error::TakeOver)?;
         let mut master = Self {
             spawn,
             signals,
-            conf_file,
+            conf_file: std::path::absolute(&conf_file).unwrap_or(conf_file),
             program,
             listeners: Some(listeners),
             deal: Deal::resume(state.owners),
@@ -391,7 +389,7 @@ impl Master {
             log_level: state.log_level,
             log_file,
             pid_path: None,
-            pid_file,
+            pid_file: pid_file.map(|path| PidFile::resume(&path)),
             on_ready: None,
             started_at: state.started_at,
         };
@@ -431,6 +429,11 @@ impl Master {
         }
     }
 
+    /// The way back, if it is still open.
+    pub(super) fn take_fallback(&mut self) -> Option<Fallback> {
+        self.upgrade.fallback.take()
+    }
+
     /// All workers of this program are ready, or it is to stop: there is no way back any more.
     pub(super) fn end_take_over(&mut self, now: Instant) {
         if self.upgrade.fallback.take().is_none() {
@@ -444,7 +447,7 @@ impl Master {
         }
         self.upgrade.count += 1;
         self.upgrade.last = Some(Outcome { at: now, failed: None });
-        let version = &self.program.version;
+        let version = self.program.version.clone();
         info!("the upgrade is done: this is cashew {version}, the workers before it retire");
         // It is started anew, by this program.
         self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
@@ -484,8 +487,11 @@ impl Master {
         let running = self.members.get(&role).and_then(|member| member.running.as_ref());
         match running {
             Some(running) if !understands_sessions(running.session_version) => {
-                warn!("{role} closes its connections as they come to rest: its sessions are of \
-                       version {}, {SESSION_VERSION} is spoken here", running.session_version);
+                warn!(
+                    "{role} closes its connections as they come to rest: its sessions are of \
+                       version {}, {SESSION_VERSION} is spoken here",
+                    running.session_version
+                );
                 ToChild::Shutdown
             }
             _ => ToChild::Retire { timeout_ms },
@@ -494,12 +500,7 @@ impl Master {
 }
 
 /// Returns only if that fails, and then everything is as before.
-fn become_program(
-    file: &OwnedFd,
-    program: &Program,
-    text: &[u8],
-    pack: &Pack,
-) -> io::Error {
+fn become_program(file: &OwnedFd, program: &Program, text: &[u8], pack: &Pack) -> io::Error {
     let attempt = || -> io::Result<io::Error> {
         let socket = pack.send(text, pack.len())?;
         rustix::stdio::dup2_stdin(&socket)?;
