@@ -48,13 +48,12 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
         warn!("{warning}");
     }
     let ready = Rc::clone(told);
-    let program = rehearse::program(&arguments);
     cashew_supervisor::run(Options {
         snapshot: loaded.snapshot,
-        program,
-        conf_file: arguments.conf_file,
         stats: Some(arguments.stats_address()?),
         spawn: if alone { children::spawn_threads() } else { children::spawn_processes() },
+        program: rehearse::program(&arguments),
+        conf_file: arguments.conf_file,
         log_level: arguments.verbose,
         log_file: arguments.output,
         pid_file: arguments.pid_file,

@@ -151,7 +151,7 @@ impl Engine {
                     failed_at: Time::NEVER,
                     failing: false,
                     ejected: false,
-                    change_asked: false,
+                    ask_at: Time::ZERO,
                     probe_at: Time::NEVER,
                     queues: Queues::default(),
                     private_lanes: Vec::new(),
@@ -445,7 +445,7 @@ impl Engine {
     fn set_ejected(&mut self, pool_index: u32, index: u32, ejected: bool, wall_us: u64) {
         let pool = &mut self.pools[pool_index as usize];
         let server = &mut pool.servers[index as usize];
-        server.change_asked = false;
+        server.ask_at = Time::ZERO;
         if server.ejected == ejected {
             return;
         }

@@ -143,8 +143,12 @@ impl Child {
         }
     }
 
-    pub(crate) fn is_process(&self) -> bool {
-        matches!(self, Self::Process { .. })
+    /// The number of a process.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Process { pid, .. } => u32::try_from(pid.as_raw_pid()).ok(),
+            Self::Thread { .. } => None,
+        }
     }
 
     /// To be called only when [`death`](Self::death) told of it: it would wait otherwise.

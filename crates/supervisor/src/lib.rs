@@ -24,6 +24,7 @@ mod signals;
 mod slots;
 mod state;
 mod trial;
+mod watchdog;
 
 use std::io;
 use std::net::SocketAddr;

@@ -7,6 +7,7 @@ mod reload;
 mod stop;
 mod switch;
 mod upgrade;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,6 +38,7 @@ use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
 use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
+use crate::watchdog::Watchdog;
 use crate::{Error, Options, Program, Step, TakeOver};
 use reload::Reload;
 use switch::{InEffect, Next};
@@ -92,6 +94,7 @@ struct Master {
     quotas: Quotas,
     rings: Rings,
     epochs: Epochs,
+    watchdog: Watchdog,
     reload: Reload,
     upgrade: Upgrade,
     sessions: Sessions,
@@ -157,6 +160,7 @@ impl Master {
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
             .step("make the shared memory of the metrics")?;
         let metrics = (Rc::new(metrics), Rc::new(segments));
+        let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
         let last_epoch = snapshot.epoch;
         let current =
             InEffect::new(snapshot, metrics, &quotas, &rings).step("seal the configuration")?;
@@ -181,6 +185,7 @@ impl Master {
             quotas,
             rings,
             epochs: Epochs::default(),
+            watchdog,
             reload: Reload::default(),
             upgrade: Upgrade::default(),
             sessions: Sessions::default(),
@@ -259,6 +264,7 @@ impl Master {
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
             .chain(self.upgrade.poll_timeout())
+            .chain(self.watchdog.poll_timeout())
             .chain(look_at)
             .min()
     }
@@ -266,6 +272,7 @@ impl Master {
     fn handle_timeouts(&mut self, now: Instant) -> Result<(), Error> {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
+        self.end_hangs(now);
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
             self.rebalance(now);

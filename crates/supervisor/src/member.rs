@@ -17,6 +17,7 @@ use tracing::{error, warn};
 use crate::child::{Child, Role};
 use crate::slots::Slot;
 use crate::state::{ChildState, MemberState, Pack, Unpack};
+use crate::watchdog::Hang;
 
 pub(crate) struct Member {
     pub(crate) role: Role,
@@ -112,7 +113,21 @@ impl Member {
         error!("{} ({}) is aborted: {why}", self.role, running.child);
         running.channel = None;
         running.child.signal(Signal::ABORT);
-        self.slot.doomed(now);
+        self.slot.aborted(now);
+    }
+
+    /// Has it killed for not getting on.
+    pub(crate) fn end_hang(&mut self, hang: Hang, now: Instant) {
+        let Some(running) = &mut self.running else { return };
+        if hang == Hang::Stopped {
+            // It would not take SIGABRT before it goes on.
+            error!("{} ({}) is killed: {hang}", self.role, running.child);
+            running.channel = None;
+            running.child.signal(Signal::KILL);
+            self.slot.doomed(now);
+        } else {
+            self.condemn(&hang.to_string(), now);
+        }
     }
 
     /// `false` when it cannot be killed.

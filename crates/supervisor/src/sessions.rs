@@ -152,10 +152,9 @@ mod tests {
 
     #[test]
     fn it_takes_a_while_to_settle() {
-        let sessions = with(1);
+        let mut sessions = with(1);
         let now = Instant::now();
         assert!(sessions.is_moving(now + SETTLING));
-        let mut sessions = with(1);
         targets(&mut sessions, &[idle(1)], None);
         assert!(sessions.is_moving(now) && !sessions.is_moving(now + SETTLING));
     }

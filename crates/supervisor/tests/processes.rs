@@ -3,10 +3,12 @@
 //! and [`child_process`].
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use cashew_control::{ChildChannel, Epoch, ReceiveError, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Writer, monotonic_ms};
-use cashew_supervisor::{Options, Role, Spawn};
+use cashew_supervisor::{Answer, Options, Program, Role, Spawn, TakeOver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
@@ -54,6 +56,7 @@ fn a_crash_loop_slows_down_and_harms_nobody_else() {
         });
     }
     assert!(instance.log().contains("restart 4 in 400ms"));
+    assert!(instance.log().contains("crashes in a loop: 4 times in a row; 1 workers serve"));
     assert!(instance.workers(2).contains(&steady));
     assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
 }
@@ -182,8 +185,6 @@ fn the_log_is_reopened_by_everybody_and_its_level_changes() {
     wait_until(|| instance.log().matches("level is 6 here").count() == 2);
     instance.signal(Signal::TTOU);
     wait_until(|| instance.log().matches("level is 5 here").count() == 2);
-    instance.signal(Signal::USR2);
-    wait_until(|| instance.log().contains("SIGUSR2 means nothing here"));
     assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
 }
 
@@ -196,13 +197,148 @@ fn workers_notice_the_death_of_the_master() {
 }
 
 #[test]
-fn a_wedged_worker_is_replaced() {
-    let instance = Instance::new("wedged").start();
+fn a_stopped_worker_is_replaced_within_a_second() {
+    let instance = Instance::new("stopped").start();
+    within_a_second(&instance, "is killed: it is stopped", |pid| kill(pid, Signal::STOP));
+}
+
+#[test]
+fn a_worker_that_spins_is_replaced_within_a_second() {
+    let instance = Instance::new("spinning").start();
+    within_a_second(&instance, "is aborted: it is busy and gets nowhere", |pid| {
+        instance.tell(pid, "spin");
+    });
+}
+
+#[test]
+fn a_worker_that_waits_for_ever_is_replaced_within_a_second() {
+    let instance = Instance::new("deadlocked").start();
+    within_a_second(&instance, "is aborted: it sleeps and does not wake", |pid| {
+        instance.tell(pid, "lock");
+    });
+}
+
+#[test]
+fn a_worker_that_aborts_or_panics_is_replaced_within_a_second() {
+    let instance = Instance::new("aborting").start();
+    within_a_second(&instance, "was killed by signal 6", |pid| instance.tell(pid, "abort"));
+    within_a_second(&instance, "exited with status 101", |pid| instance.tell(pid, "panic"));
+}
+
+/// Does something bad to a worker and measures the time until its successor serves. The best of
+/// three counts: the machine may have other things to do.
+fn within_a_second(instance: &Instance, log: &str, harm: impl Fn(u32)) {
+    let replace = |_| {
+        let before = instance.workers(2);
+        harm(before[0]);
+        let at = Instant::now();
+        wait_until(|| instance.workers(2).iter().any(|pid| !before.contains(pid)));
+        assert!(!is_alive(before[0]));
+        at.elapsed()
+    };
+    let best = (0..3).map(replace).min().unwrap();
+    assert!(instance.log().contains(log), "{log}");
+    assert!(best < Duration::from_secs(1), "{best:?}");
+    eprintln!("replaced in {best:?} who {log}");
+}
+
+#[test]
+fn the_program_is_replaced_and_the_process_stays() {
+    let mut instance = Instance::new("upgrade-admin").start();
+    for round in 1..=3 {
+        let before = instance.workers(2);
+        let admin = instance.admin();
+        instance.signal(Signal::USR2);
+        // Meanwhile everybody is answered.
+        wait_until(|| !before.contains(&instance.pid()) && !before.iter().any(|it| is_alive(*it)));
+        assert!(instance.workers(2).iter().all(|pid| !before.contains(pid)));
+        wait_until(|| instance.log().matches("the upgrade is done").count() == round);
+        wait_until(|| instance.admin() != admin);
+    }
+    assert_eq!(fs::read_to_string(instance.path("pid")).unwrap(), format!("{}\n", instance.id()));
+    assert!(instance.path("socket").exists());
+    // It is as much a master as the first one.
     let before = instance.workers(2);
-    kill(before[0], Signal::STOP);
-    wait_until(|| !is_alive(before[0]));
-    assert!(instance.log().contains("is aborted: its heart has stopped"));
+    kill(before[0], Signal::KILL);
     wait_until(|| instance.workers(2).iter().any(|pid| !before.contains(pid)));
+    instance.signal(Signal::TTIN);
+    wait_until(|| instance.log().matches("level is 6 here").count() == 2);
+    assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
+    assert!(!instance.path("pid").exists());
+    assert!(!instance.path("socket").exists());
+    let errors = instance.log().matches("ERROR").count();
+    assert_eq!(errors, 1, "the one that was killed: {}", instance.log());
+}
+
+#[test]
+fn a_ring_survives_the_exchange_of_the_program() {
+    let instance = Instance::new("upgrade-ring").start();
+    assert_eq!(instance.ask("down 1"), "ok");
+    wait_until(|| instance.live(2) == ["10"]);
+    let before = instance.workers(2);
+    instance.signal(Signal::USR2);
+    wait_until(|| !before.iter().any(|it| is_alive(*it)));
+    assert_eq!(instance.live(2), ["10"]);
+    assert_eq!(instance.ask("up 1"), "ok");
+    wait_until(|| instance.live(2) == ["11"]);
+}
+
+#[test]
+fn a_program_whose_workers_fail_gives_everything_back() {
+    for (scenario, why) in [
+        ("upgrade-failing", "it failed: no luck today"),
+        ("upgrade-dying", "it exited with status 3"),
+    ] {
+        let mut instance = Instance::new(scenario).start();
+        let before = instance.workers(2);
+        for round in 1..=2 {
+            instance.signal(Signal::USR2);
+            wait_until(|| {
+                instance.pid();
+                instance.log().matches("the upgrade has failed, nothing is changed").count()
+                    == round
+            });
+            assert!(instance.log().contains(why), "{why}");
+        }
+        let mut after = instance.workers(2);
+        after.sort_unstable();
+        assert!(before.iter().all(|pid| after.contains(pid)), "{before:?} {after:?}");
+        assert_eq!(children_of(instance.id()), after, "nobody else is left");
+        instance.signal(Signal::TTIN);
+        wait_until(|| instance.log().matches("level is 6 here").count() == 2);
+        assert!(instance.path("socket").exists() && instance.path("pid").exists());
+        assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
+        assert!(!instance.path("socket").exists());
+    }
+}
+
+#[test]
+fn a_program_that_fails_its_trial_changes_nothing() {
+    for (scenario, why) in [
+        ("untested", "the test of the configuration exited with status 1: the file is bad"),
+        ("unrehearsed", "the state cannot be read"),
+    ] {
+        let mut instance = Instance::new(scenario).start();
+        let before = instance.workers(2);
+        instance.signal(Signal::USR2);
+        wait_until(|| instance.log().contains("the upgrade has failed, nothing is changed"));
+        assert!(instance.log().contains(why), "{}", instance.log());
+        assert!(!instance.log().contains("becoming"));
+        assert!(instance.workers(2).iter().all(|pid| before.contains(pid)));
+        assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
+    }
+}
+
+#[test]
+fn who_is_told_to_stop_while_it_takes_over_stops_everybody() {
+    let mut instance = Instance::new("upgrade-slow").start();
+    let before = instance.workers(2);
+    instance.signal(Signal::USR2);
+    wait_until(|| children_of(instance.id()).len() == 4);
+    let all = children_of(instance.id());
+    assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
+    assert!(before.iter().chain(&all).all(|pid| !is_alive(*pid)));
+    assert!(!instance.path("socket").exists());
 }
 
 #[test]
@@ -211,6 +347,8 @@ fn one_process_does_without_children() {
     assert_eq!(instance.workers(1), [instance.id()]);
     assert_eq!(instance.ask("down 0"), "ok");
     wait_until(|| instance.live(1) == ["01"]);
+    instance.signal(Signal::USR2);
+    wait_until(|| instance.log().contains("the upgrade is refused: with worker_processes: 0"));
     assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
     assert!(!instance.path("pid").exists());
 }
@@ -295,6 +433,11 @@ impl Instance {
         answer.trim().to_owned()
     }
 
+    /// Asks until that worker is the one to answer.
+    fn tell(&self, pid: u32, what: &str) {
+        wait_until(|| self.ask(&format!("{what} {pid}")) == "ok");
+    }
+
     fn pid(&self) -> u32 {
         self.ask("pid").parse().unwrap()
     }
@@ -360,6 +503,21 @@ fn kill(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
+/// In order.
+fn children_of(pid: u32) -> Vec<u32> {
+    let parent = format!(" {pid} ");
+    let is_child = |child: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        // Behind the name: the state, then the parent.
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest[1..].starts_with(&parent))
+    };
+    let processes = fs::read_dir("/proc").unwrap();
+    let pids = processes.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let mut children: Vec<u32> = pids.filter(is_child).filter(|&pid| is_alive(pid)).collect();
+    children.sort_unstable();
+    children
+}
+
 /// A zombie does not count.
 fn is_alive(pid: u32) -> bool {
     test_kill_process(Pid::from_raw(pid as i32).unwrap()).is_ok()
@@ -392,32 +550,106 @@ fn scenario() -> Option<(String, PathBuf)> {
 fn master_process() {
     let Some((scenario, directory)) = scenario() else { return };
     cashew_process::log::init("master", 5);
+    let takes_over = std::env::args().any(|argument| argument == TAKE_OVER);
     let spawn = if scenario == "threads" {
         Spawn::Threads { worker: serve_thread, admin: serve_thread }
     } else {
         let (scenario, directory) = (scenario.clone(), directory.clone());
-        Spawn::Processes(Box::new(move |role, _| {
+        Spawn::Processes(Box::new(move |role, _, _| {
             let test = match role {
                 Role::Worker { .. } => "child_process",
                 Role::Admin => "admin_process",
             };
-            myself(test, &scenario, &directory)
+            let mut command = myself(test, &scenario, &directory);
+            if takes_over {
+                command.env("CASHEW_TAKES_OVER", "1");
+            }
+            command
         }))
     };
+    if takes_over {
+        return take_over(spawn, &scenario, &directory);
+    }
     let options = Options {
         snapshot: snapshot(&scenario, &directory),
         conf_file: directory.join("cashew.yml"),
         stats: scenario.ends_with("admin").then(free_address),
         spawn,
+        program: program(&scenario),
         log_level: 5,
         log_file: Some(directory.join("log")),
         pid_file: Some(directory.join("pid")),
         on_ready: Box::new(|| {}),
     };
-    if let Err(error) = cashew_supervisor::run(options) {
+    exit(cashew_supervisor::run(options));
+}
+
+fn exit(result: Result<(), cashew_supervisor::Error>) -> ! {
+    if let Err(error) = result {
         eprintln!("{error}");
         std::process::exit(1);
     }
+    std::process::exit(0);
+}
+
+const TAKE_OVER: &str = "take-over";
+
+/// This executable as the next version of itself. What follows the name of its test matches no test
+/// and can be found among the arguments.
+fn program(scenario: &str) -> Program {
+    let role = |test: &str| -> Vec<OsString> {
+        [test, "--exact", "--ignored", "--nocapture"].map(Into::into).to_vec()
+    };
+    Program {
+        path: std::env::current_exe().unwrap(),
+        argv: std::env::args_os().filter(|argument| argument != TAKE_OVER).collect(),
+        test: if scenario == "untested" { role("bad_process") } else { vec!["--list".into()] },
+        rehearse: role("rehearsal_process"),
+        take_over: vec![TAKE_OVER.into()],
+        version: "test".into(),
+    }
+}
+
+fn take_over(spawn: Spawn, scenario: &str, directory: &Path) {
+    let input = io::stdin().as_fd().try_clone_to_owned().unwrap();
+    rustix::stdio::dup2_stdin(File::open("/dev/null").unwrap()).unwrap();
+    exit(cashew_supervisor::take_over(
+        input,
+        TakeOver {
+            conf_file: directory.join("cashew.yml"),
+            spawn,
+            program: program(scenario),
+            log_file: Some(directory.join("log")),
+            pid_file: Some(directory.join("pid")),
+        },
+    ))
+}
+
+#[test]
+#[ignore = "not a test but a program that is tried by others"]
+fn bad_process() {
+    if scenario().is_some() {
+        eprintln!("the file is bad");
+        std::process::exit(1);
+    }
+}
+
+#[test]
+#[ignore = "not a test but a program that is tried by others"]
+fn rehearsal_process() {
+    let Some((scenario, _)) = scenario() else { return };
+    let answer = match cashew_supervisor::rehearse(io::stdin()) {
+        Ok(_) if scenario == "unrehearsed" => {
+            Answer { why: Some("the state cannot be read".into()), ..Answer::default() }
+        }
+        Ok(rehearsal) => {
+            assert_eq!(rehearsal.epoch.snapshot.pools.len(), 2);
+            Answer { ready: true, notes: rehearsal.notes, ..Answer::default() }
+        }
+        Err(why) => Answer { why: Some(why), ..Answer::default() },
+    };
+    // The name of the test stands in the line already.
+    println!("\n{}", serde_json::to_string(&answer).unwrap());
     std::process::exit(0);
 }
 
@@ -429,6 +661,7 @@ fn snapshot(scenario: &str, directory: &Path) -> cashew_config::Snapshot {
 pools:
   alpha:
     listen: {address}
+    auto_eject_hosts: true
     servers:
       - 127.0.0.1:1:1 a
       - 127.0.0.1:2:1 b
@@ -487,11 +720,12 @@ fn note(line: &str) {
 }
 
 /// A worker that answers one line per connection: `pid`, `pid live` with the ring it uses, `down N`
-/// and `up N` to report a server.
+/// and `up N` to report a server, and how to misbehave, with the pid of whoever is to do so.
 struct Worker {
     scenario: String,
     channel: ChildChannel,
     slot: u32,
+    rank: u32,
     writer: Option<Writer>,
     listeners: Vec<TcpListener>,
     started: bool,
@@ -505,6 +739,7 @@ impl Worker {
             scenario,
             channel: ChildChannel::new(control),
             slot: 0,
+            rank: 0,
             writer: None,
             listeners: Vec::new(),
             started: false,
@@ -529,7 +764,8 @@ impl Worker {
 
     fn handle(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
         match message {
-            ToChild::Init { slot, .. } => {
+            ToChild::Init { slot, rank, .. } => {
+                self.rank = rank;
                 let epoch = Epoch::unseal(&descriptors[0]).unwrap();
                 let layout = Layout::new(&epoch.snapshot);
                 let segments = Arc::new(Segments::open(&descriptors[1], &layout).unwrap());
@@ -557,6 +793,7 @@ impl Worker {
                 note("log is reopened here\n");
             }
             ToChild::Shutdown => {}
+            ToChild::Retire { .. } => std::process::exit(0),
             other => panic!("unexpected {other:?}"),
         }
     }
@@ -569,6 +806,17 @@ impl Worker {
                 std::process::exit(1);
             }
             ("dying", 1) => std::process::exit(3),
+            _ => {}
+        }
+        let rank = self.rank;
+        match self.scenario.as_str() {
+            _ if std::env::var_os("CASHEW_TAKES_OVER").is_none() => {}
+            "upgrade-failing" if rank == 1 => {
+                self.say(&ToMaster::Failed { why: "no luck today".into() });
+                std::process::exit(1);
+            }
+            "upgrade-dying" if rank == 1 => std::process::exit(3),
+            "upgrade-slow" => return,
             _ => {}
         }
         self.started = true;
@@ -598,6 +846,18 @@ impl Worker {
         }
     }
 
+    /// Tests run on other threads than the main one, which is watched: a program that is executed
+    /// in the place of this one has no other.
+    fn misbehave(how: &str) {
+        let script = match how {
+            "spin" => "while :; do :; done",
+            "lock" => "exec sleep 1000",
+            "panic" => panic!("as told"),
+            _ => std::process::abort(),
+        };
+        panic!("{}", Command::new("sh").args(["-c", script]).exec());
+    }
+
     fn answer(&self, mut stream: TcpStream) -> io::Result<()> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
@@ -619,6 +879,13 @@ impl Worker {
             ["up", server] => {
                 self.say(&ToMaster::ServerUp { pool: 0, server: server.parse().unwrap() });
                 "ok".into()
+            }
+            [how @ ("spin" | "lock" | "panic" | "abort"), pid] => {
+                if pid == std::process::id().to_string() {
+                    writeln!(stream, "ok")?;
+                    Self::misbehave(how);
+                }
+                "it is not me".into()
             }
             _ => format!("what is {question:?}"),
         };

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use cashew_control::{MasterChannel, ToChild};
-use cashew_metrics::{SLOTS_MAX, monotonic_ms};
+use cashew_metrics::SLOTS_MAX;
 use tracing::{debug, error, info, warn};
 
 use super::{Master, Phase, workers_of};
@@ -15,11 +15,14 @@ use crate::deal::{Change, Player};
 use crate::fleet::{self, Life};
 use crate::member::{Member, Running};
 use crate::sessions::Parcel;
-use crate::slots::{KILL_GRACE, Order, Reason};
+use crate::slots::{KILL_GRACE, Order};
 use crate::{Error, Step};
 
 /// Unread messages that a child is allowed, beyond those that tell of all pools and their sockets.
 const OUTBOX_SPARE: usize = 1024;
+
+/// As many deaths in a row are called a crash loop.
+const CRASH_LOOP: u32 = 3;
 
 impl Master {
     pub(super) fn handle_slots(&mut self, now: Instant) -> Result<(), Error> {
@@ -29,38 +32,18 @@ impl Master {
             if self.members[&role].running.is_none() && self.epochs.is_undecided() {
                 continue;
             }
-            let age = self.heartbeat_age(role);
-            match self.member(role).slot.poll(now, age) {
+            match self.member(role).slot.poll(now) {
                 // Only the admin can ask for it: the slots of workers are closed.
                 Some(Order::Spawn) if self.phase == Phase::Stopping => {
                     self.member(role).slot.stop(now);
                 }
                 Some(Order::Spawn) => self.start(role, now)?,
-                Some(Order::Abort(reason)) => {
-                    let why = match reason {
-                        Reason::StartTimeout => "it does not get ready",
-                        Reason::OldHeartbeat => "its heart has stopped",
-                    };
-                    self.condemn(role, why, now);
-                }
+                Some(Order::Abort) => self.condemn(role, "it does not get ready", now),
                 Some(Order::Kill) => self.kill(role, now)?,
                 None => {}
             }
         }
         Ok(())
-    }
-
-    /// Threads are not watched: there is nobody left to replace a process that aborts.
-    fn heartbeat_age(&self, role: Role) -> Option<Duration> {
-        match (role, &self.members[&role].running) {
-            (Role::Worker { slot }, Some(running))
-                if running.child.is_process() && running.counts =>
-            {
-                let beat = self.epoch_of(slot).segments.header(slot).heartbeat_ms;
-                Some(Duration::from_millis(monotonic_ms().saturating_sub(beat)))
-            }
-            _ => None,
-        }
     }
 
     fn start(&mut self, role: Role, now: Instant) -> Result<(), Error> {
@@ -162,12 +145,21 @@ impl Master {
                 let member = self.member(role);
                 member.restarts += 1;
                 error!("{role} ({name}) {how}; restart {} in {pause:?}", member.restarts);
+                self.tell_of_crash_loop(role);
             }
             None if is_clean(&exit) => info!("{role} ({name}) has stopped"),
             None => warn!("{role} ({name}) has stopped: {how}"),
         }
         self.forget_closed();
         Ok(())
+    }
+
+    fn tell_of_crash_loop(&self, role: Role) {
+        let crashes = self.members[&role].slot.crashes();
+        if crashes >= CRASH_LOOP {
+            let serving = self.serving().count();
+            error!("{role} crashes in a loop: {crashes} times in a row; {serving} workers serve");
+        }
     }
 
     /// Ends what the child was part of. It is dead, or left behind.

@@ -224,6 +224,9 @@ fn finish(askers: Vec<Asker>) {
 }
 
 fn fail(askers: Vec<Asker>, why: &str) {
+    if askers.is_empty() {
+        return;
+    }
     error!("the configuration stays as it is: {why}");
     askers.into_iter().for_each(|asker| asker.reply.failed(why));
 }

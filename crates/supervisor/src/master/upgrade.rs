@@ -36,6 +36,7 @@ use crate::ring::Rings;
 use crate::signals::Signals;
 use crate::state::{FORMAT, Head, Pack, REHEARSED, State, Unpack};
 use crate::trial::{Candidate, Trial};
+use crate::watchdog::Watchdog;
 use crate::{Error, Program, Step, TakeOver};
 
 /// How long the instance may take to come to rest, once a program has passed its trial.
@@ -354,6 +355,7 @@ impl Master {
         };
         let snapshot = kit.epoch.snapshot;
         let workers = workers_of(&snapshot);
+        let heartbeat_timeout_ms = snapshot.global.worker_heartbeat_timeout_ms;
         let current = InEffect::new(snapshot, (metrics, Rc::new(segments)), &quotas, &rings)
             .step("seal the configuration")?;
         let askers = state.askers.into_iter().map(|place| descriptors.copy(place));
@@ -377,6 +379,7 @@ impl Master {
             quotas,
             rings,
             epochs: Default::default(),
+            watchdog: Watchdog::new(heartbeat_timeout_ms, now),
             reload: Default::default(),
             upgrade: Upgrade { count: state.upgrades, ..Upgrade::default() },
             sessions: Default::default(),
