@@ -315,7 +315,10 @@ fn a_program_whose_workers_fail_gives_everything_back() {
 #[test]
 fn a_program_that_fails_its_trial_changes_nothing() {
     for (scenario, why) in [
-        ("untested", "the test of the configuration exited with status 1: the file is bad"),
+        (
+            "untested",
+            "the test of the configuration exited with status 1: running 1 test; the file is bad",
+        ),
         ("unrehearsed", "the state cannot be read"),
     ] {
         let mut instance = Instance::new(scenario).start();
