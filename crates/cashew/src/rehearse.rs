@@ -11,21 +11,21 @@ use std::{env, fs};
 
 use cashew_engine::{Engine, Identity, Setup, Time};
 use cashew_metrics::{Layout, Segments};
-use cashew_supervisor::{Answer, Program};
+use cashew_supervisor::{Program, Verdict};
 
 use crate::arguments::Arguments;
 use crate::tell::VERSION;
 
 /// Tells on standard output.
 pub(crate) fn rehearse() -> ExitCode {
-    let answer = match go_through() {
-        Ok(notes) => Answer { ready: true, notes, ..Answer::default() },
-        Err(error) => Answer { why: Some(error.to_string()), ..Answer::default() },
+    let verdict = match go_through() {
+        Ok(notes) => Verdict { ready: true, notes, ..Verdict::default() },
+        Err(error) => Verdict { why: Some(error.to_string()), ..Verdict::default() },
     };
-    let answer = Answer { version: VERSION.into(), ..answer };
-    let line = serde_json::to_string(&answer).expect("an answer has no failing serializer");
+    let verdict = Verdict { version: VERSION.into(), ..verdict };
+    let line = serde_json::to_string(&verdict).expect("a verdict has no failing serializer");
     match writeln!(io::stdout(), "{line}") {
-        Ok(()) if answer.ready => ExitCode::SUCCESS,
+        Ok(()) if verdict.ready => ExitCode::SUCCESS,
         Ok(()) | Err(_) => ExitCode::FAILURE,
     }
 }

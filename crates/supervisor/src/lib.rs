@@ -36,7 +36,7 @@ use cashew_config::Snapshot;
 pub use child::{Role, Serve, Spawn};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
-pub use trial::{Answer, Program};
+pub use trial::{Program, Verdict};
 
 /// What an instance is to be.
 pub struct Options {

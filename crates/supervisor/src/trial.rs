@@ -38,7 +38,7 @@ pub struct Program {
     /// To test the configuration and exit with 0.
     pub test: Vec<OsString>,
     /// To [rehearse](crate::rehearse) with what standard input has, and say so on standard output
-    /// with an [`Answer`].
+    /// with a [`Verdict`].
     pub rehearse: Vec<OsString>,
     /// Added to `argv`: standard input has what is to be [taken over](crate::take_over).
     pub take_over: Vec<OsString>,
@@ -49,7 +49,7 @@ pub struct Program {
 /// What a rehearsal says, as a line of JSON. Never to be changed, but for additions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Answer {
+pub struct Verdict {
     pub ready: bool,
     pub version: String,
     /// Why it is not ready.
@@ -79,7 +79,7 @@ enum Step {
 pub(crate) struct Candidate {
     pub(crate) path: PathBuf,
     pub(crate) file: OwnedFd,
-    pub(crate) answer: Answer,
+    pub(crate) verdict: Verdict,
 }
 
 /// A process of the program that is tried.
@@ -118,9 +118,9 @@ impl Trial {
     ) -> Option<Result<Candidate, String>> {
         match self.advance(program, copy, now) {
             Ok(None) => None,
-            Ok(Some(answer)) => {
+            Ok(Some(verdict)) => {
                 let file = self.file.try_clone().map_err(|error| error.to_string());
-                Some(file.map(|file| Candidate { path: self.path.clone(), file, answer }))
+                Some(file.map(|file| Candidate { path: self.path.clone(), file, verdict }))
             }
             Err(why) => Some(Err(format!("{}: {why}", self.path.display()))),
         }
@@ -131,7 +131,7 @@ impl Trial {
         program: &Program,
         copy: impl FnOnce() -> io::Result<OwnedFd>,
         now: Instant,
-    ) -> Result<Option<Answer>, String> {
+    ) -> Result<Option<Verdict>, String> {
         let what = match self.step {
             Step::Test => "the test of the configuration",
             Step::Rehearsal => "the rehearsal",
@@ -153,11 +153,11 @@ impl Trial {
             }
             Step::Test => Err(failure(what, status, &output)),
             Step::Rehearsal => {
-                let answer =
-                    output.lines().rev().find_map(|it| serde_json::from_str::<Answer>(it).ok());
-                match answer {
-                    Some(answer) if answer.ready && status.success() => Ok(Some(answer)),
-                    Some(Answer { why: Some(why), .. }) => Err(why),
+                let verdict =
+                    output.lines().rev().find_map(|it| serde_json::from_str::<Verdict>(it).ok());
+                match verdict {
+                    Some(verdict) if verdict.ready && status.success() => Ok(Some(verdict)),
+                    Some(Verdict { why: Some(why), .. }) => Err(why),
                     _ => Err(failure(what, status, &output)),
                 }
             }
@@ -276,8 +276,8 @@ mod tests {
     #[test]
     fn who_passes_both_is_a_candidate() {
         let say = r#"echo some warning; echo '{"ready":true,"version":"9","later":1}'"#;
-        let answer = shell("echo fine; exit 0", say).unwrap().answer;
-        assert_eq!(answer, Answer { ready: true, version: "9".into(), ..Answer::default() });
+        let verdict = shell("echo fine; exit 0", say).unwrap().verdict;
+        assert_eq!(verdict, Verdict { ready: true, version: "9".into(), ..Verdict::default() });
     }
 
     #[test]

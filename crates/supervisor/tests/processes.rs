@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use cashew_control::{ChildChannel, Epoch, ReceiveError, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Writer, monotonic_ms};
-use cashew_supervisor::{Answer, Options, Program, Role, Spawn, TakeOver};
+use cashew_supervisor::{Options, Program, Role, Spawn, TakeOver, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
@@ -643,13 +643,13 @@ fn rehearsal_process() {
     let Some((scenario, _)) = scenario() else { return };
     let answer = match cashew_supervisor::rehearse(io::stdin()) {
         Ok(_) if scenario == "unrehearsed" => {
-            Answer { why: Some("the state cannot be read".into()), ..Answer::default() }
+            Verdict { why: Some("the state cannot be read".into()), ..Verdict::default() }
         }
         Ok(rehearsal) => {
             assert_eq!(rehearsal.epoch.snapshot.pools.len(), 2);
-            Answer { ready: true, notes: rehearsal.notes, ..Answer::default() }
+            Verdict { ready: true, notes: rehearsal.notes, ..Verdict::default() }
         }
-        Err(why) => Answer { why: Some(why), ..Answer::default() },
+        Err(why) => Verdict { why: Some(why), ..Verdict::default() },
     };
     // The name of the test stands in the line already.
     println!("\n{}", serde_json::to_string(&answer).unwrap());

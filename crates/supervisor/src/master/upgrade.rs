@@ -192,7 +192,7 @@ impl Master {
                 match trial.poll(&program, copy, now) {
                     None => self.upgrade.stage = Stage::Trying(trial),
                     Some(Ok(candidate)) => {
-                        for note in &candidate.answer.notes {
+                        for note in &candidate.verdict.notes {
                             warn!("upgrade: {note}");
                             self.upgrade.askers.iter_mut().for_each(|asker| asker.say(note));
                         }
@@ -270,7 +270,7 @@ impl Master {
 
     fn exchange(&mut self, candidate: &Candidate, now: Instant) -> io::Error {
         let path = candidate.path.display();
-        info!("becoming cashew {} from {path}", candidate.answer.version);
+        info!("becoming cashew {} from {path}", candidate.verdict.version);
         match self.state(candidate.path.clone(), now) {
             Ok((text, pack)) => become_program(&candidate.file, &self.program, &text, &pack),
             Err(error) => error,
