@@ -17,7 +17,8 @@ use crate::admin;
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 pub(crate) fn spawn_processes() -> Spawn {
-    Spawn::Processes(Box::new(|role, log_level, started_at| {
+    Spawn::Processes(Box::new(|role, log_level, started| {
+        let started_at = started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         // The running image, even when the file it came from has been replaced.
         let mut command = Command::new("/proc/self/exe");
         // So `ps` tells "cashew: worker --slot 0".

@@ -47,10 +47,11 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
     for warning in &loaded.warnings {
         warn!("{warning}");
     }
+    let stats = arguments.stats_address()?;
     let ready = Rc::clone(told);
     cashew_supervisor::run(Options {
         snapshot: loaded.snapshot,
-        stats: Some(arguments.stats_address()?),
+        stats: Some(stats),
         spawn: if alone { children::spawn_threads() } else { children::spawn_processes() },
         program: rehearse::program(&arguments),
         conf_file: arguments.conf_file,

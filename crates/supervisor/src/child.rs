@@ -8,6 +8,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::thread::{self, JoinHandle};
+use std::time::SystemTime;
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -20,9 +21,8 @@ pub type Serve = fn(OwnedFd) -> Result<(), Box<dyn Error + Send + Sync>>;
 /// How children are started.
 pub enum Spawn {
     /// As processes. The command to run for a role at a log level, of an instance that was started
-    /// so many seconds after 1970; the child's end of the control channel is made its standard
-    /// input.
-    Processes(Box<dyn Fn(Role, u8, u64) -> Command>),
+    /// then; the child's end of the control channel is made its standard input.
+    Processes(Box<dyn Fn(Role, u8, SystemTime) -> Command>),
     /// As threads of the master's process.
     Threads { worker: Serve, admin: Serve },
 }
@@ -63,12 +63,12 @@ impl Spawn {
         &self,
         role: Role,
         level: u8,
-        started_at: u64,
+        started: SystemTime,
         control: OwnedFd,
     ) -> io::Result<Child> {
         match self {
             Self::Processes(command) => {
-                let mut command = command(role, level, started_at);
+                let mut command = command(role, level, started);
                 // A group of its own: what the terminal sends to the foreground, such as ^C, is
                 // for the master alone.
                 command.stdin(Stdio::from(control)).process_group(0);

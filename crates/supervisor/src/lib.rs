@@ -6,8 +6,10 @@
 mod balance;
 mod child;
 mod command;
+mod control_socket;
 mod deal;
 mod epochs;
+mod errand;
 mod fleet;
 mod handover;
 mod interests;
@@ -23,7 +25,9 @@ mod sessions;
 mod signals;
 mod slots;
 mod state;
+mod status;
 mod trial;
+mod unix_socket;
 mod watchdog;
 
 use std::io;
@@ -34,8 +38,11 @@ use std::path::PathBuf;
 use cashew_config::Snapshot;
 
 pub use child::{Role, Serve, Spawn};
+pub use command::{Answer, Command};
+pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
+pub use status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
 pub use trial::{Program, Verdict};
 
 /// What an instance is to be.
@@ -76,6 +83,8 @@ pub enum Error {
     /// A child ended or failed before everybody was ready.
     #[error("{role} did not start: it {why}")]
     Start { role: Role, why: String },
+    #[error(transparent)]
+    ControlSocket(#[from] ControlSocketError),
     #[error("{role} can neither go on nor be stopped alone")]
     Stuck { role: Role },
     #[error("cannot write pid file {path}: {source}")]

@@ -3,6 +3,7 @@
 
 mod children;
 mod clients;
+mod operators;
 mod reload;
 mod stop;
 mod switch;
@@ -14,7 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use cashew_config::Snapshot;
 use cashew_control::{ToChild, ToMaster};
@@ -40,6 +41,7 @@ use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
 use crate::watchdog::Watchdog;
 use crate::{Error, Options, Program, Step, TakeOver};
+use operators::Operators;
 use reload::Reload;
 use switch::{InEffect, Next};
 use upgrade::{Fallback, Upgrade};
@@ -97,6 +99,7 @@ struct Master {
     watchdog: Watchdog,
     reload: Reload,
     upgrade: Upgrade,
+    operators: Operators,
     sessions: Sessions,
     balance: Balance,
     members: BTreeMap<Role, Member>,
@@ -107,13 +110,13 @@ struct Master {
     /// When loads and quotas are looked at next.
     look_at: Instant,
     phase: Phase,
+    /// The instance, not this program.
+    started: SystemTime,
     log_level: u8,
     log_file: Option<PathBuf>,
     pid_path: Option<PathBuf>,
     pid_file: Option<PidFile>,
     on_ready: Option<Box<dyn FnOnce()>>,
-    /// In seconds since 1970.
-    started_at: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +134,9 @@ enum Source {
     Death(Role),
     Loaded,
     Trial,
+    Operators,
+    /// The status with this place among those that are worked on.
+    Digested(usize),
 }
 
 impl Master {
@@ -154,6 +160,9 @@ impl Master {
         }
         let workers = workers_of(&snapshot);
         let listeners = Listeners::bind(&snapshot, workers, stats)?;
+        // The working directory may change.
+        let conf_file = std::path::absolute(conf_file).step("find the configuration file")?;
+        let operators = Operators::open(&snapshot, &conf_file)?;
         let (shared_memfd, shared) = Shared::create().step("make the memory of all processes")?;
         let quotas = Quotas::default().switched(&snapshot, |_| 0);
         let rings = Rings::new(RingConfig::of(&snapshot));
@@ -167,13 +176,11 @@ impl Master {
         let ranks = (0..workers).map(|slot| (Role::Worker { slot }, slot));
         let admin = stats.is_some().then_some((Role::Admin, 0));
         let member = |(role, rank)| (role, Member::new(role, rank, now));
-        let started_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
             spawn,
             program,
             signals,
-            // The working directory may change.
-            conf_file: std::path::absolute(conf_file).step("find the configuration file")?,
+            conf_file,
             listeners: Some(listeners),
             deal: Deal::default(),
             current,
@@ -188,6 +195,7 @@ impl Master {
             watchdog,
             reload: Reload::default(),
             upgrade: Upgrade::default(),
+            operators,
             sessions: Sessions::default(),
             balance: Balance::new(),
             members: ranks.chain(admin).map(member).collect(),
@@ -195,12 +203,12 @@ impl Master {
             is_unsettled: true,
             look_at: now,
             phase: Phase::Starting,
+            started: SystemTime::now(),
             log_level,
             log_file,
             pid_path: pid_file,
             pid_file: None,
             on_ready: Some(on_ready),
-            started_at: started_at.as_secs(),
         })
     }
 
@@ -222,6 +230,8 @@ impl Master {
                     Source::Loaded => self.handle_loaded(now),
                     // Looked at whenever things settle.
                     Source::Trial => {}
+                    Source::Operators => self.handle_operators(now),
+                    Source::Digested(index) => self.handle_digested(index),
                 }
                 self.settle(now);
             }
@@ -237,6 +247,7 @@ impl Master {
         if let Some(trial) = self.upgrade.event().filter(|_| self.rings.is_quiet()) {
             interests.add(Source::Trial, trial, PollFlags::IN);
         }
+        self.operators.add_interests(&mut interests);
         for (&role, member) in &self.members {
             let Some(running) = &member.running else { continue };
             // Before the death: its last words say why.
@@ -264,6 +275,7 @@ impl Master {
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
             .chain(self.upgrade.poll_timeout())
+            .chain(self.operators.poll_timeout())
             .chain(self.watchdog.poll_timeout())
             .chain(look_at)
             .min()
@@ -272,6 +284,7 @@ impl Master {
     fn handle_timeouts(&mut self, now: Instant) -> Result<(), Error> {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
+        self.operators.handle_timeout(now);
         self.end_hangs(now);
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
@@ -292,6 +305,7 @@ impl Master {
         }
         self.forward_sessions(now);
         self.advance_upgrade(now);
+        self.operators.deliver(now);
     }
 
     fn handle_channel(&mut self, role: Role, now: Instant) -> Result<(), Error> {

@@ -18,6 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::child::Role;
 use crate::listeners::ListenersState;
 use crate::ring::RingsState;
+use crate::status::Outcome;
+use crate::unix_socket::UnixSocketState;
 
 /// Raised when a state cannot be understood any more by who knows only the format before.
 pub(crate) const FORMAT: u32 = 1;
@@ -58,9 +60,8 @@ pub(crate) struct State {
     pub(crate) log_level: u8,
     /// Of the instance, in seconds since 1970.
     pub(crate) started_at: u64,
-    /// How many times its program was replaced.
     #[serde(default)]
-    pub(crate) upgrades: u64,
+    pub(crate) operators: OperatorsState,
     /// Who is to be told how it ends.
     #[serde(default)]
     pub(crate) askers: Vec<Place>,
@@ -75,6 +76,14 @@ pub(crate) struct Head {
     pub(crate) program: Place,
     #[serde(default)]
     pub(crate) failed: Option<String>,
+}
+
+/// The operators' socket, and what they are told.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct OperatorsState {
+    pub(crate) socket: Option<UnixSocketState>,
+    pub(crate) last_reload: Option<Outcome>,
 }
 
 /// One child, or the place for one.

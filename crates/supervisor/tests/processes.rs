@@ -661,6 +661,7 @@ fn snapshot(scenario: &str, directory: &Path) -> cashew_config::Snapshot {
         "global:
   worker_processes: {workers}
   worker_shutdown_timeout: {timeout}
+  control_socket: {directory}/control
 pools:
   alpha:
     listen: {address}

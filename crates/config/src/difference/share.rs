@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use cashew_placement::{Distribution, Hash, Node, Ring};
+use cashew_placement::{Distribution, Hash, Ring};
 
 use crate::snapshot::{Endpoint, Pool, Topology};
 
@@ -107,14 +107,9 @@ enum Way {
 impl Map {
     /// As the engine's router has it: with a master the ring is that of its replicas.
     fn new<'a>(pool: &'a Pool, places: &mut Places<'a>) -> Self {
-        let nodes: Vec<Node<'_>> = pool
-            .servers
-            .iter()
-            .map(|server| Node { name: server.name.as_bytes(), weight: server.weight })
-            .collect();
         let numbers: Vec<u32> =
             pool.servers.iter().map(|server| places.number(&server.endpoint)).collect();
-        let mut on_ring = vec![true; nodes.len()];
+        let mut on_ring = vec![true; numbers.len()];
         let master = match pool.topology {
             Topology::Sharded => None,
             Topology::MasterReplica { master } => {
@@ -127,7 +122,7 @@ impl Map {
         let reads = match first {
             Some(place) if shares.all(|(other, _)| *other == place) => Way::Straight(place),
             _ => Way::Ring {
-                ring: Ring::build(pool.distribution, &nodes, &on_ring),
+                ring: pool.ring(&on_ring),
                 hash: pool.hash,
                 is_random: pool.distribution == Distribution::Random,
                 places: numbers,

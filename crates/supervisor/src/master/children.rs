@@ -74,7 +74,7 @@ impl Master {
             self.current.segments.use_slot(slot);
         }
         let (ours, theirs) = cashew_control::pair()?;
-        let child = self.spawn.spawn(role, self.log_level, self.started_at, theirs)?;
+        let child = self.spawn.spawn(role, self.log_level, self.started, theirs)?;
         Ok(Running::new(child, MasterChannel::new(ours), self.outbox_max()))
     }
 

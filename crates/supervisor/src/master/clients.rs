@@ -120,7 +120,7 @@ impl Master {
         }
     }
 
-    fn clients_of(&self, slot: u32) -> u64 {
+    pub(super) fn clients_of(&self, slot: u32) -> u64 {
         let pools = 0..self.current.snapshot.pools.len();
         pools.map(|pool| clients_in(&self.current.segments, slot, pool)).sum()
     }

@@ -1,10 +1,8 @@
 //! Another configuration: loaded beside the loop, then put into effect.
 
-use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use cashew_config::{Difference, Snapshot};
@@ -13,6 +11,8 @@ use tracing::{error, info, warn};
 use super::{Master, Phase};
 use crate::child::Spawn;
 use crate::command::{Command, Reply};
+use crate::errand::Errand;
+use crate::status::Outcome;
 
 /// One at a time. Who asks meanwhile shares the next one, which reads the file after all of them
 /// have asked.
@@ -28,29 +28,18 @@ enum Stage {
     Idle,
     Loading {
         askers: Vec<Asker>,
-        loading: Loading,
+        /// Names are looked up for it, which takes as long as it takes.
+        loading: Errand<Result<Loaded, String>>,
     },
     /// Until no ring of a single pool is being changed.
-    Quieting {
-        askers: Vec<Asker>,
-        snapshot: Box<Snapshot>,
-    },
+    Quieting { askers: Vec<Asker>, snapshot: Box<Snapshot> },
     /// The workers are being changed.
-    Changing {
-        askers: Vec<Asker>,
-    },
+    Changing { askers: Vec<Asker> },
 }
 
 struct Asker {
     dry_run: bool,
     reply: Box<dyn Reply>,
-}
-
-/// A thread that loads the file: names are looked up, which takes as long as it takes.
-struct Loading {
-    thread: JoinHandle<Result<Loaded, String>>,
-    /// Closed when the thread ends.
-    pipe: PipeReader,
 }
 
 struct Loaded {
@@ -63,7 +52,7 @@ impl Reload {
     /// Becomes readable, or hangs up, when the file is loaded.
     pub(super) fn loading(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
-            Stage::Loading { loading, .. } => Some(loading.pipe.as_fd()),
+            Stage::Loading { loading, .. } => Some(loading.as_fd()),
             Stage::Idle | Stage::Quieting { .. } | Stage::Changing { .. } => None,
         }
     }
@@ -75,9 +64,8 @@ impl Reload {
         fail(askers, why);
     }
 
-    /// Whether none is under way; some may be asked for.
-    pub(super) fn is_idle(&self) -> bool {
-        matches!(self.stage, Stage::Idle)
+    pub(super) fn is_under_way(&self) -> bool {
+        !matches!(self.stage, Stage::Idle)
     }
 
     fn take_askers(&mut self) -> Vec<Asker> {
@@ -97,6 +85,7 @@ impl Master {
                 reply.failed("the instance is stopping");
             }
             Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
+            Command::Status => self.tell_status(reply),
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
     }
@@ -127,9 +116,10 @@ impl Master {
     fn load(&mut self) {
         let askers = std::mem::take(&mut self.reload.waiting);
         info!("loading {}", self.conf_file.display());
-        match Loading::start(self.conf_file.clone(), Arc::clone(&self.current.snapshot)) {
+        let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
+        match Errand::start("load", move || load(&path, &current)) {
             Ok(loading) => self.reload.stage = Stage::Loading { askers, loading },
-            Err(error) => fail(askers, &format!("cannot load the configuration: {error}")),
+            Err(error) => self.fail(askers, &format!("cannot load the configuration: {error}")),
         }
     }
 
@@ -138,17 +128,21 @@ impl Master {
             Stage::Loading { askers, loading } => (askers, loading),
             stage => return self.reload.stage = stage,
         };
-        let loaded = match loading.finish() {
+        let panicked = || Err("loading the configuration panicked".into());
+        let loaded = match loading.finish().unwrap_or_else(panicked) {
             Ok(loaded) => loaded,
-            Err(why) => return fail(askers, &why),
+            Err(why) => return self.fail(askers, &why),
         };
         for line in loaded.warnings.iter().chain(loaded.difference.lines()) {
             askers.iter_mut().for_each(|asker| asker.reply.say(line));
         }
+        if loaded.difference.is_empty() {
+            askers.iter_mut().for_each(|asker| asker.reply.say("nothing changes"));
+        }
         let (dry, askers): (Vec<_>, Vec<_>) = askers.into_iter().partition(|it| it.dry_run);
         let allowed = self.check(&loaded.snapshot);
         if let Err(why) = allowed {
-            return fail(dry.into_iter().chain(askers).collect(), &why);
+            return self.fail(dry.into_iter().chain(askers).collect(), &why);
         }
         finish(dry);
         if askers.is_empty() {
@@ -157,7 +151,7 @@ impl Master {
         loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
         if loaded.difference.is_empty() {
             info!("the configuration is the one in effect already");
-            return finish(askers);
+            return self.succeed(askers);
         }
         loaded.difference.lines().iter().for_each(|line| info!("{line}"));
         self.rings.freeze();
@@ -189,34 +183,37 @@ impl Master {
     pub(super) fn reload_done(&mut self) {
         let askers = self.reload.take_askers();
         info!("epoch {} is in effect", self.current.snapshot.epoch);
-        finish(askers);
+        self.succeed(askers);
     }
 
     pub(super) fn reload_failed(&mut self, why: &str) {
-        fail(self.reload.take_askers(), why);
+        let askers = self.reload.take_askers();
+        self.fail(askers, why);
+    }
+
+    fn succeed(&mut self, mut askers: Vec<Asker>) {
+        let serves = format!("epoch {} serves", self.current.snapshot.epoch);
+        askers.iter_mut().for_each(|asker| asker.reply.say(&serves));
+        self.operators.last_reload = Some(Outcome::new(None));
+        finish(askers);
+    }
+
+    fn fail(&mut self, askers: Vec<Asker>, why: &str) {
+        if askers.iter().any(|asker| !asker.dry_run) {
+            error!("the configuration stays as it is: {why}");
+            self.operators.last_reload = Some(Outcome::new(Some(why.into())));
+        }
+        fail(askers, why);
     }
 }
 
-impl Loading {
-    fn start(path: PathBuf, current: Arc<Snapshot>) -> io::Result<Self> {
-        let (pipe, end) = io::pipe()?;
-        let load = move || {
-            let _end = end;
-            let loaded = cashew_config::load(&path).map_err(|errors| errors.to_string())?;
-            // Epochs are numbered by who puts them into effect.
-            let snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
-            let difference = Difference::between(&current, &snapshot);
-            let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-            Ok(Loaded { snapshot, warnings, difference })
-        };
-        let thread = thread::Builder::new().name("load".into()).spawn(load)?;
-        Ok(Self { thread, pipe })
-    }
-
-    /// Its pipe is closed, so this does not wait.
-    fn finish(self) -> Result<Loaded, String> {
-        self.thread.join().unwrap_or_else(|_| Err("loading the configuration panicked".into()))
-    }
+fn load(path: &Path, current: &Snapshot) -> Result<Loaded, String> {
+    let loaded = cashew_config::load(path).map_err(|errors| errors.to_string())?;
+    // Epochs are numbered by who puts them into effect.
+    let snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
+    let difference = Difference::between(current, &snapshot);
+    let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+    Ok(Loaded { snapshot, warnings, difference })
 }
 
 fn finish(askers: Vec<Asker>) {
@@ -224,9 +221,5 @@ fn finish(askers: Vec<Asker>) {
 }
 
 fn fail(askers: Vec<Asker>, why: &str) {
-    if askers.is_empty() {
-        return;
-    }
-    error!("the configuration stays as it is: {why}");
     askers.into_iter().for_each(|asker| asker.reply.failed(why));
 }

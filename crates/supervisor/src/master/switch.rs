@@ -19,6 +19,7 @@ use crate::limits::raise_open_files;
 use crate::listeners::Bound;
 use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
+use crate::unix_socket::UnixSocket;
 
 /// What all children work by.
 pub(super) struct InEffect {
@@ -34,6 +35,8 @@ pub(super) struct InEffect {
 pub(super) struct Next {
     in_effect: InEffect,
     bound: Bound,
+    /// Where operators are heard from then on, unless that is where they are.
+    control: Option<UnixSocket>,
     quotas: Quotas,
 }
 
@@ -74,6 +77,7 @@ impl Master {
         // Even when not all of them did: those that did listen already.
         self.is_unsettled = true;
         grown?;
+        let control = self.operators.bind_next(&snapshot)?;
         self.last_epoch += 1;
         snapshot.epoch = self.last_epoch;
         let quotas = self.quotas.switched(&snapshot, |quota| self.shared.taken(quota));
@@ -83,7 +87,7 @@ impl Master {
             .map_err(|error| format!("cannot make the shared memory of the metrics: {error}"))?;
         let in_effect = InEffect::new(snapshot, metrics, &quotas, &rings)
             .map_err(|error| format!("cannot seal the configuration: {error}"))?;
-        Ok(Next { in_effect, bound, quotas })
+        Ok(Next { in_effect, bound, control, quotas })
     }
 
     /// Those in use, if the snapshot has the same pools and servers.
@@ -161,11 +165,15 @@ impl Master {
     /// From here on the next epoch is in effect. The workers commit after this, so nothing may be
     /// posted to them yet that goes by it.
     fn switch(&mut self, now: Instant) {
-        let Next { in_effect, bound, quotas } = self.next.take().expect("it was begun with one");
+        let Next { in_effect, bound, control, quotas } =
+            self.next.take().expect("it was begun with one");
         self.deliver_rings(now);
         self.rings.switch(RingConfig::of(&in_effect.snapshot));
         if let Some(listeners) = &mut self.listeners {
             listeners.adopt(bound, &in_effect.snapshot);
+        }
+        if let Some(socket) = control {
+            self.operators.move_to(socket);
         }
         self.quotas = quotas;
         let previous = std::mem::replace(&mut self.current, in_effect);

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use cashew_control::{SESSION_VERSION, ToChild, VERSION};
 use cashew_metrics::{Layout, Segments};
@@ -22,6 +22,7 @@ use cashew_process::{exec, log};
 use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
 
+use super::operators::Operators;
 use super::switch::InEffect;
 use super::{Master, Phase, workers_of};
 use crate::child::{Role, Spawn};
@@ -35,6 +36,7 @@ use crate::rehearsal::{Kit, understands_sessions};
 use crate::ring::Rings;
 use crate::signals::Signals;
 use crate::state::{FORMAT, Head, Pack, REHEARSED, State, Unpack};
+use crate::status::Outcome;
 use crate::trial::{Candidate, Trial};
 use crate::watchdog::Watchdog;
 use crate::{Error, Program, Step, TakeOver};
@@ -53,17 +55,8 @@ pub(super) struct Upgrade {
     held: BTreeMap<Role, Member>,
     /// Rings and epochs stay as they are while there are workers who cannot be told of them.
     frozen: bool,
-    /// How many times the program was replaced.
-    pub(super) count: u64,
     /// How the last one ended.
     pub(super) last: Option<Outcome>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Outcome {
-    pub(super) at: Instant,
-    /// Why it failed, if it did.
-    pub(super) failed: Option<String>,
 }
 
 #[derive(Default)]
@@ -130,6 +123,10 @@ impl Upgrade {
         self.fallback.is_some()
     }
 
+    pub(super) fn is_under_way(&self) -> bool {
+        self.is_taking_over() || !matches!(self.stage, Stage::Idle)
+    }
+
     /// Whether nothing may be begun that changes what workers go by.
     pub(super) fn is_in_the_way(&self) -> bool {
         self.frozen || matches!(self.stage, Stage::Resting { .. })
@@ -167,7 +164,7 @@ impl Master {
             }
             Err(why) => {
                 self.upgrade.askers.push(reply);
-                self.upgrade_failed(&why, now);
+                self.upgrade_failed(&why);
             }
         }
     }
@@ -200,7 +197,7 @@ impl Master {
                         self.upgrade.stage = Stage::Resting { candidate, deadline };
                         self.advance_upgrade(now);
                     }
-                    Some(Err(why)) => self.upgrade_failed(&why, now),
+                    Some(Err(why)) => self.upgrade_failed(&why),
                 }
             }
             Stage::Resting { candidate, deadline } => self.rest(candidate, deadline, now),
@@ -210,7 +207,7 @@ impl Master {
     /// Becomes the candidate as soon as nothing is under way.
     fn rest(&mut self, candidate: Candidate, deadline: Instant, now: Instant) {
         // A reload freezes and thaws the rings itself.
-        if self.reload.is_idle() {
+        if !self.reload.is_under_way() {
             self.rings.freeze();
         }
         match self.unrest() {
@@ -218,7 +215,7 @@ impl Master {
             Some(what) if deadline <= now => {
                 let why = format!("the instance does not come to rest: {what}");
                 self.rings.thaw(now);
-                return self.upgrade_failed(&why, now);
+                return self.upgrade_failed(&why);
             }
             Some(_) => {
                 self.upgrade.stage = Stage::Resting { candidate, deadline };
@@ -238,7 +235,7 @@ impl Master {
             Some(error) => {
                 self.rings.thaw(now);
                 let path = candidate.path.display();
-                self.upgrade_failed(&format!("{path} cannot take over: {error}"), now);
+                self.upgrade_failed(&format!("{path} cannot take over: {error}"));
             }
             None => {
                 self.upgrade.stage = Stage::Resting { candidate, deadline };
@@ -249,11 +246,14 @@ impl Master {
 
     /// What is still under way that another program could not go on with.
     fn unrest(&self) -> Option<String> {
-        if !self.reload.is_idle() || self.epochs.is_changing() {
+        if self.reload.is_under_way() || self.epochs.is_changing() {
             return Some("the configuration is being changed".into());
         }
         if !self.rings.is_quiet() {
             return Some("a ring is being changed".into());
+        }
+        if self.operators.is_working() {
+            return Some("operators wait for an answer".into());
         }
         if !self.sessions.is_empty() {
             return Some("sessions are on their way".into());
@@ -271,6 +271,7 @@ impl Master {
     fn exchange(&mut self, candidate: &Candidate, now: Instant) -> io::Error {
         let path = candidate.path.display();
         info!("becoming cashew {} from {path}", candidate.verdict.version);
+        self.operators.deliver(now);
         match self.state(candidate.path.clone(), now) {
             Ok((text, pack)) => become_program(&candidate.file, &self.program, &text, &pack),
             Err(error) => error,
@@ -314,8 +315,8 @@ impl Master {
             rings: self.rings.state(now),
             quotas: self.quotas.numbers().clone(),
             log_level: self.log_level,
-            started_at: self.started_at,
-            upgrades: self.upgrade.count,
+            started_at: self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+            operators: self.operators.state(&mut pack)?,
             askers,
         };
         Ok((state.write(), pack))
@@ -361,7 +362,10 @@ impl Master {
         let askers = state.askers.into_iter().map(|place| descriptors.copy(place));
         let askers = askers.collect::<Result<Vec<_>, _>>().map_err(Error::TakeOver)?;
         let shared_memfd = descriptors.get(state.shared).map_err(Error::TakeOver)?;
-        // These two last of all, since dropping them would remove files.
+        let operators = state.operators.socket.as_ref();
+        let operators = operators.map(|it| descriptors.copy(it.socket)).transpose();
+        let operators = operators.map_err(Error::TakeOver)?;
+        // These last of all, since dropping them would remove files.
         let listeners = Listeners::resume(state.listeners, descriptors).map_err(Error::TakeOver)?;
         let mut master = Self {
             spawn,
@@ -381,7 +385,7 @@ impl Master {
             epochs: Default::default(),
             watchdog: Watchdog::new(heartbeat_timeout_ms, now),
             reload: Default::default(),
-            upgrade: Upgrade { count: state.upgrades, ..Upgrade::default() },
+            upgrade: Upgrade::default(),
             sessions: Default::default(),
             balance: crate::balance::Balance::new(),
             members,
@@ -394,7 +398,8 @@ impl Master {
             pid_path: None,
             pid_file: pid_file.map(|path| PidFile::resume(&path)),
             on_ready: None,
-            started_at: state.started_at,
+            started: UNIX_EPOCH + Duration::from_secs(state.started_at),
+            operators: Operators::resume(state.operators, operators),
         };
         let outbox_max = master.outbox_max();
         for running in master.members.values_mut().filter_map(|member| member.running.as_mut()) {
@@ -448,8 +453,7 @@ impl Master {
         if self.phase == Phase::Stopping {
             return;
         }
-        self.upgrade.count += 1;
-        self.upgrade.last = Some(Outcome { at: now, failed: None });
+        self.upgrade.last = Some(Outcome::new(None));
         let version = self.program.version.clone();
         info!("the upgrade is done: this is cashew {version}, the workers before it retire");
         // It is started anew, by this program.
@@ -468,7 +472,7 @@ impl Master {
 
     pub(super) fn cancel_upgrade(&mut self, why: &str, now: Instant) {
         if !matches!(self.upgrade.stage, Stage::Idle) {
-            self.upgrade_failed(why, now);
+            self.upgrade_failed(why);
         }
         for asker in std::mem::take(&mut self.upgrade.askers) {
             asker.failed(why);
@@ -476,10 +480,10 @@ impl Master {
         self.end_take_over(now);
     }
 
-    fn upgrade_failed(&mut self, why: &str, now: Instant) {
+    fn upgrade_failed(&mut self, why: &str) {
         error!("the upgrade has failed, nothing is changed: {why}");
         self.upgrade.stage = Stage::Idle;
-        self.upgrade.last = Some(Outcome { at: now, failed: Some(why.to_owned()) });
+        self.upgrade.last = Some(Outcome::new(Some(why.to_owned())));
         for asker in std::mem::take(&mut self.upgrade.askers) {
             asker.failed(why);
         }
