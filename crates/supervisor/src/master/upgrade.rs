@@ -410,7 +410,7 @@ impl Master {
         match state.failed {
             Some(why) => {
                 master.rings.thaw(now);
-                master.upgrade_failed(&why, now);
+                master.upgrade_failed(&why);
             }
             None => master.hold_members(workers, now),
         }
