@@ -11,7 +11,10 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
+
+use crate::state::{Pack, Place, Text};
 
 /// How long to wait for another process to put its socket in its place.
 const LOCK_TRIES: u32 = 10;
@@ -47,6 +50,24 @@ impl UnixSocket {
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+
+    pub(crate) fn state(&self, pack: &mut Pack) -> io::Result<UnixSocketState> {
+        let socket = pack.put_copy(&self.fd)?;
+        Ok(UnixSocketState { socket, path: self.path().into(), inode: self.inode })
+    }
+
+    /// As [`state`](Self::state) was, with its descriptor.
+    pub(crate) fn resume(state: UnixSocketState, fd: OwnedFd) -> Self {
+        Self { fd, path: state.path.into(), inode: state.inode }
+    }
+}
+
+/// For another program to go on with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct UnixSocketState {
+    pub(crate) socket: Place,
+    path: Text,
+    inode: Inode,
 }
 
 impl AsFd for UnixSocket {

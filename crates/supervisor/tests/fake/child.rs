@@ -233,6 +233,16 @@ impl Worker {
             ("dying", 1) => std::process::exit(3),
             _ => {}
         }
+        match self.scenario.as_str() {
+            _ if std::env::var_os(super::TAKEN_OVER).is_none() => {}
+            "upgrade-failing" if self.rank == 1 => {
+                self.say(&ToMaster::Failed { why: "no luck today".into() });
+                std::process::exit(1);
+            }
+            "upgrade-dying" if self.rank == 1 => std::process::exit(3),
+            "upgrade-slow" => return,
+            _ => {}
+        }
         self.started = true;
         self.say(&ToMaster::Ready);
     }
