@@ -118,6 +118,11 @@ impl Slot {
         self.retire_by = Some(deadline);
     }
 
+    /// How much of its time is left, if it retires.
+    pub(crate) fn retire_within(&self, now: Instant) -> Option<Duration> {
+        self.retire_by.map(|deadline| deadline.saturating_duration_since(now))
+    }
+
     pub(crate) fn unretire(&mut self) {
         self.retire_by = None;
     }
@@ -341,10 +346,13 @@ mod tests {
     }
 
     #[test]
-    fn who_retires_is_watched_on() {
+    fn who_retires_has_to_beat_and_if_it_does_not_is_not_followed() {
         let (mut slot, now) = serving();
         slot.retire(now + Duration::from_secs(3600));
         assert_eq!(slot.beats_since(), Some(now));
+        slot.aborted(now);
+        assert_eq!(slot.poll(now + ABORT_GRACE), Some(Order::Kill));
+        assert_eq!(slot.died(now + ABORT_GRACE), None);
     }
 
     fn serving() -> (Slot, Instant) {
