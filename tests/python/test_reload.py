@@ -484,7 +484,7 @@ def test_a_file_that_did_not_change_says_so(place):
     with Load(gateway.address, count=4) as load:
         load.turn()
         connected = one.call("INFO", "stats")
-        assert "already" in gateway.reload()
+        assert "nothing changes" in gateway.reload()
         load.turn()
         assert new_connections(connected, one) <= 2
 
@@ -531,11 +531,15 @@ def test_status_shows_the_last_reload(place):
         assert shown.returncode == 0
         digests.append(shown.stdout)
     assert digests[0] != digests[1]
+    control = ["--control", place.directory / "ctl.sock"]
     gateway.write_config("alpha: nonsense\n")
-    gateway.refused_reload()
-    # The command needs the file to find the socket.
-    gateway.write_config()
-    assert re.search(r"refused|failed|invalid|error", gateway.order("status").stdout, re.IGNORECASE)
+    # A file that cannot be read does not say where its instance is to be found.
+    done = gateway.order("reload", *control)
+    assert done.returncode == 1 and gateway.config_path.name in done.stderr
+    status = gateway.order("status", *control)
+    assert status.returncode == 0
+    shown = re.search(r"^last reload: (.*)", status.stdout, re.MULTILINE)
+    assert shown and gateway.config_path.name in shown[1], status.stdout
 
 
 def test_nobody_there_is_an_error_that_says_so(place):
