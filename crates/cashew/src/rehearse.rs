@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::{env, fs};
 
-use cashew_engine::{Engine, Identity, Setup, Time};
+use cashew_engine::{Engine, Identity, Plan, Setup, Time};
 use cashew_metrics::{Layout, Segments};
 use cashew_supervisor::{Program, Verdict};
 
@@ -36,11 +36,10 @@ fn go_through() -> Result<Vec<String>, Box<dyn Error>> {
     let snapshot = &rehearsal.epoch.snapshot;
     let segments = Segments::in_memory(&Layout::new(snapshot), 1);
     let engine = Engine::new(Setup {
-        snapshot,
+        plan: Plan::whole(snapshot, 0, snapshot.global.worker_processes),
         metrics: Arc::new(segments).writer(0),
         seed: 0,
         slot: 0,
-        workers: snapshot.global.worker_processes,
         identity: Identity { version: VERSION, process_id: std::process::id() },
         now: Time::default(),
     });

@@ -436,6 +436,7 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::Barrier;
+    use std::thread;
 
     use super::*;
 

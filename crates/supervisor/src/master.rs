@@ -274,14 +274,9 @@ impl Master {
         slots
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
-<<<<<<< HEAD
-            .chain(self.watchdog.poll_timeout())
-            .chain(self.operators.poll_timeout())
-=======
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.watchdog.poll_timeout())
->>>>>>> upgrade
             .chain(look_at)
             .min()
     }
@@ -289,13 +284,8 @@ impl Master {
     fn handle_timeouts(&mut self, now: Instant) -> Result<(), Error> {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
-<<<<<<< HEAD
-        self.end_hangs(now);
-        self.operators.handle_timeout(now);
-=======
         self.operators.handle_timeout(now);
         self.end_hangs(now);
->>>>>>> upgrade
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
             self.rebalance(now);
