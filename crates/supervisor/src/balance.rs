@@ -17,7 +17,7 @@ use crate::ring::Slot;
 pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Who is less busy than this has no need of help.
-const BUSY_MIN: u32 = 500;
+const BUSY_MIN: u32 = 250;
 
 /// What a move needs to show in the loads, which are smoothed.
 const PAUSE_MIN: Duration = Duration::from_secs(3);
