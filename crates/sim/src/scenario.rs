@@ -217,6 +217,7 @@ impl Scenario {
         let seed = scenario.seed;
         let mut random = Random::new(seed ^ 0xe90c_4000_0000_0000);
         let random = &mut random;
+        scenario.tight_outputs |= scenario.snapshot.global.worker_memory_max.is_some();
         scenario.gateways = random.pick(&[1, 2, 3]);
         scenario.snapshot.global.worker_processes = scenario.gateways;
         scenario.snapshot.global.worker_shutdown_timeout_ms = random.pick(&[1, 30, 300, 2000]);
