@@ -7,17 +7,20 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Listen, Pool};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use tracing::{info, warn};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use crate::deal::{Hand, ListenerId};
+use crate::state::{Pack, Place, Text, Unpack};
+use crate::unix_socket::{self, BindError};
 
 /// Dropping it closes the sockets and removes the paths of those that have one.
 #[derive(Debug)]
@@ -169,6 +172,75 @@ impl Listeners {
     }
 }
 
+/// The sockets, for another program to go on with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ListenersState {
+    groups: Vec<GroupState>,
+    stats: Option<Place>,
+    next_id: ListenerId,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct GroupState {
+    pool: String,
+    address: AddressState,
+    sockets: Vec<(ListenerId, Place)>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum AddressState {
+    Tcp(SocketAddr),
+    Unix { path: Text, inode: (u64, u64) },
+}
+
+impl Listeners {
+    pub(crate) fn state(&self, pack: &mut Pack) -> ListenersState {
+        let group = |(address, group): (&Address, &Group)| GroupState {
+            pool: group.pool.clone(),
+            address: match (address, &group.sockets) {
+                (Address::Tcp(address), _) => AddressState::Tcp(*address),
+                (Address::Unix(path), Sockets::Unix { inode, .. }) => {
+                    AddressState::Unix { path: path.as_path().into(), inode: *inode }
+                }
+                (Address::Unix(_), Sockets::Tcp(_)) => unreachable!("a path is of a Unix socket"),
+            },
+            sockets: group.sockets.all().iter().map(|it| (it.id, pack.put(&it.fd))).collect(),
+        };
+        let groups = self.groups.iter().map(group).collect();
+        let stats = self.stats.as_ref().map(|stats| pack.put(stats));
+        ListenersState { groups, stats, next_id: self.next_id }
+    }
+
+    pub(crate) fn resume(state: ListenersState, descriptors: &Unpack) -> Result<Self, String> {
+        let stats = state.stats.map(|place| descriptors.get(place)).transpose()?;
+        // All sockets first: a failure must not drop a group, which would remove its path.
+        let mut found = Vec::new();
+        for group in state.groups {
+            let socket = |(id, place)| Ok(Socket { id, fd: descriptors.get(place)? });
+            let sockets: Vec<Socket> =
+                group.sockets.into_iter().map(socket).collect::<Result<_, String>>()?;
+            if sockets.is_empty() {
+                return Err(format!("the sockets of pool '{}' are missing", group.pool));
+            }
+            found.push((group.pool, group.address, sockets));
+        }
+        let group = |(pool, address, mut sockets): (String, AddressState, Vec<Socket>)| {
+            let (address, sockets) = match address {
+                AddressState::Tcp(address) => (Address::Tcp(address), Sockets::Tcp(sockets)),
+                AddressState::Unix { path, inode } => {
+                    let path = PathBuf::from(path);
+                    let socket = sockets.remove(0);
+                    (Address::Unix(path.clone()), Sockets::Unix { socket, path, inode })
+                }
+            };
+            (address, Group { pool, sockets })
+        };
+        let groups = found.into_iter().map(group).collect();
+        Ok(Self { groups, stats, next_id: state.next_id })
+    }
+}
+
 impl Address {
     fn of(listen: &Listen) -> Self {
         match listen {
@@ -249,12 +321,8 @@ impl Socket {
 
 impl Drop for Sockets {
     fn drop(&mut self) {
-        let Self::Unix { path, inode, .. } = self else { return };
-        // Another instance may have put a socket of its own there.
-        if identity(path).ok() == Some(*inode)
-            && let Err(error) = fs::remove_file(&*path)
-        {
-            warn!("cannot remove {}: {error}", path.display());
+        if let Self::Unix { path, inode, .. } = self {
+            unix_socket::remove(path, *inode);
         }
     }
 }
@@ -266,7 +334,7 @@ fn take(next_id: &mut ListenerId) -> ListenerId {
 }
 
 fn error(pool: &Pool, why: Why) -> ListenError {
-    let address = display(&pool.listen);
+    let address = pool.listen.to_string();
     ListenError { whose: format!("pool '{}'", pool.name), address, why }
 }
 
@@ -331,55 +399,9 @@ fn tcp_socket(address: SocketAddr, share: bool) -> Result<OwnedFd, Why> {
     Ok(socket)
 }
 
-/// Binds and listens under a name nobody knows, then renames: who connects to the path reaches
-/// either who was there before or a socket that listens with the right mode.
 fn bind_unix(path: &Path, mode: Option<u32>, backlog: i32) -> Result<Sockets, Why> {
-    clear_way(path)?;
-    let hidden = path.with_file_name(format!(".cashew.{}", std::process::id()));
-    let socket = stream_socket(AddressFamily::UNIX)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
-    let publish = || {
-        if let Some(mode) = mode {
-            fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))?;
-        }
-        rustix::net::listen(&socket, backlog)?;
-        let inode = identity(&hidden)?;
-        fs::rename(&hidden, path)?;
-        Ok(inode)
-    };
-    match publish() {
-        Ok(inode) => {
-            let socket = Socket::new(socket);
-            Ok(Sockets::Unix { socket, path: path.into(), inode })
-        }
-        Err(error) => {
-            // The failure before this one is the one to tell.
-            let _ = fs::remove_file(&hidden);
-            Err(Why::Io(error))
-        }
-    }
-}
-
-/// Nothing is removed here; only somebody who listens at the path, or something there that is not
-/// a socket, is in the way.
-fn clear_way(path: &Path) -> Result<(), Why> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(Why::Io(error)),
-        Ok(metadata) if !metadata.file_type().is_socket() => return Err(Why::NotASocket),
-        Ok(_) => {}
-    }
-    let socket = stream_socket(AddressFamily::UNIX)?;
-    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
-        Err(Errno::CONNREFUSED) => {
-            info!("{} is left over from a process that is gone", path.display());
-            Ok(())
-        }
-        Err(Errno::NOENT) => Ok(()),
-        // EAGAIN: somebody listens and is busy. EPROTOTYPE: somebody has a socket of another type.
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Why::InUse),
-        Err(errno) => Err(errno.into()),
-    }
+    let (fd, inode) = unix_socket::bind(path, mode, backlog)?;
+    Ok(Sockets::Unix { socket: Socket::new(fd), path: path.into(), inode })
 }
 
 fn stream_socket(family: AddressFamily) -> Result<OwnedFd, Why> {
@@ -387,14 +409,13 @@ fn stream_socket(family: AddressFamily) -> Result<OwnedFd, Why> {
     Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
-}
-
-fn display(listen: &Listen) -> String {
-    match listen {
-        Listen::Tcp(address) => address.to_string(),
-        Listen::Unix { path, .. } => path.display().to_string(),
+impl From<BindError> for Why {
+    fn from(error: BindError) -> Self {
+        match error {
+            BindError::InUse => Self::InUse,
+            BindError::NotASocket => Self::NotASocket,
+            BindError::Io(error) => Self::Io(error),
+        }
     }
 }
 
@@ -414,6 +435,8 @@ impl From<Errno> for Why {
 mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Barrier;
+    use std::thread;
 
     use super::*;
 
@@ -513,6 +536,27 @@ mod tests {
         assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "no hidden name is left");
         drop(group);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_two_who_find_a_stale_unix_socket_one_gets_it() {
+        let dir = Directory::new("two");
+        let path = dir.0.join("socket");
+        for _ in 0..100 {
+            drop(UnixListener::bind(&path).unwrap());
+            let both = Barrier::new(2);
+            let is_bound = || {
+                both.wait();
+                let bound = bind_unix(&path, None, 16);
+                both.wait();
+                bound.is_ok()
+            };
+            let (one, other) = thread::scope(|scope| {
+                let threads = [scope.spawn(is_bound), scope.spawn(is_bound)];
+                threads.map(|thread| thread.join().unwrap()).into()
+            });
+            assert!(one != other, "{one} {other}");
+        }
     }
 
     #[test]
