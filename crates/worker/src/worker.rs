@@ -703,6 +703,9 @@ impl<D: Driver> Worker<D> {
         }
         while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
             let Some(conn) = self.leaving.pop_front() else { break };
+            if !self.core.engine.has_client(conn) {
+                continue;
+            }
             let conn = Token(conn.token());
             self.core.detaching.insert(conn);
             self.driver.detach(conn);
@@ -713,9 +716,11 @@ impl<D: Driver> Worker<D> {
         let export = self.core.engine.export(conn, self.core.now);
         let Some(Export { pool, parts, input, output }) = export else { return };
         let quota = self.core.engine.quota(pool);
+        let config = self.core.engine.pool_config(pool);
         let session = Session {
             version: SESSION_VERSION,
-            pool: self.core.engine.pool_config(pool).name.clone(),
+            pool: config.name.clone(),
+            protocol: Some(config.protocol),
             id: parts.id,
             authenticated: parts.authenticated,
             name: parts.name,
@@ -739,7 +744,12 @@ impl<D: Driver> Worker<D> {
 
     /// Goes on with a session of another worker.
     fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
-        let Some(pool) = self.core.engine.pool_named(&session.pool) else {
+        let engine = &self.core.engine;
+        let speaks_alike = |pool: &u32| {
+            let protocol = engine.pool_config(*pool).protocol;
+            session.protocol.is_none_or(|spoken| spoken == protocol)
+        };
+        let Some(pool) = engine.pool_named(&session.pool).filter(speaks_alike) else {
             // Its quota went with the pool.
             tracing::warn!("a client of pool {} is closed: there is no such pool", session.pool);
             self.writer.add_sessions_cut(1);

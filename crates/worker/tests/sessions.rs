@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cashew_config::snapshot::Protocol;
 use cashew_control::{Session, ToChild, ToMaster, seal};
 use cashew_metrics::PoolGauge;
 
@@ -241,6 +242,7 @@ fn sessions_that_make_no_sense_are_closed() {
     let good = Session { pool: "p".to_owned(), id: 5, ..Session::default() };
     let bad = [
         (Session { pool: "q".to_owned(), ..good.clone() }, None),
+        (Session { protocol: Some(Protocol::Memcached), ..good.clone() }, None),
         (Session { version: 99, ..good.clone() }, None),
         (Session { input: 3, ..good.clone() }, Some(seal(b"ab").unwrap())),
     ];
@@ -251,6 +253,7 @@ fn sessions_that_make_no_sense_are_closed() {
         drop(descriptors);
         expect_end(ours);
     }
+    pair.wait("theirs are given back", |pair| pair.instance.shared.taken(0) == 0);
     assert!(pair.instance.shared.take(0, 100));
     let (mut ours, theirs) = connection();
     ours.write_all(&get(1)).unwrap();
@@ -261,7 +264,7 @@ fn sessions_that_make_no_sense_are_closed() {
     expect(&mut ours, &value(1));
     drop(ours);
     pair.wait("its place is given back", |pair| pair.instance.shared.taken(0) == 0);
-    assert_eq!(pair.instance.segments.header(1).sessions_cut, 3);
+    assert_eq!(pair.instance.segments.header(1).sessions_cut, 4);
 }
 
 /// A client and its connection as a worker had accepted it.
