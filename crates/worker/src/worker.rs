@@ -911,6 +911,51 @@ mod tests {
     }
 
     #[test]
+    fn the_busy_share_is_told_of_whole_periods() {
+        let mut busy = Busy::default();
+        assert_eq!(busy.turn(500_000, 100_000), None);
+        assert_eq!(busy.turn(200_000, 200_000), Some(300));
+        // One turn may be longer than the period.
+        assert_eq!(busy.turn(0, 5_000_000), Some(1000));
+        assert_eq!(busy.turn(9_000_000, 1_000_000), Some(100));
+    }
+
+    #[test]
+    fn clients_on_their_way_out_are_bounded_and_those_that_close_are_forgotten() {
+        let mut worker = worker(Fake::default());
+        let clients: Vec<Token> =
+            (0..600).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
+        worker.obey(ToChild::Retire { timeout_ms: 1000 }, Vec::new());
+        for _ in 0..5 {
+            worker.end_tick();
+        }
+        // The driver has not let go of any.
+        assert_eq!(worker.core.detaching.len(), UNSENT_MAX);
+        assert_eq!(worker.core.detaching.len() + worker.leaving.len(), UNSENT_MAX);
+        let going: Vec<Token> = worker.core.detaching.iter().copied().collect();
+        for &conn in &going[..100] {
+            worker.core.closed(conn, CloseKind::Reset);
+        }
+        for &conn in &going[100..] {
+            let (_, socket) = cashew_control::pair().unwrap();
+            worker.core.detached(conn, socket);
+        }
+        for _ in 0..5 {
+            worker.end_tick();
+        }
+        // Nobody takes those that are exported: no others follow but in place of the closed ones.
+        assert_eq!(worker.outbox.sessions(), UNSENT_MAX - 100);
+        assert_eq!(worker.core.detaching.len(), 100);
+        assert_eq!(worker.core.engine.clients(), clients.len() - UNSENT_MAX);
+        assert_eq!(worker.core.shared.taken(0), 500, "those that closed gave their places back");
+        worker.core.now = worker.core.now.plus_millis(1000);
+        assert!(worker.is_over());
+        worker.cut();
+        assert_eq!(worker.core.segments.header(0).sessions_cut, 500);
+        assert_eq!(worker.core.shared.taken(0), (clients.len() - UNSENT_MAX) as u64);
+    }
+
+    #[test]
     fn other_addresses_are_for_connecting_only() {
         let mut worker = worker(Fake::default());
         let (client, conn) = with_request(&mut worker);
