@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
-use clap::{ArgAction, CommandFactory, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
 use cashew_process::log;
 
@@ -22,7 +22,7 @@ use cashew_process::log;
     args_override_self = true,
     args_conflicts_with_subcommands = true,
     infer_long_args = true,
-    override_usage = "cashew [OPTIONS]",
+    override_usage = "cashew [OPTIONS]\n       cashew <COMMAND> [OPTIONS]",
     after_help = SIGNALS
 )]
 pub(crate) struct Arguments {
@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     pub(crate) output: Option<PathBuf>,
 
     /// Configuration file
-    #[arg(short, long, value_name = "FILE", default_value = "conf/nutcracker.yml")]
+    #[arg(short, long, value_name = "FILE", default_value = CONF_FILE)]
     pub(crate) conf_file: PathBuf,
 
     /// Port of the statistics: JSON for whoever connects, the same and Prometheus over HTTP
@@ -85,13 +85,42 @@ pub(crate) struct Arguments {
     #[arg(long, hide = true)]
     pub(crate) report_on_stdin: bool,
 
+    /// Set by a master for the program that it becomes: standard input has what is taken over.
+    /// Other versions say it too, so it is not to be changed.
+    #[arg(long, hide = true)]
+    pub(crate) take_over: bool,
+
     #[command(subcommand)]
-    pub(crate) child: Option<ChildArguments>,
+    pub(crate) command: Option<CommandArguments>,
 }
 
-/// What the master starts. Standard input is the control channel.
 #[derive(Debug, Subcommand)]
-pub(crate) enum ChildArguments {
+pub(crate) enum CommandArguments {
+    /// Make the running instance go on by its configuration file as it is now
+    Reload {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// Only print what would change, and the share of keys that would move
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Let another executable take the running instance over, with its connections
+    Upgrade {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// The executable; without it, what is now at the path that the instance was started from
+        #[arg(long, value_name = "PATH")]
+        binary: Option<PathBuf>,
+    },
+    /// Print how the running instance is
+    Status {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Started by the master, as is the admin. Standard input is the control channel.
     #[command(hide = true)]
     Worker {
         #[arg(long)]
@@ -107,13 +136,37 @@ pub(crate) enum ChildArguments {
         #[arg(long)]
         started_at: u64,
     },
+    /// What a master asks of a program before it becomes that program. Other versions ask it too,
+    /// so it is not to be changed.
+    #[command(hide = true)]
+    Rehearse,
 }
+
+/// Which instance is meant.
+#[derive(Args, Debug)]
+pub(crate) struct InstanceArguments {
+    /// The configuration file that it was started with
+    #[arg(short, long, value_name = "FILE", default_value = CONF_FILE)]
+    pub(crate) conf_file: PathBuf,
+
+    /// Its socket for operators, where the configuration file does not tell
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+
+    /// Print this help and exit
+    #[arg(short, long, short_alias = '?', action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+const CONF_FILE: &str = "conf/nutcracker.yml";
 
 const SIGNALS: &str = "\
 Signals:
   TERM        Stop when what is in flight is answered; at once the second time
   INT         Stop at once
-  HUP, USR1   Reopen the log file
+  HUP         Reopen the log file and read the configuration file again
+  USR1        Reopen the log file
+  USR2        Let what is now at the executable's path take over
   TTIN, TTOU  Log more, log less";
 
 impl Arguments {
@@ -228,9 +281,40 @@ mod tests {
     #[test]
     fn children_stay_hidden() {
         assert!(!Arguments::help().contains("worker --") && !Arguments::help().contains("admin"));
-        assert!(!Arguments::help().contains("stdin"));
-        let child = parse("worker --slot 3 --log-level 5").unwrap().child;
-        assert!(matches!(child, Some(ChildArguments::Worker { slot: 3, log_level: 5 })));
+        assert!(!Arguments::help().contains("stdin") && !Arguments::help().contains("--take"));
+        assert!(!Arguments::help().contains("rehearse"));
+        let child = parse("worker --slot 3 --log-level 5").unwrap().command;
+        assert!(matches!(child, Some(CommandArguments::Worker { slot: 3, log_level: 5 })));
+    }
+
+    #[test]
+    fn commands_for_a_running_instance() {
+        let command = |line| parse(line).unwrap().command.unwrap();
+        let CommandArguments::Reload { instance, dry_run: false } = command("reload") else {
+            panic!()
+        };
+        assert_eq!((instance.conf_file, instance.control), (CONF_FILE.into(), None));
+        let CommandArguments::Reload { instance, dry_run: true } =
+            command("reload --dry-run -c f --control /s")
+        else {
+            panic!()
+        };
+        assert_eq!((instance.conf_file, instance.control), ("f".into(), Some("/s".into())));
+        assert!(matches!(
+            command("upgrade --conf=f --binary /b"),
+            CommandArguments::Upgrade { binary: Some(_), .. }
+        ));
+        assert!(matches!(command("status --json"), CommandArguments::Status { json: true, .. }));
+        for line in ["-c f reload", "reload -t", "reload now", "status --dry-run", "relaod"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        for line in ["reload -h", "upgrade --help", "status -?"] {
+            assert_eq!(parse(line).unwrap_err().kind(), clap::error::ErrorKind::DisplayHelp);
+        }
+        let help = Arguments::help();
+        for command in ["reload", "upgrade", "status"] {
+            assert!(help.contains(&format!("\n  {command}")), "{help}");
+        }
     }
 
     fn parse(line: &str) -> Result<Arguments, clap::Error> {

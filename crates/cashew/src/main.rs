@@ -6,12 +6,14 @@ mod admin;
 mod arguments;
 mod children;
 mod daemon;
+mod operate;
+mod rehearse;
 mod run;
 mod tell;
 
 use std::process::ExitCode;
 
-use arguments::{Arguments, ChildArguments};
+use arguments::{Arguments, CommandArguments};
 
 fn main() -> ExitCode {
     cashew_process::memory::map_large_buffers();
@@ -19,11 +21,15 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return tell::misuse(&error),
     };
-    match arguments.child {
-        Some(ChildArguments::Worker { slot, log_level }) => children::worker(slot, log_level),
-        Some(ChildArguments::Admin { log_level, started_at }) => {
+    match arguments.command {
+        Some(CommandArguments::Worker { slot, log_level }) => children::worker(slot, log_level),
+        Some(CommandArguments::Admin { log_level, started_at }) => {
             children::admin(log_level, started_at)
         }
+        Some(CommandArguments::Rehearse) => rehearse::rehearse(),
+        Some(CommandArguments::Reload { instance, dry_run }) => operate::reload(&instance, dry_run),
+        Some(CommandArguments::Upgrade { instance, binary }) => operate::upgrade(&instance, binary),
+        Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),
         None if arguments.help || arguments.version || arguments.describe_stats => {
             tell::about(&arguments)
         }

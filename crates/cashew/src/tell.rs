@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use cashew_config::Snapshot;
 use cashew_engine::MemoryBound;
+use clap::error::ErrorKind;
 use rustix::process::{Resource, getrlimit};
 
 use crate::arguments::Arguments;
@@ -27,8 +28,12 @@ pub(crate) fn about(arguments: &Arguments) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Exits with nutcracker's 1, where clap would with 2.
+/// Exits with nutcracker's 1, where clap would with 2. The help of a command is no misuse.
 pub(crate) fn misuse(error: &clap::Error) -> ExitCode {
+    if error.kind() == ErrorKind::DisplayHelp {
+        eprintln!("{error}");
+        return ExitCode::SUCCESS;
+    }
     let message = error.to_string();
     eprintln!("{}", message.trim_end());
     if !message.contains("Usage:") {

@@ -8,6 +8,7 @@
 
 mod address;
 mod diagnostic;
+mod difference;
 mod file;
 mod memory;
 mod resolve;
@@ -23,6 +24,7 @@ use std::path::Path;
 
 pub use address::{NAME_SIZE_MAX, UNIX_PATH_SIZE_MAX};
 pub use diagnostic::{Diagnostic, Errors};
+pub use difference::Difference;
 pub use resolve::{Context, MODULA_WEIGHT_MAX, POOLS_MAX};
 pub use snapshot::Snapshot;
 pub use value::WORKERS_MAX;

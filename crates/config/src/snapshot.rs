@@ -4,10 +4,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use cashew_placement::{Distribution, Hash, HashTag};
+use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
 use serde::{Deserialize, Serialize};
 
 /// One numbered configuration of the whole instance.
+///
+/// In an upgrade another version of cashew reads it: what that one does not know it ignores. A field
+/// that is added after a release needs a `serde(default)` that is right for snapshots without it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Grows by one with every configuration that takes effect; the first is 1.
@@ -106,6 +109,25 @@ pub struct Pool {
     pub server_retry_timeout_ms: u64,
     pub server_failure_limit: u32,
     pub limits: Limits,
+}
+
+impl Pool {
+    /// The ring over the servers for which `live` is true; with a master, over its replicas.
+    pub fn ring(&self, live: &[bool]) -> Ring {
+        let nodes: Vec<Node<'_>> = self
+            .servers
+            .iter()
+            .map(|server| Node { name: server.name.as_bytes(), weight: server.weight })
+            .collect();
+        match self.topology {
+            Topology::Sharded => Ring::build(self.distribution, &nodes, live),
+            Topology::MasterReplica { master } => {
+                let mut replicas = live.to_vec();
+                replicas[master as usize] = false;
+                Ring::build(self.distribution, &nodes, &replicas)
+            }
+        }
+    }
 }
 
 /// Largest number of servers in one pool.

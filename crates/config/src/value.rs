@@ -195,7 +195,8 @@ impl<const MIN: u64, const MAX: u64> Value for Size<MIN, MAX> {
 }
 
 /// Bytes in the largest unit that leaves no remainder.
-struct SizeText(u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SizeText(pub(crate) u64);
 
 impl fmt::Display for SizeText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

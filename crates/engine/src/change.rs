@@ -560,7 +560,7 @@ impl Engine {
                 (pool.hold, pool.paused, pool.auto_eject) = (None, false, false);
                 pool.update_held();
                 // What is found out about its servers is for nobody.
-                pool.servers.iter_mut().for_each(|server| server.change_asked = true);
+                pool.servers.iter_mut().for_each(|server| server.ask_at = Time::NEVER);
                 self.timers.arm(leave, Timer::Change);
             }
             if pool.standing != Standing::Gone {
@@ -634,7 +634,7 @@ impl Engine {
             let ejected = !pool.router.live()[server];
             let state = &mut pool.servers[server];
             // Who is in charge of it has perhaps forgotten what was asked.
-            state.change_asked = false;
+            state.ask_at = Time::ZERO;
             if state.ejected == ejected {
                 continue;
             }

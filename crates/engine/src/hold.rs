@@ -59,7 +59,7 @@ impl Engine {
     fn set_ejected(&mut self, pool_index: u32, index: u32, ejected: bool, wall_us: u64) {
         let pool = &mut self.pools[pool_index as usize];
         let server = &mut pool.servers[index as usize];
-        server.change_asked = false;
+        server.ask_at = Time::ZERO;
         if server.ejected == ejected {
             return;
         }

@@ -21,6 +21,8 @@ const BACKOFF_MIN_MS: u64 = 10;
 const BACKOFF_MAX_MS: u64 = 1000;
 /// A connection that lived shorter than this counts as a failed attempt.
 const SETTLED_AFTER_US: u64 = 1_000_000;
+/// How long the ejection of a server is waited for before it is asked for again.
+const ASK_AGAIN_MS: u64 = 1000;
 /// Longest reply to AUTH or SELECT.
 const HANDSHAKE_REPLY_MAX: usize = 4096;
 
@@ -405,8 +407,8 @@ impl Engine {
             server.failed_at = now;
             server.failures = server.failures.saturating_add(1);
         }
-        if may_eject && server.failures >= limit && !server.ejected && !server.change_asked {
-            server.change_asked = true;
+        if may_eject && server.failures >= limit && !server.ejected && now >= server.ask_at {
+            server.ask_at = now.plus_millis(ASK_AGAIN_MS);
             self.actions.push_back(Action::Eject {
                 pool: pool_index,
                 server: server_index,
@@ -633,10 +635,11 @@ impl Engine {
 
     /// The reply to a probe.
     pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
-        let server = &mut self.pools[lane_pool as usize].servers[lane_server as usize];
+        let pool = &self.pools[lane_pool as usize];
+        let is_ejected = pool.is_in_use() && pool.servers[lane_server as usize].ejected;
         let is_well = reply.starts_with(b"+") || reply.starts_with(b"VERSION");
-        if is_well && server.ejected && !server.change_asked {
-            server.change_asked = true;
+        // Every time: it may be too early yet for this one to come back.
+        if is_well && is_ejected {
             self.actions.push_back(Action::Readmit { pool: lane_pool, server: lane_server });
         }
     }

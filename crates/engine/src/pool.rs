@@ -83,8 +83,9 @@ pub(crate) struct Server {
     pub(crate) failing: bool,
     /// Left out of the ring, by agreement of all workers.
     pub(crate) ejected: bool,
-    /// The change of its ejection is asked for and not yet answered.
-    pub(crate) change_asked: bool,
+    /// When its ejection may be asked for. It was just before, and whoever decides may have reasons
+    /// not to answer.
+    pub(crate) ask_at: Time,
     /// When it is asked whether it is well, while it is ejected.
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
@@ -201,7 +202,7 @@ impl Server {
             failed_at: Time::NEVER,
             failing: false,
             ejected: false,
-            change_asked: false,
+            ask_at: Time::ZERO,
             probe_at: Time::NEVER,
             queues: Queues::default(),
             private_lanes: Vec::new(),

@@ -449,3 +449,49 @@ fn a_server_that_comes_and_goes_is_probed_no_more_often_for_it() {
     // Every 500 to 1000 ms.
     assert!((9..=21).contains(&attempts), "{attempts}");
 }
+
+#[test]
+fn an_ejection_that_nobody_answers_is_asked_for_again() {
+    let options = "redis: true\npreconnect: true\nauto_eject_hosts: true\nserver_failure_limit: 1";
+    let mut world = World::new(&pool(options, 2));
+    let asked = |world: &World| {
+        let is_ejection = |action: &&Action| matches!(action, Action::Eject { server: 0, .. });
+        world.actions.iter().filter(is_ejection).count()
+    };
+    world.refuse(0);
+    assert_eq!(asked(&world), 1);
+    for _ in 0..10_000 {
+        world.wait_ms(1);
+        while world.connects_to(0) {
+            world.refuse(0);
+        }
+    }
+    // Each second, with the next attempt to connect.
+    assert!((5..=10).contains(&asked(&world)), "{}", asked(&world));
+}
+
+#[test]
+fn a_server_that_is_not_taken_back_says_so_with_every_probe() {
+    let options = "redis: true\nauto_eject_hosts: true\nserver_retry_timeout: 1000";
+    let mut world = World::new(&pool(options, 2));
+    release(&mut world, 1, &[false, true]);
+    let readmit = Action::Readmit { pool: 0, server: 0 };
+    world.wait_ms(1000);
+    let lane = world.accept(0);
+    for round in 1..5 {
+        world.expect(lane, redis("PING"));
+        world.send(lane, "+PONG\r\n");
+        assert_eq!(world.actions.iter().filter(|action| **action == readmit).count(), round);
+        if round == 2 {
+            // An abandoned change is no answer either.
+            hold(&mut world, 2);
+            release(&mut world, 2, &[false, true]);
+        }
+        world.wait_ms(1000);
+    }
+    world.expect(lane, redis("PING"));
+    release(&mut world, 3, &[true, true]);
+    world.send(lane, "+PONG\r\n");
+    assert_eq!(world.actions.iter().filter(|action| **action == readmit).count(), 4);
+    world.assert_idle();
+}

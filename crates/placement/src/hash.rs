@@ -65,6 +65,24 @@ impl Hash {
         Self::ALL.into_iter().find(|hash| hash.name() == name)
     }
 
+    /// How many values it has, from 0 on.
+    pub fn values(self) -> u64 {
+        match self {
+            Self::Crc32 => 1 << 15,
+            Self::OneAtATime
+            | Self::Md5
+            | Self::Crc16
+            | Self::Crc32a
+            | Self::Fnv1_64
+            | Self::Fnv1a64
+            | Self::Fnv1_32
+            | Self::Fnv1a32
+            | Self::Hsieh
+            | Self::Murmur
+            | Self::Jenkins => 1 << u32::BITS,
+        }
+    }
+
     /// The hash of `key`, which may be empty. Pools with one server never ask for it.
     // The long ones are functions of their own, so that the short ones need not save registers.
     #[inline]

@@ -115,6 +115,37 @@ impl Ring {
         self.marks.first().map(|mark| mark.server)
     }
 
+    /// The server that owns `point`, and the last point of the row of points from there on that
+    /// belong to it for the same reason. The next row may be the same server's.
+    pub fn run(&self, point: u32) -> Option<(u32, u32)> {
+        let (reduced, last) = match self.modulus {
+            0 => (point, u32::MAX),
+            modulus => {
+                let reduced = (u64::from(point) % modulus) as u32;
+                let left = u32::try_from(modulus - 1).unwrap_or(u32::MAX) - reduced;
+                (reduced, point.saturating_add(left))
+            }
+        };
+        let at = self.marks.partition_point(|mark| mark.value < reduced);
+        match self.marks.get(at) {
+            Some(mark) => Some((mark.server, point.saturating_add(mark.value - reduced))),
+            None => self.marks.first().map(|mark| (mark.server, last)),
+        }
+    }
+
+    /// After how many points the ring begins anew.
+    pub fn period(&self) -> u64 {
+        match self.modulus {
+            0 => 1 << u32::BITS,
+            modulus => modulus,
+        }
+    }
+
+    /// How many rows of points one period has, at most.
+    pub fn runs(&self) -> usize {
+        self.marks.len() + 1
+    }
+
     /// Whether points come from keys: not so when there is but one server, live or not, or when
     /// servers are picked at random.
     #[inline]
@@ -443,6 +474,27 @@ mod tests {
             assert_eq!(Distribution::deserialize(name), Ok(distribution));
         }
         assert_eq!(Distribution::from_name("Ketama"), None);
+    }
+
+    #[test]
+    fn runs_cover_the_ring_without_gap_or_overlap() {
+        for distribution in Distribution::ALL {
+            let ring = ring(distribution, &SERVERS, &[3, 1, 4, 1]);
+            let end = ring.period().min(1 << u32::BITS) - 1;
+            let (mut at, mut runs) = (0, 0);
+            loop {
+                let (server, last) = ring.run(at).unwrap();
+                runs += 1;
+                for point in [at, at + (last - at) / 2, last] {
+                    assert_eq!(ring.select(point), Some(server), "{distribution:?} {point}");
+                }
+                if u64::from(last) >= end {
+                    break;
+                }
+                at = last + 1;
+            }
+            assert!(runs <= ring.runs(), "{distribution:?}: {runs} of {}", ring.runs());
+        }
     }
 
     proptest! {

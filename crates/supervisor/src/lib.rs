@@ -3,31 +3,58 @@
 //! which serve, and the admin, which tells. It serves nobody itself and never waits for a child.
 #![forbid(unsafe_code)]
 
+mod balance;
 mod child;
+mod command;
+mod control_socket;
+mod deal;
+mod epochs;
+mod errand;
+mod fleet;
+mod handover;
+mod interests;
 mod limits;
 mod listeners;
 mod master;
 mod member;
 mod pid_file;
+mod quotas;
+mod rehearsal;
 mod ring;
+mod sessions;
 mod signals;
 mod slots;
+mod state;
+mod status;
+mod trial;
+mod unix_socket;
+mod watchdog;
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use cashew_config::Snapshot;
 
 pub use child::{Role, Serve, Spawn};
+pub use command::{Answer, Command};
+pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
+pub use rehearsal::{Rehearsal, rehearse};
+pub use status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
+pub use trial::{Program, Verdict};
 
 /// What an instance is to be.
 pub struct Options {
     pub snapshot: Snapshot,
+    /// Where the snapshot came from, to be loaded again when asked for.
+    pub conf_file: PathBuf,
     /// Where the admin tells the statistics; without it there is no admin.
     pub stats: Option<SocketAddr>,
     pub spawn: Spawn,
+    /// To become another version of it.
+    pub program: Program,
     /// 0..=11, as nutcracker's `-v`.
     pub log_level: u8,
     /// The file that standard error already goes to, to be opened anew when asked for.
@@ -38,6 +65,16 @@ pub struct Options {
     pub on_ready: Box<dyn FnOnce()>,
 }
 
+/// What another program that takes over has to know beside what is handed over.
+pub struct TakeOver {
+    pub conf_file: PathBuf,
+    pub spawn: Spawn,
+    pub program: Program,
+    /// Both as at the start of the instance.
+    pub log_file: Option<PathBuf>,
+    pub pid_file: Option<PathBuf>,
+}
+
 /// Why an instance did not start, or could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -46,10 +83,14 @@ pub enum Error {
     /// A child ended or failed before everybody was ready.
     #[error("{role} did not start: it {why}")]
     Start { role: Role, why: String },
+    #[error(transparent)]
+    ControlSocket(#[from] ControlSocketError),
     #[error("{role} can neither go on nor be stopped alone")]
     Stuck { role: Role },
     #[error("cannot write pid file {path}: {source}")]
     PidFile { path: PathBuf, source: io::Error },
+    #[error("cannot take over: {0}")]
+    TakeOver(String),
     #[error("cannot {step}: {source}")]
     System { step: &'static str, source: io::Error },
 }
@@ -58,6 +99,12 @@ pub enum Error {
 /// SIGTERM at once; both are a success.
 pub fn run(options: Options) -> Result<(), Error> {
     master::run(options)
+}
+
+/// Goes on with an instance where another program of the same process has stopped, with what that
+/// one handed over. When its own workers do not get ready this process becomes that program again.
+pub fn take_over(input: OwnedFd, options: TakeOver) -> Result<(), Error> {
+    master::take_over(input, options)
 }
 
 trait Step<T> {

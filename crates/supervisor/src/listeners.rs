@@ -1,34 +1,66 @@
-//! The listening sockets of the whole instance. The master makes them once, before any worker, and
-//! keeps them: a worker that dies takes no connection along that waits to be accepted.
+//! The listening sockets of the whole instance, by their addresses. The master makes them and keeps
+//! them as long as the address is served: a worker that goes takes no connection along that waits
+//! to be accepted.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Listen, Pool};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use tracing::{info, warn};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use crate::deal::{Hand, ListenerId};
+use crate::state::{Pack, Place, Text, Unpack};
+use crate::unix_socket::{self, BindError};
 
 /// Dropping it closes the sockets and removes the paths of those that have one.
 #[derive(Debug)]
 pub(crate) struct Listeners {
-    pools: Vec<Group>,
+    groups: BTreeMap<Address, Group>,
     stats: Option<Rc<OwnedFd>>,
+    next_id: ListenerId,
 }
 
-/// The sockets of one pool.
+/// Groups for addresses that are new in a snapshot. Dropping it closes them again.
 #[derive(Debug)]
-enum Group {
-    /// One for each slot. The kernel spreads new connections over them.
-    Tcp(Vec<Rc<OwnedFd>>),
+pub(crate) struct Bound(BTreeMap<Address, Group>);
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// The sockets of one address.
+#[derive(Debug)]
+struct Group {
+    /// By name: whose clients these are.
+    pool: String,
+    sockets: Sockets,
+}
+
+#[derive(Debug)]
+enum Sockets {
+    /// At least one for each worker. The kernel spreads new connections over them.
+    Tcp(Vec<Socket>),
     /// One for all: a second one cannot be bound to the same path.
-    Unix { socket: Rc<OwnedFd>, path: PathBuf, inode: (u64, u64) },
+    Unix { socket: Socket, path: PathBuf, inode: (u64, u64) },
+}
+
+#[derive(Debug)]
+struct Socket {
+    /// Given when it comes into use, and again when it comes to another pool.
+    id: ListenerId,
+    fd: Rc<OwnedFd>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -52,19 +84,12 @@ enum Why {
 impl Listeners {
     pub(crate) fn bind(
         snapshot: &Snapshot,
-        slots: u32,
+        workers: u32,
         stats: Option<SocketAddr>,
     ) -> Result<Self, ListenError> {
-        // Filled one by one, so that a failure removes the paths made before it.
-        let mut listeners = Self { pools: Vec::new(), stats: None };
-        for pool in &snapshot.pools {
-            let group = bind_pool(pool, slots).map_err(|why| ListenError {
-                whose: format!("pool '{}'", pool.name),
-                address: display(&pool.listen),
-                why,
-            })?;
-            listeners.pools.push(group);
-        }
+        let mut listeners = Self { groups: BTreeMap::new(), stats: None, next_id: 0 };
+        let bound = listeners.bind_new(snapshot, workers)?;
+        listeners.adopt(bound, snapshot);
         if let Some(address) = stats {
             let socket = bind_stats(address).map_err(|why| ListenError {
                 whose: "statistics".into(),
@@ -76,12 +101,70 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// What the worker of `slot` accepts the clients of `pool` from.
-    pub(crate) fn of_pool(&self, pool: usize, slot: u32) -> Rc<OwnedFd> {
-        match &self.pools[pool] {
-            Group::Tcp(sockets) => Rc::clone(&sockets[slot as usize]),
-            Group::Unix { socket, .. } => Rc::clone(socket),
+    /// Makes the groups that the snapshot needs and that are not there.
+    pub(crate) fn bind_new(&self, snapshot: &Snapshot, workers: u32) -> Result<Bound, ListenError> {
+        // Filled one by one, so that a failure removes the paths made before it.
+        let mut bound = Bound(BTreeMap::new());
+        for pool in &snapshot.pools {
+            let address = Address::of(&pool.listen);
+            if self.groups.contains_key(&address) {
+                continue;
+            }
+            let overlaps = self.groups.keys().any(|held| held.overlaps(&address));
+            let sockets = bind_pool(pool, workers, overlaps).map_err(|why| error(pool, why))?;
+            bound.0.insert(address, Group { pool: pool.name.clone(), sockets });
         }
+        Ok(bound)
+    }
+
+    /// Adds sockets to the groups that are there, so that each worker can have one. They listen at
+    /// once, and so have to be dealt at once.
+    pub(crate) fn grow(&mut self, snapshot: &Snapshot, workers: u32) -> Result<(), ListenError> {
+        for pool in &snapshot.pools {
+            let Some(group) = self.groups.get_mut(&Address::of(&pool.listen)) else { continue };
+            group.grow(pool, workers, &mut self.next_id).map_err(|why| error(pool, why))?;
+        }
+        Ok(())
+    }
+
+    /// Serves the addresses of the snapshot from now on, and closes all others. The groups that it
+    /// needs are all there or in `bound`.
+    pub(crate) fn adopt(&mut self, bound: Bound, snapshot: &Snapshot) {
+        let mut groups = BTreeMap::new();
+        let Bound(mut bound) = bound;
+        for pool in &snapshot.pools {
+            let address = Address::of(&pool.listen);
+            let (group, is_new) = match self.groups.remove(&address) {
+                Some(group) => (Some(group), false),
+                None => (bound.remove(&address), true),
+            };
+            let mut group = group.expect("every address of the snapshot is bound");
+            if is_new || group.pool != pool.name {
+                pool.name.clone_into(&mut group.pool);
+                group.renumber(&mut self.next_id);
+            }
+            group.tune(pool);
+            groups.insert(address, group);
+        }
+        self.groups = groups;
+    }
+
+    pub(crate) fn hands(&self) -> Vec<Hand> {
+        let hand = |group: &Group| match &group.sockets {
+            Sockets::Tcp(sockets) => Hand::Spread(sockets.iter().map(|it| it.id).collect()),
+            Sockets::Unix { socket, .. } => Hand::Shared(socket.id),
+        };
+        self.groups.values().map(hand).collect()
+    }
+
+    /// All sockets, with the names of their pools.
+    pub(crate) fn sockets(&self) -> BTreeMap<ListenerId, (&str, &Rc<OwnedFd>)> {
+        let mut sockets = BTreeMap::new();
+        for group in self.groups.values() {
+            let of_group = group.sockets.all();
+            sockets.extend(of_group.iter().map(|it| (it.id, (group.pool.as_str(), &it.fd))));
+        }
+        sockets
     }
 
     pub(crate) fn of_stats(&self) -> Option<Rc<OwnedFd>> {
@@ -89,49 +172,213 @@ impl Listeners {
     }
 }
 
-impl Drop for Group {
-    fn drop(&mut self) {
-        let Self::Unix { path, inode, .. } = self else { return };
-        // Another instance may have put a socket of its own there.
-        if identity(path).ok() == Some(*inode)
-            && let Err(error) = fs::remove_file(&*path)
-        {
-            warn!("cannot remove {}: {error}", path.display());
+/// The sockets, for another program to go on with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ListenersState {
+    groups: Vec<GroupState>,
+    stats: Option<Place>,
+    next_id: ListenerId,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct GroupState {
+    pool: String,
+    address: AddressState,
+    sockets: Vec<(ListenerId, Place)>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum AddressState {
+    Tcp(SocketAddr),
+    Unix { path: Text, inode: (u64, u64) },
+}
+
+impl Listeners {
+    pub(crate) fn state(&self, pack: &mut Pack) -> ListenersState {
+        let group = |(address, group): (&Address, &Group)| GroupState {
+            pool: group.pool.clone(),
+            address: match (address, &group.sockets) {
+                (Address::Tcp(address), _) => AddressState::Tcp(*address),
+                (Address::Unix(path), Sockets::Unix { inode, .. }) => {
+                    AddressState::Unix { path: path.as_path().into(), inode: *inode }
+                }
+                (Address::Unix(_), Sockets::Tcp(_)) => unreachable!("a path is of a Unix socket"),
+            },
+            sockets: group.sockets.all().iter().map(|it| (it.id, pack.put(&it.fd))).collect(),
+        };
+        let groups = self.groups.iter().map(group).collect();
+        let stats = self.stats.as_ref().map(|stats| pack.put(stats));
+        ListenersState { groups, stats, next_id: self.next_id }
+    }
+
+    pub(crate) fn resume(state: ListenersState, descriptors: &Unpack) -> Result<Self, String> {
+        let stats = state.stats.map(|place| descriptors.get(place)).transpose()?;
+        // All sockets first: a failure must not drop a group, which would remove its path.
+        let mut found = Vec::new();
+        for group in state.groups {
+            let socket = |(id, place)| Ok(Socket { id, fd: descriptors.get(place)? });
+            let sockets: Vec<Socket> =
+                group.sockets.into_iter().map(socket).collect::<Result<_, String>>()?;
+            if sockets.is_empty() {
+                return Err(format!("the sockets of pool '{}' are missing", group.pool));
+            }
+            found.push((group.pool, group.address, sockets));
+        }
+        let group = |(pool, address, mut sockets): (String, AddressState, Vec<Socket>)| {
+            let (address, sockets) = match address {
+                AddressState::Tcp(address) => (Address::Tcp(address), Sockets::Tcp(sockets)),
+                AddressState::Unix { path, inode } => {
+                    let path = PathBuf::from(path);
+                    let socket = sockets.remove(0);
+                    (Address::Unix(path.clone()), Sockets::Unix { socket, path, inode })
+                }
+            };
+            (address, Group { pool, sockets })
+        };
+        let groups = found.into_iter().map(group).collect();
+        Ok(Self { groups, stats, next_id: state.next_id })
+    }
+}
+
+impl Address {
+    fn of(listen: &Listen) -> Self {
+        match listen {
+            Listen::Tcp(address) => Self::Tcp(*address),
+            Listen::Unix { path, .. } => Self::Unix(path.clone()),
+        }
+    }
+
+    /// Whether the kernel would see a second listener here.
+    fn overlaps(&self, other: &Self) -> bool {
+        let (Self::Tcp(one), Self::Tcp(other)) = (self, other) else { return false };
+        let ips = [one.ip(), other.ip()];
+        one.port() == other.port() && (ips[0] == ips[1] || ips.iter().any(|ip| ip.is_unspecified()))
+    }
+}
+
+impl Group {
+    fn grow(&mut self, pool: &Pool, workers: u32, next_id: &mut ListenerId) -> Result<(), Why> {
+        let (Sockets::Tcp(sockets), Listen::Tcp(address)) = (&mut self.sockets, &pool.listen)
+        else {
+            return Ok(());
+        };
+        while sockets.len() < workers as usize {
+            let fd = tcp_socket(*address, true)?;
+            listen_tcp(&fd, backlog(pool), pool.tcp_keepalive)?;
+            sockets.push(Socket { id: take(next_id), fd: Rc::new(fd) });
+        }
+        Ok(())
+    }
+
+    fn renumber(&mut self, next_id: &mut ListenerId) {
+        self.sockets.all_mut().iter_mut().for_each(|socket| socket.id = take(next_id));
+    }
+
+    /// Has the pool's options hold for the connections to come.
+    fn tune(&self, pool: &Pool) {
+        let tune = || -> Result<(), Why> {
+            for socket in self.sockets.all() {
+                // On a socket that listens already this changes the length of its queue.
+                rustix::net::listen(&socket.fd, backlog(pool))?;
+                if let Listen::Tcp(_) = pool.listen {
+                    sockopt::set_socket_keepalive(&socket.fd, pool.tcp_keepalive)?;
+                }
+            }
+            if let Listen::Unix { path, mode: Some(mode) } = &pool.listen {
+                fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
+            }
+            Ok(())
+        };
+        if let Err(why) = tune() {
+            warn!("{}", error(pool, why));
         }
     }
 }
 
-fn bind_pool(pool: &Pool, slots: u32) -> Result<Group, Why> {
-    let backlog = i32::try_from(pool.backlog).unwrap_or(i32::MAX);
+impl Sockets {
+    fn all(&self) -> &[Socket] {
+        match self {
+            Self::Tcp(sockets) => sockets,
+            Self::Unix { socket, .. } => std::slice::from_ref(socket),
+        }
+    }
+
+    fn all_mut(&mut self) -> &mut [Socket] {
+        match self {
+            Self::Tcp(sockets) => sockets,
+            Self::Unix { socket, .. } => std::slice::from_mut(socket),
+        }
+    }
+}
+
+impl Socket {
+    /// Not in use yet.
+    fn new(fd: OwnedFd) -> Self {
+        Self { id: ListenerId::MAX, fd: Rc::new(fd) }
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        if let Self::Unix { path, inode, .. } = self {
+            unix_socket::remove(path, *inode);
+        }
+    }
+}
+
+fn take(next_id: &mut ListenerId) -> ListenerId {
+    let id = *next_id;
+    *next_id += 1;
+    id
+}
+
+fn error(pool: &Pool, why: Why) -> ListenError {
+    let address = pool.listen.to_string();
+    ListenError { whose: format!("pool '{}'", pool.name), address, why }
+}
+
+fn backlog(pool: &Pool) -> i32 {
+    i32::try_from(pool.backlog).unwrap_or(i32::MAX)
+}
+
+fn bind_pool(pool: &Pool, workers: u32, overlaps: bool) -> Result<Sockets, Why> {
     match &pool.listen {
         Listen::Tcp(address) => {
-            bind_tcp_group(*address, slots, backlog, pool.tcp_keepalive).map(Group::Tcp)
+            // With SO_REUSEPORT on both sides a second instance, or a nutcracker with `reuseport`,
+            // would share the port and take half of the clients. Without it the kernel refuses to
+            // bind where anybody listens; we ourselves too.
+            if !overlaps {
+                tcp_socket(*address, false)?;
+            }
+            let sockets = bind_tcp_group(*address, workers, backlog(pool), pool.tcp_keepalive)?;
+            Ok(Sockets::Tcp(sockets.into_iter().map(Socket::new).collect()))
         }
-        Listen::Unix { path, mode } => bind_unix(path, *mode, backlog),
+        Listen::Unix { path, mode } => bind_unix(path, *mode, backlog(pool)),
     }
 }
 
 fn bind_tcp_group(
     address: SocketAddr,
-    slots: u32,
+    count: u32,
     backlog: i32,
     keepalive: bool,
-) -> Result<Vec<Rc<OwnedFd>>, Why> {
-    // With SO_REUSEPORT on both sides a second instance, or a nutcracker with `reuseport`, would
-    // share the port and take half of the clients. Without it the kernel refuses to bind where
-    // anybody listens.
-    tcp_socket(address, false)?;
+) -> Result<Vec<OwnedFd>, Why> {
     let sockets: Vec<OwnedFd> =
-        (0..slots).map(|_| tcp_socket(address, true)).collect::<Result<_, _>>()?;
+        (0..count).map(|_| tcp_socket(address, true)).collect::<Result<_, _>>()?;
     // They listen only when all are bound, so that a failure has refused no one's connection.
     for socket in &sockets {
-        // What is set here holds for the connections accepted (tcp(7), socket(7)), which saves
-        // workers system calls for each.
-        sockopt::set_tcp_nodelay(socket, true)?;
-        sockopt::set_socket_keepalive(socket, keepalive)?;
-        rustix::net::listen(socket, backlog)?;
+        listen_tcp(socket, backlog, keepalive)?;
     }
-    Ok(sockets.into_iter().map(Rc::new).collect())
+    Ok(sockets)
+}
+
+/// What is set here holds for the connections accepted (tcp(7), socket(7)), which saves workers
+/// system calls for each.
+fn listen_tcp(socket: &OwnedFd, backlog: i32, keepalive: bool) -> Result<(), Why> {
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, keepalive)?;
+    Ok(rustix::net::listen(socket, backlog)?)
 }
 
 fn bind_stats(address: SocketAddr) -> Result<Rc<OwnedFd>, Why> {
@@ -152,52 +399,9 @@ fn tcp_socket(address: SocketAddr, share: bool) -> Result<OwnedFd, Why> {
     Ok(socket)
 }
 
-/// Binds and listens under a name nobody knows, then renames: who connects to the path reaches
-/// either who was there before or a socket that listens with the right mode.
-fn bind_unix(path: &Path, mode: Option<u32>, backlog: i32) -> Result<Group, Why> {
-    clear_way(path)?;
-    let hidden = path.with_file_name(format!(".cashew.{}", std::process::id()));
-    let socket = stream_socket(AddressFamily::UNIX)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
-    let publish = || {
-        if let Some(mode) = mode {
-            fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))?;
-        }
-        rustix::net::listen(&socket, backlog)?;
-        let inode = identity(&hidden)?;
-        fs::rename(&hidden, path)?;
-        Ok(inode)
-    };
-    match publish() {
-        Ok(inode) => Ok(Group::Unix { socket: Rc::new(socket), path: path.into(), inode }),
-        Err(error) => {
-            // The failure before this one is the one to tell.
-            let _ = fs::remove_file(&hidden);
-            Err(Why::Io(error))
-        }
-    }
-}
-
-/// Nothing is removed here; only somebody who listens at the path, or something there that is not
-/// a socket, is in the way.
-fn clear_way(path: &Path) -> Result<(), Why> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(Why::Io(error)),
-        Ok(metadata) if !metadata.file_type().is_socket() => return Err(Why::NotASocket),
-        Ok(_) => {}
-    }
-    let socket = stream_socket(AddressFamily::UNIX)?;
-    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
-        Err(Errno::CONNREFUSED) => {
-            info!("{} is left over from a process that is gone", path.display());
-            Ok(())
-        }
-        Err(Errno::NOENT) => Ok(()),
-        // EAGAIN: somebody listens and is busy. EPROTOTYPE: somebody has a socket of another type.
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Why::InUse),
-        Err(errno) => Err(errno.into()),
-    }
+fn bind_unix(path: &Path, mode: Option<u32>, backlog: i32) -> Result<Sockets, Why> {
+    let (fd, inode) = unix_socket::bind(path, mode, backlog)?;
+    Ok(Sockets::Unix { socket: Socket::new(fd), path: path.into(), inode })
 }
 
 fn stream_socket(family: AddressFamily) -> Result<OwnedFd, Why> {
@@ -205,14 +409,19 @@ fn stream_socket(family: AddressFamily) -> Result<OwnedFd, Why> {
     Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+impl From<BindError> for Why {
+    fn from(error: BindError) -> Self {
+        match error {
+            BindError::InUse => Self::InUse,
+            BindError::NotASocket => Self::NotASocket,
+            BindError::Io(error) => Self::Io(error),
+        }
+    }
 }
 
-fn display(listen: &Listen) -> String {
-    match listen {
-        Listen::Tcp(address) => address.to_string(),
-        Listen::Unix { path, .. } => path.display().to_string(),
+impl From<io::Error> for Why {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
     }
 }
 
@@ -226,6 +435,8 @@ impl From<Errno> for Why {
 mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Barrier;
+    use std::thread;
 
     use super::*;
 
@@ -244,9 +455,72 @@ mod tests {
         let address = free_address();
         let theirs = tcp_socket(address, true).unwrap();
         rustix::net::listen(&theirs, 1).unwrap();
-        assert!(matches!(bind_tcp_group(address, 2, 16, false), Err(Why::InUse)));
+        let snapshot = snapshot(&[("a", &address.to_string())]);
+        let refused = Listeners::bind(&snapshot, 2, None).unwrap_err();
+        assert!(matches!(refused.why, Why::InUse));
         drop(theirs);
-        bind_tcp_group(address, 2, 16, false).unwrap();
+        Listeners::bind(&snapshot, 2, None).unwrap();
+    }
+
+    #[test]
+    fn a_group_stays_as_long_as_its_address_is_served() {
+        let [one, other, third] = [(); 3].map(|()| free_address().to_string());
+        let before = snapshot(&[("a", &one), ("b", &other)]);
+        let mut listeners = Listeners::bind(&before, 2, None).unwrap();
+        let ids = |listeners: &Listeners| -> Vec<(ListenerId, String)> {
+            listeners.sockets().into_iter().map(|(id, (pool, _))| (id, pool.to_owned())).collect()
+        };
+        let named = |ids: &[u32], pool: &str| -> Vec<(ListenerId, String)> {
+            ids.iter().map(|&id| (id, pool.to_owned())).collect()
+        };
+        assert_eq!(ids(&listeners), [named(&[0, 1], "a"), named(&[2, 3], "b")].concat());
+        let waiting = TcpStream::connect(&one).unwrap();
+
+        // One pool keeps its address, the other moves; there is a worker more.
+        let after = snapshot(&[("a", &one), ("b", &third)]);
+        listeners.grow(&after, 3).unwrap();
+        let bound = listeners.bind_new(&after, 3).unwrap();
+        listeners.adopt(bound, &after);
+        let expected = [named(&[0, 1, 4], "a"), named(&[5, 6, 7], "b")].concat();
+        assert_eq!(ids(&listeners), expected);
+        assert!(TcpStream::connect(&other).is_err());
+        TcpStream::connect(&third).unwrap();
+        drop(waiting);
+
+        // Two pools change places: their sockets are told apart from what they were.
+        let swapped = snapshot(&[("a", &third), ("b", &one)]);
+        let bound = listeners.bind_new(&swapped, 3).unwrap();
+        listeners.adopt(bound, &swapped);
+        let expected = [named(&[8, 9, 10], "a"), named(&[11, 12, 13], "b")].concat();
+        assert_eq!(ids(&listeners), expected);
+    }
+
+    #[test]
+    fn what_is_bound_and_not_needed_is_closed_again() {
+        let [one, other] = [(); 2].map(|()| free_address().to_string());
+        let dir = Directory::new("unneeded");
+        let path = dir.0.join("socket").display().to_string();
+        let listeners = Listeners::bind(&snapshot(&[("a", &one)]), 1, None).unwrap();
+        let bound = listeners.bind_new(&snapshot(&[("b", &other), ("c", &path)]), 1).unwrap();
+        TcpStream::connect(&other).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(bound);
+        assert!(TcpStream::connect(&other).is_err());
+        assert!(!Path::new(&path).exists());
+        TcpStream::connect(&one).unwrap();
+    }
+
+    #[test]
+    fn all_addresses_of_a_port_take_the_place_of_one() {
+        let port = free_address().port();
+        let one = snapshot(&[("a", &format!("127.0.0.1:{port}"))]);
+        let all = snapshot(&[("a", &format!("0.0.0.0:{port}"))]);
+        let mut listeners = Listeners::bind(&one, 1, None).unwrap();
+        for next in [&all, &one] {
+            let bound = listeners.bind_new(next, 1).unwrap();
+            listeners.adopt(bound, next);
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        }
     }
 
     #[test]
@@ -262,6 +536,27 @@ mod tests {
         assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "no hidden name is left");
         drop(group);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_two_who_find_a_stale_unix_socket_one_gets_it() {
+        let dir = Directory::new("two");
+        let path = dir.0.join("socket");
+        for _ in 0..100 {
+            drop(UnixListener::bind(&path).unwrap());
+            let both = Barrier::new(2);
+            let is_bound = || {
+                both.wait();
+                let bound = bind_unix(&path, None, 16);
+                both.wait();
+                bound.is_ok()
+            };
+            let (one, other) = thread::scope(|scope| {
+                let threads = [scope.spawn(is_bound), scope.spawn(is_bound)];
+                threads.map(|thread| thread.join().unwrap()).into()
+            });
+            assert!(one != other, "{one} {other}");
+        }
     }
 
     #[test]
@@ -291,6 +586,15 @@ mod tests {
         let _theirs = UnixListener::bind(&path).unwrap();
         drop(group);
         UnixStream::connect(&path).unwrap();
+    }
+
+    fn snapshot(pools: &[(&str, &str)]) -> Snapshot {
+        let mut text = String::new();
+        for (name, listen) in pools {
+            text += &format!("{name}:\n  listen: {listen}\n  servers:\n   - 127.0.0.1:1:1\n");
+        }
+        let loaded = cashew_config::parse("test.yml", &text, &cashew_config::Context::of_system());
+        loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot
     }
 
     fn free_address() -> SocketAddr {

@@ -1,31 +1,50 @@
 //! The loop: wait for a signal, a message, a death or a moment; act on it; never wait for anything
 //! else.
 
+mod children;
+mod clients;
+mod operators;
+mod reload;
+mod stop;
+mod switch;
+mod upgrade;
+mod watch;
+
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::{Instant, SystemTime};
 
-use cashew_control::{MasterChannel, ToChild, ToMaster};
-use cashew_metrics::{Layout, Segments, monotonic_ms};
-use cashew_process::log;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use cashew_config::Snapshot;
+use cashew_control::{ToChild, ToMaster};
+use cashew_metrics::{Layout, Segments, Shared};
+use cashew_process::{exec, log};
+use rustix::event::PollFlags;
 use tracing::{debug, error, info, warn};
 
-use crate::child::{Exit, Role, Spawn};
+use crate::balance::Balance;
+use crate::child::{Role, Spawn};
+use crate::command::{Command, Nobody};
+use crate::deal::Deal;
+use crate::epochs::Epochs;
+use crate::handover;
+use crate::interests::Interests;
 use crate::limits::raise_open_files;
 use crate::listeners::Listeners;
-use crate::member::{Letter, Member, Running};
+use crate::member::{Letter, Member};
 use crate::pid_file::PidFile;
-use crate::ring::Rings;
+use crate::quotas::Quotas;
+use crate::ring::{RingConfig, Rings};
+use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
-use crate::slots::{KILL_GRACE, Order, Reason};
-use crate::{Error, Options, Step};
-
-/// Unread messages that a child is allowed, beyond those that start it: two for each pool.
-const OUTBOX_SPARE: usize = 1024;
+use crate::watchdog::Watchdog;
+use crate::{Error, Options, Program, Step, TakeOver};
+use operators::Operators;
+use reload::Reload;
+use switch::{InEffect, Next};
+use upgrade::{Fallback, Upgrade};
 
 /// How much one child may say before others are listened to. More than its channel can hold, so
 /// that one turn reads all that a dead one said.
@@ -38,22 +57,61 @@ pub(crate) fn run(options: Options) -> Result<(), Error> {
     result
 }
 
+pub(crate) fn take_over(input: OwnedFd, options: TakeOver) -> Result<(), Error> {
+    let (text, descriptors) = handover::receive(&input).step("take anything over")?;
+    drop(input);
+    let fallback = Fallback::new(text, descriptors);
+    let program = options.program.clone();
+    let mut master = match Master::resume(&fallback, options) {
+        Ok(master) => master,
+        Err(error) => return Err(fallback.give_back(&program, &error)),
+    };
+    master.may_go_back(fallback);
+    let result = exec::release_signals().step("handle signals").and_then(|()| master.run());
+    master.kill_all();
+    match (result, master.take_fallback()) {
+        (Err(error), Some(fallback)) => Err(fallback.give_back(&program, &error)),
+        (result, _) => result,
+    }
+}
+
 struct Master {
     spawn: Spawn,
+    program: Program,
     signals: Signals,
+    conf_file: PathBuf,
     /// `None` from the moment the instance is told to stop: nobody is to wait in a queue that will
     /// not be served.
     listeners: Option<Listeners>,
-    snapshot: Rc<OwnedFd>,
-    metrics: Rc<OwnedFd>,
-    segments: Segments,
+    deal: Deal,
+    current: InEffect,
+    /// While workers may still be by it: what was in effect before.
+    previous: Option<InEffect>,
+    /// What the workers are being prepared for, up to the commit.
+    next: Option<Next>,
+    /// The highest number that any epoch ever had, taken effect or not.
+    last_epoch: u64,
+    shared_memfd: Rc<OwnedFd>,
+    shared: Shared,
+    quotas: Quotas,
     rings: Rings,
-    /// The workers by slot, then the admin if there is one.
-    members: Vec<Member>,
-    workers: u32,
-    pools: u32,
+    epochs: Epochs,
+    watchdog: Watchdog,
+    reload: Reload,
+    upgrade: Upgrade,
+    operators: Operators,
+    sessions: Sessions,
+    balance: Balance,
+    members: BTreeMap<Role, Member>,
+    /// Workers of an earlier one are replaced.
+    generation: u64,
+    /// Who serves has changed, or who is to.
+    is_unsettled: bool,
+    /// When loads and quotas are looked at next.
+    look_at: Instant,
     phase: Phase,
-    shutdown_timeout: Duration,
+    /// The instance, not this program.
+    started: SystemTime,
     log_level: u8,
     log_file: Option<PathBuf>,
     pid_path: Option<PathBuf>,
@@ -72,45 +130,80 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Signals,
-    Channel(usize),
-    Death(usize),
+    Channel(Role),
+    Death(Role),
+    Loaded,
+    Trial,
+    Operators,
+    /// The status with this place among those that are worked on.
+    Digested(usize),
 }
 
 impl Master {
     fn new(options: Options) -> Result<Self, Error> {
-        let Options { snapshot, stats, spawn, log_level, log_file, pid_file, on_ready } = options;
+        let Options {
+            snapshot,
+            conf_file,
+            stats,
+            spawn,
+            program,
+            log_level,
+            log_file,
+            pid_file,
+            on_ready,
+        } = options;
         let now = Instant::now();
         // First of all, so that a signal that comes early is not lost.
         let signals = Signals::new().step("handle signals")?;
         if let Some(wanted) = snapshot.global.max_open_files {
             raise_open_files(wanted);
         }
-        let workers = snapshot.global.worker_processes.max(1);
+        let workers = workers_of(&snapshot);
         let listeners = Listeners::bind(&snapshot, workers, stats)?;
-        let memfd = cashew_control::seal(&cashew_config::to_json(&snapshot))
-            .step("seal the configuration")?;
+        // The working directory may change.
+        let conf_file = std::path::absolute(conf_file).step("find the configuration file")?;
+        let operators = Operators::open(&snapshot, &conf_file)?;
+        let (shared_memfd, shared) = Shared::create().step("make the memory of all processes")?;
+        let quotas = Quotas::default().switched(&snapshot, |_| 0);
+        let rings = Rings::new(RingConfig::of(&snapshot));
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
             .step("make the shared memory of the metrics")?;
-        segments.use_slot(workers - 1);
-        let names = snapshot.pools.iter().map(|pool| {
-            (&*pool.name, pool.servers.iter().map(|server| server.name.clone()).collect())
-        });
-        let roles = (0..workers).map(|slot| Role::Worker { slot });
-        let admin = stats.is_some().then_some(Role::Admin);
+        let metrics = (Rc::new(metrics), Rc::new(segments));
+        let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
+        let last_epoch = snapshot.epoch;
+        let current =
+            InEffect::new(snapshot, metrics, &quotas, &rings).step("seal the configuration")?;
+        let ranks = (0..workers).map(|slot| (Role::Worker { slot }, slot));
+        let admin = stats.is_some().then_some((Role::Admin, 0));
+        let member = |(role, rank)| (role, Member::new(role, rank, now));
         Ok(Self {
             spawn,
+            program,
             signals,
+            conf_file,
             listeners: Some(listeners),
-            snapshot: Rc::new(memfd),
-            metrics: Rc::new(metrics),
-            segments,
-            rings: Rings::new(names),
-            members: roles.chain(admin).map(|role| Member::new(role, now)).collect(),
-            workers,
-            pools: u32::try_from(snapshot.pools.len())
-                .expect("pools fit in the file that has them"),
+            deal: Deal::default(),
+            current,
+            previous: None,
+            next: None,
+            last_epoch,
+            shared_memfd: Rc::new(shared_memfd),
+            shared,
+            quotas,
+            rings,
+            epochs: Epochs::default(),
+            watchdog,
+            reload: Reload::default(),
+            upgrade: Upgrade::default(),
+            operators,
+            sessions: Sessions::default(),
+            balance: Balance::new(),
+            members: ranks.chain(admin).map(member).collect(),
+            generation: 0,
+            is_unsettled: true,
+            look_at: now,
             phase: Phase::Starting,
-            shutdown_timeout: Duration::from_millis(snapshot.global.worker_shutdown_timeout_ms),
+            started: SystemTime::now(),
             log_level,
             log_file,
             pid_path: pid_file,
@@ -121,8 +214,9 @@ impl Master {
 
     fn run(&mut self) -> Result<(), Error> {
         loop {
-            self.handle_timeouts(Instant::now())?;
-            self.deliver(Instant::now());
+            let now = Instant::now();
+            self.handle_timeouts(now)?;
+            self.settle(now);
             if self.is_over() {
                 info!("stopped");
                 return Ok(());
@@ -131,193 +225,178 @@ impl Master {
                 let now = Instant::now();
                 match source {
                     Source::Signals => self.handle_signals(now),
-                    Source::Channel(index) => self.handle_channel(index, now)?,
-                    Source::Death(index) => self.handle_death(index, now)?,
+                    Source::Channel(role) => self.handle_channel(role, now)?,
+                    Source::Death(role) => self.handle_death(role, now)?,
+                    Source::Loaded => self.handle_loaded(now),
+                    // Looked at whenever things settle.
+                    Source::Trial => {}
+                    Source::Operators => self.handle_operators(now),
+                    Source::Digested(index) => self.handle_digested(index),
                 }
-                self.deliver(now);
+                self.settle(now);
             }
         }
     }
 
     fn wait(&self) -> io::Result<Vec<Source>> {
-        let mut sources = vec![Source::Signals];
-        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        for (index, member) in self.members.iter().enumerate() {
+        let mut interests = Interests::new();
+        interests.add(Source::Signals, self.signals.as_fd(), PollFlags::IN);
+        if let Some(loading) = self.reload.loading() {
+            interests.add(Source::Loaded, loading, PollFlags::IN);
+        }
+        if let Some(trial) = self.upgrade.event().filter(|_| self.rings.is_quiet()) {
+            interests.add(Source::Trial, trial, PollFlags::IN);
+        }
+        self.operators.add_interests(&mut interests);
+        for (&role, member) in &self.members {
             let Some(running) = &member.running else { continue };
             // Before the death: its last words say why.
             if let Some((channel, has_mail)) = running.channel() {
-                let out = if has_mail { PollFlags::OUT } else { PollFlags::empty() };
-                sources.push(Source::Channel(index));
-                fds.push(PollFd::from_borrowed_fd(channel, PollFlags::IN | out));
+                let mut flags = PollFlags::empty();
+                flags.set(PollFlags::IN, self.may_read(member));
+                flags.set(PollFlags::OUT, has_mail);
+                if !flags.is_empty() {
+                    interests.add(Source::Channel(role), channel, flags);
+                }
             }
-            sources.push(Source::Death(index));
-            fds.push(PollFd::from_borrowed_fd(running.child.death(), PollFlags::IN));
+            interests.add(Source::Death(role), running.child.death(), PollFlags::IN);
         }
         let timeout = self.poll_timeout().map(|at| at.saturating_duration_since(Instant::now()));
-        let timeout = timeout.map(|left| Timespec {
-            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Vec::new()),
-            Err(errno) => return Err(errno.into()),
-        }
-        let ready = sources.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
-        Ok(ready.map(|(source, _)| source).collect())
+        interests.wait(timeout)
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        let slots = self.members.iter().filter_map(|member| member.slot.poll_timeout());
-        slots.chain(self.rings.poll_timeout()).min()
+        let is_undecided = self.epochs.is_undecided();
+        // Who is to be started waits until it is known by which epoch.
+        let awake = self.members.values().filter(|it| it.running.is_some() || !is_undecided);
+        let slots = awake.filter_map(|member| member.slot.poll_timeout());
+        let look_at = (self.phase == Phase::Serving).then_some(self.look_at);
+        slots
+            .chain(self.rings.poll_timeout())
+            .chain(self.epochs.poll_timeout())
+            .chain(self.upgrade.poll_timeout())
+            .chain(self.operators.poll_timeout())
+            .chain(self.watchdog.poll_timeout())
+            .chain(look_at)
+            .min()
     }
 
     fn handle_timeouts(&mut self, now: Instant) -> Result<(), Error> {
         self.rings.handle_timeout(now);
-        for index in 0..self.members.len() {
-            let age = self.heartbeat_age(index);
-            match self.members[index].slot.poll(now, age) {
-                // Only the admin can ask for it: the slots of workers are closed.
-                Some(Order::Spawn) if self.phase == Phase::Stopping => {
-                    self.members[index].slot.stop(now);
-                }
-                Some(Order::Spawn) => self.start(index, now)?,
-                Some(Order::Abort(reason)) => {
-                    let why = match reason {
-                        Reason::StartTimeout => "it does not get ready",
-                        Reason::OldHeartbeat => "its heart has stopped",
-                    };
-                    self.members[index].condemn(why, now);
-                }
-                Some(Order::Kill) => self.kill(index, now)?,
-                None => {}
+        self.epochs.handle_timeout(now);
+        self.operators.handle_timeout(now);
+        self.end_hangs(now);
+        if self.phase == Phase::Serving && self.look_at <= now {
+            self.look_at = now + crate::balance::INTERVAL;
+            self.rebalance(now);
+            self.repair_quotas(now);
+        }
+        self.handle_slots(now)
+    }
+
+    /// Does what has come to be due by what happened, until there is nothing left to do.
+    fn settle(&mut self, now: Instant) {
+        self.deliver_rings(now);
+        self.advance_reload(now);
+        self.act_on_epochs(now);
+        if std::mem::take(&mut self.is_unsettled) {
+            self.deal_sockets(now);
+            self.adjust_fleet(now);
+        }
+        self.forward_sessions(now);
+        self.advance_upgrade(now);
+        self.operators.deliver(now);
+    }
+
+    fn handle_channel(&mut self, role: Role, now: Instant) -> Result<(), Error> {
+        self.member(role).flush(now);
+        for _ in 0..MESSAGES_PER_TURN {
+            if !self.may_read(&self.members[&role]) {
+                break;
             }
+            let Some((message, descriptors)) = self.member(role).receive(now) else { break };
+            self.handle_message(role, message, descriptors, now)?;
         }
         Ok(())
     }
 
-    /// Threads are not watched: there is nobody left to replace a process that aborts.
-    fn heartbeat_age(&self, index: usize) -> Option<Duration> {
-        let member = &self.members[index];
-        match (member.role, &member.running) {
-            (Role::Worker { slot }, Some(running)) if running.child.is_process() => {
-                let beat = self.segments.header(slot).heartbeat_ms;
-                Some(Duration::from_millis(monotonic_ms().saturating_sub(beat)))
-            }
-            _ => None,
-        }
-    }
-
-    fn start(&mut self, index: usize, now: Instant) -> Result<(), Error> {
-        let role = self.members[index].role;
-        match self.spawn_child(role) {
-            Ok(running) => {
-                info!("{role} is started: {}", running.child);
-                let member = &mut self.members[index];
-                member.running = Some(running);
-                member.slot.spawned(now);
-                self.brief(index, now);
-                Ok(())
-            }
-            Err(error) if self.phase == Phase::Starting => {
-                Err(Error::Start { role, why: format!("cannot be run: {error}") })
-            }
-            Err(error) => {
-                let pause = self.members[index].slot.died(now);
-                error!("{role} cannot be started: {error}; next try in {pause:?}");
-                Ok(())
-            }
-        }
-    }
-
-    fn spawn_child(&self, role: Role) -> io::Result<Running> {
-        let (ours, theirs) = cashew_control::pair()?;
-        let child = self.spawn.spawn(role, self.log_level, theirs)?;
-        let outbox_max = 2 * self.pools as usize + OUTBOX_SPARE;
-        Ok(Running::new(child, MasterChannel::new(ours), outbox_max))
-    }
-
-    /// Hands everything over that a new child needs.
-    fn brief(&mut self, index: usize, now: Instant) {
-        let listeners = self.listeners.as_ref().expect("nobody is started while stopping");
-        let (slot, sockets) = match self.members[index].role {
-            Role::Worker { slot } => {
-                let sockets =
-                    (0..self.pools).map(|pool| (pool, listeners.of_pool(pool as usize, slot)));
-                (slot, sockets.collect::<Vec<_>>())
-            }
-            Role::Admin => {
-                (self.workers, listeners.of_stats().map(|fd| (0, fd)).into_iter().collect())
-            }
-        };
-        let init = ToChild::Init { slot, rank: slot, workers: self.workers };
-        self.post(index, init, vec![Rc::clone(&self.snapshot), Rc::clone(&self.metrics)], now);
-        for (pool, socket) in sockets {
-            self.post(index, ToChild::Listen { listener: pool, pool }, vec![socket], now);
-        }
-        if let Role::Worker { slot } = self.members[index].role {
-            self.rings.joined(slot);
-            self.deliver(now);
-        }
-        self.post(index, ToChild::Start, Vec::new(), now);
-    }
-
-    fn handle_channel(&mut self, index: usize, now: Instant) -> Result<(), Error> {
-        self.members[index].flush(now);
+    /// What a dead child said before it died, and nobody has read yet.
+    fn handle_last_words(&mut self, role: Role, now: Instant) -> Result<(), Error> {
         for _ in 0..MESSAGES_PER_TURN {
-            let Some(message) = self.members[index].receive(now) else { break };
-            self.handle_message(index, message, now)?;
+            let Some((message, descriptors)) = self.member(role).receive(now) else { break };
+            self.handle_message(role, message, descriptors, now)?;
         }
         Ok(())
     }
 
     fn handle_message(
         &mut self,
-        index: usize,
+        role: Role,
         message: ToMaster,
+        descriptors: Vec<OwnedFd>,
         now: Instant,
     ) -> Result<(), Error> {
-        let member = &mut self.members[index];
-        match (message, member.role) {
-            (ToMaster::Ready, role) => {
-                debug!("{role} is ready");
-                member.slot.ready(now);
-                if self.phase == Phase::Starting
-                    && self.members.iter().all(|member| member.slot.is_serving())
-                {
-                    self.started()?;
-                }
-            }
+        match (message, role) {
+            (ToMaster::Ready, _) => return self.handle_ready(role, now),
             (ToMaster::Failed { why }, _) => {
+                let member = self.member(role);
                 if let Some(running) = &mut member.running {
                     running.failed = Some(why);
                 }
                 member.slot.doomed(now);
+                self.is_unsettled = true;
             }
             (ToMaster::Held { pool, version }, Role::Worker { slot }) => {
                 self.rings.held(slot, pool, version, now);
             }
             (ToMaster::ServerDown { pool, server, why }, Role::Worker { slot }) => {
                 debug!("worker {slot}: pool {pool}: server {server} is down: {why}");
-                self.rings.server_down(pool, server, why, now);
+                if let Some((pool, server)) = self.locate(slot, pool, server) {
+                    self.rings.server_down(pool, server, why, now);
+                }
             }
-            (ToMaster::ServerUp { pool, server }, Role::Worker { .. }) => {
-                self.rings.server_up(pool, server, now);
+            (ToMaster::ServerUp { pool, server }, Role::Worker { slot }) => {
+                if let Some((pool, server)) = self.locate(slot, pool, server) {
+                    self.rings.server_up(pool, server, now);
+                }
+            }
+            (ToMaster::Prepared { epoch }, Role::Worker { slot }) => {
+                self.epochs.prepared(slot, epoch, now);
+            }
+            (ToMaster::Refused { epoch, why }, Role::Worker { slot }) => {
+                self.epochs.refused(slot, epoch, &why);
+            }
+            (ToMaster::Paused { epoch, unfinished }, Role::Worker { slot }) => {
+                self.epochs.paused(slot, epoch, unfinished, now);
+            }
+            (ToMaster::Committed { epoch }, Role::Worker { slot }) => {
+                self.epochs.committed(slot, epoch, now);
+            }
+            // Nobody waits for the admin: it serves no clients, and takes part in order.
+            (ToMaster::Prepared { .. } | ToMaster::Committed { .. }, Role::Admin) => {}
+            (ToMaster::Refused { why, .. }, Role::Admin) => {
+                warn!("admin cannot take the new configuration on, and is started anew: {why}");
+                self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
+            }
+            (ToMaster::HandOver { session }, Role::Worker { slot }) => {
+                self.take_session(slot, session, descriptors, now);
             }
             (
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
-                | ToMaster::ServerUp { .. }),
+                | ToMaster::ServerUp { .. }
+                | ToMaster::Paused { .. }
+                | ToMaster::HandOver { .. }),
                 Role::Admin,
             ) => warn!("admin has no business to say {message:?}"),
-            (message, role) => warn!("{role} says {message:?}, which nobody asked"),
         }
         Ok(())
     }
 
     fn started(&mut self) -> Result<(), Error> {
         self.phase = Phase::Serving;
-        info!(pools = self.pools, workers = self.workers, "serving");
+        let pools = self.current.snapshot.pools.len();
+        info!(pools, workers = workers_of(&self.current.snapshot), "serving");
         if let Some(path) = self.pid_path.take() {
             let file = PidFile::write(&path).map_err(|source| Error::PidFile { path, source })?;
             self.pid_file = Some(file);
@@ -325,64 +404,17 @@ impl Master {
         if let Some(on_ready) = self.on_ready.take() {
             on_ready();
         }
-        Ok(())
-    }
-
-    fn handle_death(&mut self, index: usize, now: Instant) -> Result<(), Error> {
-        // What it said before it died may not have been read yet.
-        self.handle_channel(index, now)?;
-        let Some(running) = self.members[index].running.take() else { return Ok(()) };
-        let name = running.child.to_string();
-        let exit = running.child.reap().step("learn how a child ended")?;
-        let role = self.members[index].role;
-        let how = match running.failed {
-            Some(why) => format!("failed: {why}"),
-            None => exit.to_string(),
-        };
-        let pause = self.bury(index, now);
-        if self.phase == Phase::Starting {
-            return Err(Error::Start { role, why: how });
-        }
-        match pause {
-            Some(pause) => {
-                let member = &mut self.members[index];
-                member.restarts += 1;
-                error!("{role} ({name}) {how}; restart {} in {pause:?}", member.restarts);
-            }
-            None if is_clean(&exit) => info!("{role} ({name}) has stopped"),
-            None => warn!("{role} ({name}) has stopped: {how}"),
-        }
-        Ok(())
-    }
-
-    /// Its place is empty. Tells how long it stays so, unless for ever.
-    fn bury(&mut self, index: usize, now: Instant) -> Option<Duration> {
-        if let Role::Worker { slot } = self.members[index].role {
-            self.segments.clear_gauges(slot);
-            self.rings.left(slot, now);
-        }
-        let pause = self.members[index].slot.died(now);
-        self.stop_admin(now);
-        pause
-    }
-
-    fn kill(&mut self, index: usize, now: Instant) -> Result<(), Error> {
-        let member = &mut self.members[index];
-        if member.kill() {
-            return Ok(());
-        }
-        // A thread cannot be killed, and a second one in its place would serve beside it.
-        if self.phase != Phase::Stopping {
-            return Err(Error::Stuck { role: member.role });
-        }
-        warn!("{} does not end and is left behind", member.role);
-        member.running = None;
-        self.bury(index, now);
+        self.end_take_over(Instant::now());
         Ok(())
     }
 
     fn handle_signals(&mut self, now: Instant) {
-        for request in self.signals.receive() {
+        let requests = self.signals.receive();
+        self.handle_requests(requests, now);
+    }
+
+    fn handle_requests(&mut self, requests: Vec<Request>, now: Instant) {
+        for request in requests {
             match request {
                 Request::Stop if self.phase == Phase::Stopping => self.stop_now(now, "SIGTERM"),
                 Request::Stop => self.stop(now),
@@ -394,49 +426,15 @@ impl Master {
                     self.change_level("SIGTTOU", self.log_level.saturating_sub(1), now)
                 }
                 Request::LogReopen => self.reopen_log(now),
-                Request::Unknown(name) => info!("{name} means nothing here"),
+                Request::Reload => {
+                    self.reopen_log(now);
+                    self.command(Command::Reload { dry_run: false }, Box::new(Nobody), now);
+                }
+                Request::Upgrade => {
+                    self.command(Command::Upgrade { binary: None }, Box::new(Nobody), now);
+                }
             }
         }
-    }
-
-    fn stop(&mut self, now: Instant) {
-        info!("SIGTERM: stopping, for at most {:?}", self.shutdown_timeout);
-        self.phase = Phase::Stopping;
-        self.rings.halt();
-        self.deliver(now);
-        self.listeners = None;
-        // Workers keep to the timeout by themselves; the grace is for saying good-bye.
-        let deadline = now + self.shutdown_timeout + KILL_GRACE;
-        for index in 0..self.workers as usize {
-            self.post(index, ToChild::Shutdown, Vec::new(), now);
-            self.members[index].slot.stop(deadline);
-        }
-        self.stop_admin(now);
-    }
-
-    /// The admin goes last, to tell how the workers are getting on.
-    fn stop_admin(&mut self, now: Instant) {
-        let admin = self.workers as usize;
-        if self.phase != Phase::Stopping
-            || self.members.len() == admin
-            || self.members[..admin].iter().any(|member| !member.slot.is_closed())
-        {
-            return;
-        }
-        self.post(admin, ToChild::Shutdown, Vec::new(), now);
-        self.members[admin].slot.stop(now + KILL_GRACE);
-    }
-
-    fn stop_now(&mut self, now: Instant, signal: &str) {
-        info!("{signal}: stopping at once");
-        self.phase = Phase::Stopping;
-        self.rings.halt();
-        self.listeners = None;
-        self.members.iter_mut().for_each(|member| member.slot.stop(now));
-    }
-
-    fn is_over(&self) -> bool {
-        self.members.iter().all(|member| member.slot.is_closed())
     }
 
     fn change_level(&mut self, signal: &str, level: u8, now: Instant) {
@@ -444,9 +442,7 @@ impl Master {
         self.log_level = level;
         log::set_level(level);
         info!("{signal}: log level is {level}");
-        for index in 0..self.members.len() {
-            self.post(index, ToChild::LogLevel { level }, Vec::new(), now);
-        }
+        self.post_all(&ToChild::LogLevel { level }, &[], now);
     }
 
     fn reopen_log(&mut self, now: Instant) {
@@ -462,44 +458,43 @@ impl Master {
             }
         };
         info!("log file is reopened");
-        for index in 0..self.members.len() {
-            self.post(index, ToChild::LogReopen, vec![Rc::clone(&file)], now);
-        }
+        self.post_all(&ToChild::LogReopen, &[file], now);
     }
 
     /// Takes the mail of the rings to the workers.
-    fn deliver(&mut self, now: Instant) {
+    fn deliver_rings(&mut self, now: Instant) {
         while let Some((slot, message)) = self.rings.poll_message() {
-            self.post(slot as usize, message, Vec::new(), now);
+            self.post(Role::Worker { slot }, message, Vec::new(), now);
         }
     }
 
-    fn post(
-        &mut self,
-        index: usize,
-        message: ToChild,
-        descriptors: Vec<Rc<OwnedFd>>,
-        now: Instant,
-    ) {
-        self.members[index].post(Letter { message, descriptors }, now);
+    fn post(&mut self, role: Role, message: ToChild, descriptors: Vec<Rc<OwnedFd>>, now: Instant) {
+        if let Some(member) = self.members.get_mut(&role) {
+            member.post(Letter { message, descriptors }, now);
+        }
     }
 
-    /// For the way out after an error. Waits only for what SIGKILL ends.
-    fn kill_all(&mut self) {
-        for member in &mut self.members {
-            let killed = member.kill();
-            let Some(running) = member.running.take() else { continue };
-            if killed && let Err(error) = running.child.reap() {
-                warn!("{}: {error}", member.role);
-            }
+    fn post_all(&mut self, message: &ToChild, descriptors: &[Rc<OwnedFd>], now: Instant) {
+        for member in self.members.values_mut() {
+            let descriptors = descriptors.to_vec();
+            member.post(Letter { message: message.clone(), descriptors }, now);
         }
+    }
+
+    fn member(&mut self, role: Role) -> &mut Member {
+        self.members.get_mut(&role).expect("events come from members")
+    }
+
+    /// The workers, with their slots.
+    fn workers(&self) -> impl Iterator<Item = (u32, &Member)> {
+        self.members.iter().filter_map(|(&role, member)| match role {
+            Role::Worker { slot } => Some((slot, member)),
+            Role::Admin => None,
+        })
     }
 }
 
-fn is_clean(exit: &Exit) -> bool {
-    match exit {
-        Exit::Status(status) => status.success(),
-        Exit::Returned => true,
-        Exit::Error(_) | Exit::Panicked => false,
-    }
+/// How many workers a snapshot asks for.
+fn workers_of(snapshot: &Snapshot) -> u32 {
+    snapshot.global.worker_processes.max(1)
 }

@@ -16,7 +16,8 @@ pub(crate) enum Request {
     LevelUp,
     LevelDown,
     LogReopen,
-    Unknown(&'static str),
+    Reload,
+    Upgrade,
 }
 
 /// SIGPIPE needs no handling: Rust's runtime ignores it from the start.
@@ -48,8 +49,9 @@ fn request(signal: i32) -> Request {
         SIGINT => Request::StopNow,
         SIGTTIN => Request::LevelUp,
         SIGTTOU => Request::LevelDown,
-        SIGUSR1 | SIGHUP => Request::LogReopen,
-        SIGUSR2 => Request::Unknown("SIGUSR2"),
+        SIGUSR1 => Request::LogReopen,
+        SIGHUP => Request::Reload,
+        SIGUSR2 => Request::Upgrade,
         other => unreachable!("signal {other} was not asked for"),
     }
 }

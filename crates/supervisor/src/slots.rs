@@ -4,17 +4,16 @@
 
 use std::time::{Duration, Instant};
 
+use crate::fleet::Life;
+
 /// How long a child may take from its start to `Ready`.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The oldest heartbeat of a worker that is believed to be well.
-pub(crate) const HEARTBEAT_AGE_MAX: Duration = Duration::from_secs(10);
-
-/// How often heartbeats are looked at.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long a child may live on after SIGABRT, or after it closed its channel.
+/// How long a child may live on after it closed its channel, or after its time was up.
 pub(crate) const KILL_GRACE: Duration = Duration::from_secs(1);
+
+/// How long it may take to die of SIGABRT: the kernel may be writing a core.
+const ABORT_GRACE: Duration = Duration::from_millis(200);
 
 /// Who served this long did not crash in a loop.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
@@ -31,6 +30,8 @@ pub(crate) struct Slot {
     state: State,
     /// Deaths in a row, none of which followed a stable time of serving.
     crashes: u32,
+    /// It is handing its work over, nobody follows it, and it should be gone by then.
+    retire_by: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +43,8 @@ enum State {
     Starting {
         deadline: Instant,
     },
-    /// `suspected` since the last look found an old heartbeat.
     Serving {
         since: Instant,
-        check_at: Instant,
-        suspected: bool,
     },
     /// Should be dead by the deadline. `last` when nobody is to follow.
     Dying {
@@ -61,21 +59,15 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Spawn,
-    /// Send SIGABRT, for a core dump.
-    Abort(Reason),
+    /// It did not get ready: send SIGABRT, for a core dump.
+    Abort,
     /// Send SIGKILL.
     Kill,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
-    StartTimeout,
-    OldHeartbeat,
-}
-
 impl Slot {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { state: State::Vacant { until: now }, crashes: 0 }
+        Self { state: State::Vacant { until: now }, crashes: 0, retire_by: None }
     }
 
     pub(crate) fn spawned(&mut self, now: Instant) {
@@ -84,17 +76,26 @@ impl Slot {
 
     pub(crate) fn ready(&mut self, now: Instant) {
         if let State::Starting { .. } = self.state {
-            let check_at = now + CHECK_INTERVAL;
-            self.state = State::Serving { since: now, check_at, suspected: false };
+            self.state = State::Serving { since: now };
         }
     }
 
     /// It is about to die, by itself or by what was done to it.
     pub(crate) fn doomed(&mut self, now: Instant) {
+        self.expect_death(now, KILL_GRACE);
+    }
+
+    /// It is sent SIGABRT.
+    pub(crate) fn aborted(&mut self, now: Instant) {
+        self.expect_death(now, ABORT_GRACE);
+    }
+
+    fn expect_death(&mut self, now: Instant, grace: Duration) {
         match self.state {
             State::Starting { .. } | State::Serving { .. } => {
                 self.note_stability(now);
-                self.state = State::Dying { deadline: now + KILL_GRACE, last: false };
+                let last = self.retire_by.is_some();
+                self.state = State::Dying { deadline: now + grace, last };
             }
             State::Vacant { .. } | State::Dying { .. } | State::Closed => {}
         }
@@ -110,11 +111,28 @@ impl Slot {
         };
     }
 
+    /// Who serves here was told to hand everything over and go. Being watched as before, it has
+    /// time for that until the deadline.
+    pub(crate) fn retire(&mut self, deadline: Instant) {
+        assert!(self.is_serving(), "only who serves retires");
+        self.retire_by = Some(deadline);
+    }
+
+    /// How much of its time is left, if it retires.
+    pub(crate) fn retire_within(&self, now: Instant) -> Option<Duration> {
+        self.retire_by.map(|deadline| deadline.saturating_duration_since(now))
+    }
+
+    pub(crate) fn unretire(&mut self) {
+        self.retire_by = None;
+    }
+
     /// Who held the slot is dead, or could not be started at all. Tells how long the slot stays
     /// empty, unless for ever.
     pub(crate) fn died(&mut self, now: Instant) -> Option<Duration> {
         self.note_stability(now);
-        if matches!(self.state, State::Closed | State::Dying { last: true, .. }) {
+        let last = matches!(self.state, State::Closed | State::Dying { last: true, .. });
+        if last || self.retire_by.is_some() {
             self.state = State::Closed;
             return None;
         }
@@ -127,27 +145,17 @@ impl Slot {
         Some(pause)
     }
 
-    /// What to do now, if anything. `heartbeat_age` is `None` where there is no heartbeat.
-    pub(crate) fn poll(&mut self, now: Instant, heartbeat_age: Option<Duration>) -> Option<Order> {
+    /// What to do now, if anything.
+    pub(crate) fn poll(&mut self, now: Instant) -> Option<Order> {
+        if self.retire_by.is_some_and(|deadline| deadline <= now) && self.is_retiring() {
+            self.state = State::Dying { deadline: now + KILL_GRACE, last: true };
+            return Some(Order::Kill);
+        }
         match &mut self.state {
             State::Vacant { until } if *until <= now => Some(Order::Spawn),
             State::Starting { deadline } if *deadline <= now => {
-                self.doomed(now);
-                Some(Order::Abort(Reason::StartTimeout))
-            }
-            State::Serving { since, check_at, suspected } if *check_at <= now => {
-                *check_at = now + CHECK_INTERVAL;
-                // The heartbeat of the one before it is still there until the first of its own.
-                let age = heartbeat_age.map(|age| age.min(now - *since));
-                let old = age.is_some_and(|age| age > HEARTBEAT_AGE_MAX);
-                // Twice, because a machine or a process group that was stopped and goes on shows
-                // old heartbeats everywhere at first.
-                let was_suspected = std::mem::replace(suspected, old);
-                if old && was_suspected {
-                    self.doomed(now);
-                    return Some(Order::Abort(Reason::OldHeartbeat));
-                }
-                None
+                self.aborted(now);
+                Some(Order::Abort)
             }
             State::Dying { deadline, .. } if *deadline <= now => {
                 *deadline = now + KILL_GRACE;
@@ -162,16 +170,49 @@ impl Slot {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        match self.state {
+        let retire_by = self.retire_by.filter(|_| self.is_retiring());
+        let at = match self.state {
             State::Vacant { until } => Some(until),
             State::Starting { deadline } | State::Dying { deadline, .. } => Some(deadline),
-            State::Serving { check_at, .. } => Some(check_at),
-            State::Closed => None,
+            State::Serving { .. } | State::Closed => None,
+        };
+        at.into_iter().chain(retire_by).min()
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        match self.state {
+            State::Serving { .. } if self.retire_by.is_some() => Life::Retiring,
+            State::Serving { .. } => Life::Serving,
+            State::Dying { last: true, .. } | State::Closed => Life::Going,
+            State::Vacant { .. } | State::Starting { .. } | State::Dying { .. } => Life::Coming,
         }
     }
 
+    /// Since when it has had to beat, if it has to.
+    pub(crate) fn beats_since(&self) -> Option<Instant> {
+        match self.state {
+            State::Serving { since } => Some(since),
+            State::Vacant { .. } | State::Starting { .. } | State::Dying { .. } | State::Closed => {
+                None
+            }
+        }
+    }
+
+    /// How often in a row whoever held the slot died before it had served for a while.
+    pub(crate) fn crashes(&self) -> u32 {
+        self.crashes
+    }
+
     pub(crate) fn is_serving(&self) -> bool {
-        matches!(self.state, State::Serving { .. })
+        self.life() == Life::Serving
+    }
+
+    pub(crate) fn is_retiring(&self) -> bool {
+        self.life() == Life::Retiring
+    }
+
+    pub(crate) fn is_starting(&self) -> bool {
+        matches!(self.state, State::Starting { .. })
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -179,7 +220,7 @@ impl Slot {
     }
 
     fn note_stability(&mut self, now: Instant) {
-        if let State::Serving { since, .. } = self.state
+        if let State::Serving { since } = self.state
             && now - since >= STABLE_AFTER
         {
             self.crashes = 0;
@@ -197,9 +238,9 @@ mod tests {
         let mut slot = Slot::new(now);
         let mut pauses = Vec::new();
         for _ in 0..10 {
-            assert_eq!(slot.poll(now, None), Some(Order::Spawn));
+            assert_eq!(slot.poll(now), Some(Order::Spawn));
             slot.spawned(now);
-            assert_eq!(slot.poll(now, None), None);
+            assert_eq!(slot.poll(now), None);
             slot.ready(now);
             let pause = slot.died(now).unwrap();
             pauses.push(pause.as_millis());
@@ -223,9 +264,9 @@ mod tests {
         slot.died(now);
         slot.spawned(now);
         let pause = slot.died(now).unwrap();
-        assert_eq!(slot.poll(now, None), None);
+        assert_eq!(slot.poll(now), None);
         assert_eq!(slot.poll_timeout(), Some(now + pause));
-        assert_eq!(slot.poll(now + pause, None), Some(Order::Spawn));
+        assert_eq!(slot.poll(now + pause), Some(Order::Spawn));
     }
 
     #[test]
@@ -235,43 +276,30 @@ mod tests {
         slot.spawned(now);
         let late = now + START_TIMEOUT;
         assert_eq!(slot.poll_timeout(), Some(late));
-        assert_eq!(slot.poll(late, None), Some(Order::Abort(Reason::StartTimeout)));
-        assert_eq!(slot.poll(late, None), None);
-        assert_eq!(slot.poll(late + KILL_GRACE, None), Some(Order::Kill));
-        assert!(slot.died(late + KILL_GRACE).is_some());
+        assert_eq!(slot.poll(late), Some(Order::Abort));
+        assert_eq!(slot.poll(late), None);
+        assert_eq!(slot.poll(late + ABORT_GRACE), Some(Order::Kill));
+        assert!(slot.died(late + ABORT_GRACE).is_some());
     }
 
     #[test]
-    fn an_old_heartbeat_seen_twice_is_a_wedge() {
+    fn who_is_aborted_is_killed_soon() {
         let (mut slot, now) = serving();
-        let old = Some(HEARTBEAT_AGE_MAX + Duration::from_millis(1));
-        let mut at = now + HEARTBEAT_AGE_MAX + CHECK_INTERVAL;
-        assert_eq!(slot.poll(at, old), None);
-        at += CHECK_INTERVAL;
-        assert_eq!(slot.poll(at, Some(Duration::ZERO)), None);
-        at += CHECK_INTERVAL;
-        assert_eq!(slot.poll(at, old), None);
-        at += CHECK_INTERVAL;
-        assert_eq!(slot.poll(at, old), Some(Order::Abort(Reason::OldHeartbeat)));
-        assert_eq!(slot.poll(at + KILL_GRACE, old), Some(Order::Kill));
-    }
-
-    #[test]
-    fn the_heartbeat_of_the_one_before_does_not_count() {
-        let (mut slot, now) = serving();
-        let old = Some(Duration::from_secs(3600));
-        for seconds in 1..10 {
-            assert_eq!(slot.poll(now + Duration::from_secs(seconds), old), None);
-        }
+        assert_eq!(slot.beats_since(), Some(now));
+        slot.aborted(now);
+        assert_eq!(slot.beats_since(), None);
+        assert_eq!(slot.poll_timeout(), Some(now + ABORT_GRACE));
+        assert_eq!(slot.poll(now + ABORT_GRACE), Some(Order::Kill));
+        assert_eq!(slot.died(now + ABORT_GRACE), Some(Duration::ZERO));
     }
 
     #[test]
     fn who_closed_its_channel_and_lives_on_is_killed() {
         let (mut slot, now) = serving();
         slot.doomed(now);
-        assert_eq!(slot.poll(now, None), None);
-        assert_eq!(slot.poll(now + KILL_GRACE, None), Some(Order::Kill));
-        assert_eq!(slot.poll(now + 2 * KILL_GRACE, None), Some(Order::Kill));
+        assert_eq!(slot.poll(now), None);
+        assert_eq!(slot.poll(now + KILL_GRACE), Some(Order::Kill));
+        assert_eq!(slot.poll(now + 2 * KILL_GRACE), Some(Order::Kill));
     }
 
     #[test]
@@ -279,15 +307,52 @@ mod tests {
         let (mut slot, now) = serving();
         let deadline = now + Duration::from_secs(30);
         slot.stop(deadline);
-        assert_eq!(slot.poll(now, None), None);
-        assert_eq!(slot.poll(deadline, None), Some(Order::Kill));
+        assert_eq!(slot.poll(now), None);
+        assert_eq!(slot.poll(deadline), Some(Order::Kill));
         assert_eq!(slot.died(deadline), None);
         assert!(slot.is_closed());
-        assert_eq!(slot.poll(deadline, None), None);
+        assert_eq!(slot.poll(deadline), None);
 
         let mut vacant = Slot::new(now);
         vacant.stop(deadline);
         assert!(vacant.is_closed());
+    }
+
+    #[test]
+    fn who_retires_has_its_time_and_is_not_followed() {
+        let (mut slot, now) = serving();
+        let deadline = now + Duration::from_millis(300);
+        slot.retire(deadline);
+        assert_eq!((slot.life(), slot.poll_timeout()), (Life::Retiring, Some(deadline)));
+        assert_eq!(slot.poll(now), None);
+        assert_eq!(slot.poll(deadline), Some(Order::Kill));
+        assert_eq!(slot.died(deadline), None);
+        assert!(slot.is_closed());
+
+        let (mut slot, now) = serving();
+        slot.retire(deadline);
+        slot.doomed(now);
+        assert_eq!((slot.life(), slot.died(now)), (Life::Going, None));
+    }
+
+    #[test]
+    fn who_is_taken_back_serves_on() {
+        let (mut slot, now) = serving();
+        let deadline = now + Duration::from_millis(300);
+        slot.retire(deadline);
+        slot.unretire();
+        assert_eq!((slot.life(), slot.poll(deadline)), (Life::Serving, None));
+        assert_eq!(slot.died(deadline), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn who_retires_has_to_beat_and_if_it_does_not_is_not_followed() {
+        let (mut slot, now) = serving();
+        slot.retire(now + Duration::from_secs(3600));
+        assert_eq!(slot.beats_since(), Some(now));
+        slot.aborted(now);
+        assert_eq!(slot.poll(now + ABORT_GRACE), Some(Order::Kill));
+        assert_eq!(slot.died(now + ABORT_GRACE), None);
     }
 
     fn serving() -> (Slot, Instant) {

@@ -1,26 +1,18 @@
-//! A master and its children as real processes. The children are fakes that live in this file: the
-//! test executable starts itself again, with the name of the "test" to be, see [`master_process`]
-//! and [`child_process`].
+//! What a master does about its children, with real processes.
 
-use std::error::Error;
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::thread::sleep;
+mod fake;
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster};
-use cashew_metrics::{Layout, Segments, Writer, monotonic_ms};
-use cashew_supervisor::{Options, Role, Spawn};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use fake::{Instance, PATIENCE, fake_processes, is_alive, kill, wait_until};
+use rustix::process::Signal;
 
-/// Longer than anything here takes, on a machine that is busy with something else.
-const PATIENCE: Duration = Duration::from_secs(30);
+fake_processes!();
+
+const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn a_killed_worker_is_replaced_within_a_second_and_no_connection_is_lost() {
@@ -54,8 +46,35 @@ fn a_crash_loop_slows_down_and_harms_nobody_else() {
         });
     }
     assert!(instance.log().contains("restart 4 in 400ms"));
+    assert!(instance.log().contains("crashes in a loop: 4 times in a row; 1 workers serve"));
     assert!(instance.workers(2).contains(&steady));
     assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
+}
+
+#[test]
+fn sockets_of_a_worker_that_cannot_start_again_are_served_by_others() {
+    let instance = Instance::new("relapsing").start();
+    let [one, other] = instance.workers(2)[..] else { panic!() };
+    let log = instance.log();
+    let victim = log.lines().find_map(|line| line.split_once("worker 1 is started: process "));
+    let victim: u32 = victim.unwrap().1.parse().unwrap();
+    let steady = one + other - victim;
+    kill(victim, Signal::KILL);
+    let mut asked = 0;
+    wait_until(|| {
+        // Every other one goes to the socket whose worker is dead.
+        let at = Instant::now();
+        assert_eq!(instance.pid(), steady);
+        assert!(at.elapsed() < PATIENCE / 4);
+        asked += 1;
+        instance.log().contains("restart 6 in 1s")
+    });
+    assert!(asked > 20, "{asked}");
+    let log = instance.log();
+    assert!(log.contains("failed: cannot become nobody; restart 3 in 200ms"), "{log}");
+    assert!(log.contains("worker 1 crashes in a loop: 3 times in a row; 1 workers serve"));
+    fs::remove_file(instance.path("second")).unwrap();
+    assert!(instance.workers(2).contains(&steady));
 }
 
 #[test]
@@ -182,8 +201,6 @@ fn the_log_is_reopened_by_everybody_and_its_level_changes() {
     wait_until(|| instance.log().matches("level is 6 here").count() == 2);
     instance.signal(Signal::TTOU);
     wait_until(|| instance.log().matches("level is 5 here").count() == 2);
-    instance.signal(Signal::USR2);
-    wait_until(|| instance.log().contains("SIGUSR2 means nothing here"));
     assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
 }
 
@@ -196,13 +213,57 @@ fn workers_notice_the_death_of_the_master() {
 }
 
 #[test]
-fn a_wedged_worker_is_replaced() {
-    let instance = Instance::new("wedged").start();
-    let before = instance.workers(2);
-    kill(before[0], Signal::STOP);
-    wait_until(|| !is_alive(before[0]));
-    assert!(instance.log().contains("is aborted: its heart has stopped"));
-    wait_until(|| instance.workers(2).iter().any(|pid| !before.contains(pid)));
+fn a_stopped_worker_is_replaced_within_a_second() {
+    within(SECOND, "stopped", "is killed: it is stopped", |_, pid| kill(pid, Signal::STOP));
+}
+
+#[test]
+fn a_worker_that_spins_is_replaced() {
+    let log = "is aborted: it is busy and gets nowhere";
+    // It takes as long as the others if it has a processor for itself, which it may not here.
+    within(5 * SECOND, "spinning", log, |instance, pid| instance.tell(pid, "spin"));
+}
+
+#[test]
+fn a_worker_that_waits_for_ever_is_replaced_within_a_second() {
+    let log = "is aborted: it sleeps and does not wake";
+    within(SECOND, "deadlocked", log, |instance, pid| instance.tell(pid, "lock"));
+}
+
+#[test]
+fn a_worker_that_aborts_is_replaced_within_a_second() {
+    let log = "was killed by signal 6";
+    within(SECOND, "aborting", log, |instance, pid| instance.tell(pid, "abort"));
+}
+
+#[test]
+fn a_worker_that_panics_is_replaced_within_a_second() {
+    let log = "exited with status 101";
+    within(SECOND, "panicking", log, |instance, pid| instance.tell(pid, "panic"));
+}
+
+/// Does something bad to a worker and measures the time until its successor serves. Tries again
+/// when it was longer: the machine may have other things to do.
+fn within(limit: Duration, scenario: &'static str, log: &str, harm: impl Fn(&Instance, u32)) {
+    // These do not keep each other from the processors.
+    static ONE_BY_ONE: Mutex<()> = Mutex::new(());
+    let _turn = ONE_BY_ONE.lock();
+    let mut times = Vec::new();
+    while times.len() < 8 {
+        let instance = Instance::new(scenario).start();
+        let before = instance.workers(2);
+        harm(&instance, before[0]);
+        let at = Instant::now();
+        wait_until(|| instance.workers(2).iter().any(|pid| !before.contains(pid)));
+        assert!(!is_alive(before[0]));
+        assert!(instance.log().contains(log), "{}", instance.log());
+        times.push(at.elapsed());
+        if times.last().is_some_and(|time| *time < limit) {
+            println!("replaced in {times:?} who {log}");
+            return;
+        }
+    }
+    panic!("{times:?}");
 }
 
 #[test]
@@ -211,416 +272,8 @@ fn one_process_does_without_children() {
     assert_eq!(instance.workers(1), [instance.id()]);
     assert_eq!(instance.ask("down 0"), "ok");
     wait_until(|| instance.live(1) == ["01"]);
+    instance.signal(Signal::USR2);
+    wait_until(|| instance.log().contains("the upgrade is refused: with worker_processes: 0"));
     assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
     assert!(!instance.path("pid").exists());
-}
-
-/// An instance whose name is also the scenario that its processes play.
-struct Instance {
-    scenario: &'static str,
-    address: SocketAddr,
-    directory: PathBuf,
-    master: Option<Child>,
-}
-
-impl Instance {
-    fn new(scenario: &'static str) -> Self {
-        let directory =
-            std::env::temp_dir().join(format!("cashew-{}-{scenario}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        Self { scenario, address: free_address(), directory, master: None }
-    }
-
-    fn start(mut self) -> Self {
-        self.spawn();
-        wait_until(|| {
-            let status = self.master.as_mut().unwrap().try_wait().unwrap();
-            assert!(status.is_none(), "{}", self.log());
-            self.path("pid").exists()
-        });
-        self
-    }
-
-    fn run(&mut self) -> ExitStatus {
-        self.spawn();
-        self.wait()
-    }
-
-    fn spawn(&mut self) {
-        let log = File::create(self.path("log")).unwrap();
-        let mut command = myself("master_process", self.scenario, &self.directory);
-        command.env("CASHEW_ADDRESS", self.address.to_string());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.master = Some(command.spawn().unwrap());
-    }
-
-    fn stop(&mut self, signal: Signal) -> ExitStatus {
-        self.signal(signal);
-        self.wait()
-    }
-
-    fn wait(&mut self) -> ExitStatus {
-        let mut status = None;
-        wait_until(|| {
-            status = self.master.as_mut().unwrap().try_wait().unwrap();
-            status.is_some()
-        });
-        self.master = None;
-        status.unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(self.id(), signal);
-    }
-
-    fn id(&self) -> u32 {
-        self.master.as_ref().unwrap().id()
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.path("log")).unwrap_or_default()
-    }
-
-    fn ask(&self, question: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        writeln!(stream, "{question}").unwrap();
-        let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer).unwrap();
-        assert!(!answer.is_empty(), "{}", self.log());
-        answer.trim().to_owned()
-    }
-
-    fn pid(&self) -> u32 {
-        self.ask("pid").parse().unwrap()
-    }
-
-    fn admin(&self) -> u32 {
-        let mut pid = None;
-        wait_until(|| {
-            pid = fs::read_to_string(self.path("admin")).unwrap().parse().ok();
-            pid.is_some()
-        });
-        pid.unwrap()
-    }
-
-    /// The process ids of the workers, found by asking until `count` have answered.
-    fn workers(&self, count: usize) -> Vec<u32> {
-        self.collect(count, "pid").into_iter().map(|pid| pid.parse().unwrap()).collect()
-    }
-
-    /// The rings that the workers use.
-    fn live(&self, count: usize) -> Vec<String> {
-        let mut live: Vec<String> = self
-            .collect(count, "pid live")
-            .into_iter()
-            .map(|answer| answer.split(' ').nth(1).unwrap().to_owned())
-            .collect();
-        live.dedup();
-        live
-    }
-
-    fn collect(&self, count: usize, question: &str) -> Vec<String> {
-        let mut answers = Vec::<String>::new();
-        let same = |one: &str, other: &str| one.split(' ').next() == other.split(' ').next();
-        wait_until(|| {
-            let answer = self.ask(question);
-            if !answers.iter().any(|known| same(known, &answer)) {
-                answers.push(answer);
-            }
-            answers.len() >= count
-        });
-        answers
-    }
-}
-
-impl Drop for Instance {
-    fn drop(&mut self) {
-        if let Some(mut master) = self.master.take() {
-            // Its workers notice.
-            let _ = master.kill();
-            let _ = master.wait();
-        }
-        if std::thread::panicking() {
-            eprintln!("{}", self.log());
-        }
-        let _ = fs::remove_dir_all(&self.directory);
-    }
-}
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
-}
-
-fn kill(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
-}
-
-/// A zombie does not count.
-fn is_alive(pid: u32) -> bool {
-    test_kill_process(Pid::from_raw(pid as i32).unwrap()).is_ok()
-        && !fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "))
-}
-
-fn wait_until(mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "it does not come to pass");
-        sleep(Duration::from_millis(5));
-    }
-}
-
-fn myself(test: &str, scenario: &str, directory: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--ignored", "--nocapture"]);
-    command.env("CASHEW_SCENARIO", scenario).env("CASHEW_DIRECTORY", directory);
-    command
-}
-
-/// The environment of a process that another test started.
-fn scenario() -> Option<(String, PathBuf)> {
-    let scenario = std::env::var("CASHEW_SCENARIO").ok()?;
-    Some((scenario, std::env::var_os("CASHEW_DIRECTORY")?.into()))
-}
-
-#[test]
-#[ignore = "not a test but the master of the others"]
-fn master_process() {
-    let Some((scenario, directory)) = scenario() else { return };
-    cashew_process::log::init("master", 5);
-    let spawn = if scenario == "threads" {
-        Spawn::Threads { worker: serve_thread, admin: serve_thread }
-    } else {
-        let (scenario, directory) = (scenario.clone(), directory.clone());
-        Spawn::Processes(Box::new(move |role, _| {
-            let test = match role {
-                Role::Worker { .. } => "child_process",
-                Role::Admin => "admin_process",
-            };
-            myself(test, &scenario, &directory)
-        }))
-    };
-    let options = Options {
-        snapshot: snapshot(&scenario, &directory),
-        stats: scenario.ends_with("admin").then(free_address),
-        spawn,
-        log_level: 5,
-        log_file: Some(directory.join("log")),
-        pid_file: Some(directory.join("pid")),
-        on_ready: Box::new(|| {}),
-    };
-    if let Err(error) = cashew_supervisor::run(options) {
-        eprintln!("{error}");
-        std::process::exit(1);
-    }
-    std::process::exit(0);
-}
-
-fn snapshot(scenario: &str, directory: &Path) -> cashew_config::Snapshot {
-    let text = format!(
-        "global:
-  worker_processes: {workers}
-  worker_shutdown_timeout: {timeout}
-pools:
-  alpha:
-    listen: {address}
-    servers:
-      - 127.0.0.1:1:1 a
-      - 127.0.0.1:2:1 b
-  second:
-    listen: {directory}/socket
-    servers:
-      - 127.0.0.1:1:1 a
-",
-        workers = if scenario == "threads" { 0 } else { 2 },
-        timeout = if scenario.ends_with("long") { 300 } else { 1 },
-        address = std::env::var("CASHEW_ADDRESS").unwrap(),
-        directory = directory.display(),
-    );
-    let path = directory.join("cashew.yml");
-    fs::write(&path, text).unwrap();
-    cashew_config::load(&path).unwrap_or_else(|errors| panic!("{errors}")).snapshot
-}
-
-#[test]
-#[ignore = "not a test but a worker of the others"]
-fn child_process() {
-    let Some((scenario, _)) = scenario() else { return };
-    let control = io::stdin().as_fd().try_clone_to_owned().unwrap();
-    Worker::new(control, scenario).serve();
-    std::process::exit(0);
-}
-
-#[test]
-#[ignore = "not a test but the admin of the others"]
-fn admin_process() {
-    let Some((_, directory)) = scenario() else { return };
-    let control = io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let mut channel = ChildChannel::new(control);
-    loop {
-        match channel.receive() {
-            Ok(Some((ToChild::Start, _))) => {
-                fs::write(directory.join("admin"), std::process::id().to_string()).unwrap();
-                channel.send(&ToMaster::Ready, &[]).unwrap();
-            }
-            Ok(Some((ToChild::Shutdown, _))) | Err(ReceiveError::Closed) => std::process::exit(0),
-            Ok(Some(_)) => {}
-            Ok(None) => sleep(Duration::from_millis(5)),
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-fn serve_thread(control: OwnedFd) -> Result<(), Box<dyn Error + Send + Sync>> {
-    Worker::new(control, "threads".into()).serve();
-    Ok(())
-}
-
-/// One write, where `eprintln!` makes several that mingle with those of other processes.
-fn note(line: &str) {
-    io::stderr().write_all(line.as_bytes()).unwrap();
-}
-
-/// A worker that answers one line per connection: `pid`, `pid live` with the ring it uses, `down N`
-/// and `up N` to report a server.
-struct Worker {
-    scenario: String,
-    channel: ChildChannel,
-    slot: u32,
-    writer: Option<Writer>,
-    listeners: Vec<TcpListener>,
-    started: bool,
-    held: bool,
-    live: Vec<bool>,
-}
-
-impl Worker {
-    fn new(control: OwnedFd, scenario: String) -> Self {
-        Self {
-            scenario,
-            channel: ChildChannel::new(control),
-            slot: 0,
-            writer: None,
-            listeners: Vec::new(),
-            started: false,
-            held: false,
-            live: Vec::new(),
-        }
-    }
-
-    fn serve(mut self) {
-        loop {
-            match self.channel.receive() {
-                Ok(Some((ToChild::Shutdown, _))) if !self.scenario.starts_with("stubborn") => {
-                    return;
-                }
-                Ok(Some((message, descriptors))) => self.handle(message, descriptors),
-                Ok(None) => self.turn(),
-                Err(ReceiveError::Closed) => return,
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
-
-    fn handle(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
-        match message {
-            ToChild::Init { slot, .. } => {
-                let bytes = cashew_control::unseal(&descriptors[0]).unwrap();
-                let snapshot = cashew_config::from_json(&bytes).unwrap();
-                let layout = Layout::new(&snapshot);
-                let segments = Arc::new(Segments::open(&descriptors[1], &layout).unwrap());
-                self.slot = slot;
-                self.writer = Some(segments.writer(slot));
-            }
-            ToChild::Listen { pool: 0, .. } => {
-                self.listeners.push(TcpListener::from(descriptors.remove(0)));
-            }
-            ToChild::Listen { .. } => assert_eq!(descriptors.len(), 1),
-            ToChild::Start => self.start(),
-            ToChild::Hold { pool, version, .. } => {
-                self.held = true;
-                self.say(&ToMaster::Held { pool, version });
-            }
-            ToChild::Release { pool: 0, live, .. } => {
-                self.live = live;
-                self.held = false;
-            }
-            ToChild::Release { .. } => {}
-            ToChild::LogLevel { level } => note(&format!("level is {level} here\n")),
-            ToChild::LogReopen => {
-                cashew_process::log::redirect(&descriptors[0]).unwrap();
-                note("log is reopened here\n");
-            }
-            ToChild::Shutdown => {}
-            other => panic!("unexpected {other:?}"),
-        }
-    }
-
-    fn start(&mut self) {
-        assert_eq!(self.live.len(), 2, "the ring is known before the start");
-        match (self.scenario.as_str(), self.slot) {
-            ("failing", 1) => {
-                self.say(&ToMaster::Failed { why: "no luck today".into() });
-                std::process::exit(1);
-            }
-            ("dying", 1) => std::process::exit(3),
-            _ => {}
-        }
-        self.started = true;
-        self.say(&ToMaster::Ready);
-    }
-
-    fn say(&self, message: &ToMaster) {
-        self.channel.send(message, &[]).unwrap();
-    }
-
-    fn turn(&mut self) {
-        if let Some(writer) = &self.writer {
-            writer.beat(monotonic_ms());
-        }
-        let mut fds: Vec<BorrowedFd<'_>> = vec![self.channel.as_fd()];
-        if self.started && !self.held {
-            fds.extend(self.listeners.iter().map(|listener| listener.as_fd()));
-        }
-        let mut fds: Vec<_> =
-            fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 })).unwrap();
-        if fds[1..].iter().any(|fd| !fd.revents().is_empty())
-            && let Ok((stream, _)) = self.listeners[0].accept()
-        {
-            // Who asks may have given up.
-            let _ = self.answer(stream);
-        }
-    }
-
-    fn answer(&self, mut stream: TcpStream) -> io::Result<()> {
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        let mut question = String::new();
-        BufReader::new(Read::by_ref(&mut stream)).read_line(&mut question)?;
-        let words: Vec<&str> = question.split_whitespace().collect();
-        let answer = match words[..] {
-            ["pid"] => std::process::id().to_string(),
-            ["pid", "live"] => {
-                let live: String =
-                    self.live.iter().map(|&live| if live { '1' } else { '0' }).collect();
-                format!("{} {live}", std::process::id())
-            }
-            ["down", server] => {
-                let (server, why) = (server.parse().unwrap(), "it refuses".into());
-                self.say(&ToMaster::ServerDown { pool: 0, server, why });
-                "ok".into()
-            }
-            ["up", server] => {
-                self.say(&ToMaster::ServerUp { pool: 0, server: server.parse().unwrap() });
-                "ok".into()
-            }
-            _ => format!("what is {question:?}"),
-        };
-        writeln!(stream, "{answer}")
-    }
 }

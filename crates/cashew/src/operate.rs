@@ -1,0 +1,245 @@
+//! Commands for an instance that runs: `reload`, `upgrade` and `status`.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use cashew_supervisor::{Answer, AskError, Command, Outcome, Status};
+use chrono::{DateTime, Local};
+
+use crate::arguments::InstanceArguments;
+
+pub(crate) fn reload(instance: &InstanceArguments, dry_run: bool) -> ExitCode {
+    finish(ask(instance, &Command::Reload { dry_run }, |_| {}))
+}
+
+pub(crate) fn upgrade(instance: &InstanceArguments, binary: Option<PathBuf>) -> ExitCode {
+    // The instance has a working directory of its own.
+    let binary = binary.map(std::path::absolute).transpose();
+    let binary = binary.map_err(|error| format!("--binary: {error}"));
+    finish(binary.and_then(|binary| ask(instance, &Command::Upgrade { binary }, |_| {})))
+}
+
+pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
+    finish(ask(instance, &Command::Status, |status| {
+        if json {
+            let text = serde_json::to_string_pretty(status).expect("a status is plain JSON");
+            print(&text);
+        } else {
+            print(&describe(status));
+        }
+    }))
+}
+
+fn finish(result: Result<(), String>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("cashew: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Who reads may have gone, as `head` does.
+fn print(text: &str) {
+    let _ = writeln!(io::stdout(), "{text}");
+}
+
+/// Prints what the instance says on the way. An error is why it did not do what was asked.
+fn ask(
+    instance: &InstanceArguments,
+    command: &Command,
+    show: impl Fn(&Status),
+) -> Result<(), String> {
+    let mut result = Ok(());
+    let mut hear = |answer| match answer {
+        Answer::Say(text) => print(&text),
+        Answer::Status(status) => show(&status),
+        Answer::Done(_) => {}
+        Answer::Failed(why) => result = Err(why),
+    };
+    let mut tried = Vec::new();
+    for path in sockets(instance)? {
+        match cashew_supervisor::ask(&path, command, &mut hear) {
+            Ok(()) => return result,
+            Err(AskError::NotThere(error)) => {
+                tried.push(format!("\n    {}: {error}", path.display()));
+            }
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        }
+    }
+    let of = match &instance.control {
+        Some(_) => String::new(),
+        None => format!(" of configuration file '{}'", instance.conf_file.display()),
+    };
+    Err(format!("no instance{of} answers{}", tried.concat()))
+}
+
+/// Where the instance may listen to operators.
+fn sockets(instance: &InstanceArguments) -> Result<Vec<PathBuf>, String> {
+    if let Some(path) = &instance.control {
+        return Ok(vec![path.clone()]);
+    }
+    let conf_file = &instance.conf_file;
+    let defaults = cashew_supervisor::default_paths(conf_file)
+        .map_err(|error| format!("configuration file '{}': {error}", conf_file.display()))?;
+    // One that does not load cannot tell, and may be just what the instance is to be asked about.
+    // One that does may not be in effect yet.
+    Ok(configured_socket(conf_file).into_iter().chain(defaults).collect())
+}
+
+fn configured_socket(conf_file: &Path) -> Option<PathBuf> {
+    cashew_config::load(conf_file).ok()?.snapshot.global.control_socket
+}
+
+/// A status for people.
+fn describe(status: &Status) -> String {
+    let uptime = duration(status.uptime_s);
+    let mut text = format!(
+        "cashew-{} {} for {uptime}: process {}, epoch {}, {}\n",
+        status.version,
+        status.state,
+        status.pid,
+        status.epoch,
+        status.configuration.display()
+    );
+    for (what, outcome) in [("reload", &status.last_reload), ("upgrade", &status.last_upgrade)] {
+        if let Some(outcome) = outcome {
+            text += &format!("last {what}: {}\n", describe_outcome(outcome));
+        }
+    }
+    let process = |pid: Option<u32>| pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+    let mut rows =
+        vec![row(["WORKER", "RANK", "PROCESS", "STATE", "UP", "CLIENTS", "BUSY", "RESTARTS"])];
+    rows.extend(status.workers.iter().map(|worker| {
+        vec![
+            worker.slot.to_string(),
+            worker.rank.to_string(),
+            process(worker.pid),
+            worker.state.clone(),
+            duration(worker.uptime_s),
+            worker.sessions.to_string(),
+            format!("{}%", (worker.busy_permille + 5) / 10),
+            worker.restarts.to_string(),
+        ]
+    }));
+    if let Some(admin) = &status.admin {
+        let restarts = admin.restarts.to_string();
+        let process = process(admin.pid);
+        rows.push(row(["admin", "", &process, &admin.state, "", "", "", &restarts]));
+    }
+    text += &format!("\n{}", table(&rows));
+    let mut rows = vec![row(["POOL", "LISTENS ON", "SERVERS", "RING", "DIGEST"])];
+    rows.extend(status.pools.iter().map(|pool| {
+        vec![
+            pool.name.clone(),
+            pool.listen.clone(),
+            format!("{} of {}", pool.live, pool.servers),
+            pool.ring_version.to_string(),
+            pool.digest.clone(),
+        ]
+    }));
+    text += &format!("\n{}", table(&rows));
+    text.trim_end().to_owned()
+}
+
+fn describe_outcome(outcome: &Outcome) -> String {
+    let at = i64::try_from(outcome.at).ok().and_then(|at| DateTime::from_timestamp(at, 0));
+    let at = at.map_or_else(String::new, |at| {
+        at.with_timezone(&Local).format("%Y-%m-%d %H:%M:%S").to_string()
+    });
+    match &outcome.failed {
+        None => format!("{at}, done"),
+        Some(why) => format!("{at}, failed: {why}"),
+    }
+}
+
+/// The two largest units.
+fn duration(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
+        (0, _, _) => format!("{hours}h {}m", minutes % 60),
+        (_, _, _) => format!("{days}d {}h", hours % 24),
+    }
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+/// Columns as wide as what is in them.
+fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}  "));
+        format!("{}\n", cells.collect::<String>().trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_supervisor::{AdminStatus, PoolStatus, WorkerStatus};
+
+    use super::*;
+
+    #[test]
+    fn a_status_is_tables() {
+        let worker = |slot: u32, pid, state: &str| WorkerStatus {
+            slot,
+            rank: slot,
+            pid,
+            state: state.to_owned(),
+            uptime_s: 61,
+            sessions: 1200,
+            busy_permille: 333,
+            restarts: 2,
+        };
+        let status = Status {
+            version: "0.1.0".to_owned(),
+            pid: 70,
+            state: "serving".to_owned(),
+            configuration: "/etc/cashew.yml".into(),
+            uptime_s: 93_784,
+            epoch: 3,
+            workers: vec![worker(0, Some(71), "serving"), worker(1, None, "restarting")],
+            admin: Some(AdminStatus { pid: Some(72), state: "serving".to_owned(), restarts: 0 }),
+            pools: vec![PoolStatus {
+                name: "alpha".to_owned(),
+                listen: "127.0.0.1:22121".to_owned(),
+                servers: 3,
+                live: 2,
+                ring_version: 7,
+                digest: "0123456789abcdef".to_owned(),
+            }],
+            last_reload: None,
+            last_upgrade: None,
+        };
+        assert_eq!(
+            describe(&status),
+            "cashew-0.1.0 serving for 1d 2h: process 70, epoch 3, /etc/cashew.yml
+
+WORKER  RANK  PROCESS  STATE       UP     CLIENTS  BUSY  RESTARTS
+0       0     71       serving     1m 1s  1200     33%   2
+1       1     -        restarting  1m 1s  1200     33%   2
+admin         72       serving                           0
+
+POOL   LISTENS ON       SERVERS  RING  DIGEST
+alpha  127.0.0.1:22121  2 of 3   7     0123456789abcdef"
+        );
+        let reloaded = |failed: Option<&str>| Status {
+            last_reload: Some(Outcome { at: 0, failed: failed.map(str::to_owned) }),
+            ..status.clone()
+        };
+        assert!(describe(&reloaded(None)).contains("\nlast reload: 19"));
+        assert!(describe(&reloaded(Some("it would not"))).contains(", failed: it would not\n"));
+    }
+}

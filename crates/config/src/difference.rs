@@ -1,0 +1,542 @@
+//! What changes from one snapshot to another, in words for an operator.
+
+mod share;
+
+use std::collections::HashMap;
+use std::fmt;
+
+use cashew_placement::HashTag;
+
+use crate::snapshot::{
+    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
+    Topology,
+};
+use crate::value::SizeText;
+
+/// More servers of a pool that are added, that are removed or that change are counted, not named.
+const SERVERS_SHOWN_MAX: usize = 20;
+
+/// What another snapshot changes, a line for each. Passwords are never shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    lines: Vec<String>,
+}
+
+impl Difference {
+    /// The number of the epoch is no difference.
+    pub fn between(old: &Snapshot, new: &Snapshot) -> Self {
+        let mut difference = Self::default();
+        difference.global(&old.global, &new.global);
+        let old_pools = by_name(&old.pools, |pool| &pool.name);
+        let new_pools = by_name(&new.pools, |pool| &pool.name);
+        for pool in old.pools.iter().filter(|pool| !new_pools.contains_key(pool.name.as_str())) {
+            difference.lines.push(format!("pool '{}': removed", pool.name));
+        }
+        for pool in &new.pools {
+            match old_pools.get(pool.name.as_str()) {
+                Some(old) => difference.pool(old, pool),
+                None => difference.lines.push(format!(
+                    "pool '{}': added, listens on {}, {}",
+                    pool.name,
+                    pool.listen,
+                    count(pool.servers.len(), "server")
+                )),
+            }
+        }
+        difference
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    pub fn lines(&self) -> &[String] {
+        &self.lines
+    }
+
+    fn global(&mut self, old: &Global, new: &Global) {
+        // All fields by name, so that none is forgotten.
+        let Global {
+            worker_processes,
+            max_open_files,
+            user,
+            group,
+            worker_shutdown_timeout_ms,
+            batch_window_max_us,
+            worker_memory_max,
+            io_engine,
+            reload_drain_timeout_ms,
+            control_socket,
+            worker_cpu_affinity,
+            worker_heartbeat_timeout_ms,
+            rebalance_threshold,
+        } = old;
+        let socket = |path: &Option<std::path::PathBuf>| {
+            path.as_ref().map(|path| path.display().to_string())
+        };
+        let mut option = Options { lines: &mut self.lines, pool: None };
+        option.changed("worker_processes", worker_processes, &new.worker_processes);
+        option.changed("max_openfiles", &or_none(max_open_files), &or_none(&new.max_open_files));
+        option.changed("user", &or_none(user), &or_none(&new.user));
+        option.changed("group", &or_none(group), &or_none(&new.group));
+        option.changed(
+            "worker_shutdown_timeout",
+            &(worker_shutdown_timeout_ms / 1000),
+            &(new.worker_shutdown_timeout_ms / 1000),
+        );
+        option.changed("batch_window_max", batch_window_max_us, &new.batch_window_max_us);
+        option.changed(
+            "memory_max, each worker's share",
+            &or_none(&worker_memory_max.map(SizeText)),
+            &or_none(&new.worker_memory_max.map(SizeText)),
+        );
+        option.changed("io_engine", &engine(*io_engine), &engine(new.io_engine));
+        option.changed(
+            "reload_drain_timeout",
+            reload_drain_timeout_ms,
+            &new.reload_drain_timeout_ms,
+        );
+        option.changed(
+            "control_socket",
+            &or_none(&socket(control_socket)),
+            &or_none(&socket(&new.control_socket)),
+        );
+        option.changed("worker_cpu_affinity", worker_cpu_affinity, &new.worker_cpu_affinity);
+        option.changed(
+            "worker_heartbeat_timeout",
+            worker_heartbeat_timeout_ms,
+            &new.worker_heartbeat_timeout_ms,
+        );
+        match (rebalance_threshold, &new.rebalance_threshold) {
+            (Some(old), Some(new)) => option.changed("rebalance_threshold", old, new),
+            (old, new) => option.changed("rebalance", &old.is_some(), &new.is_some()),
+        }
+    }
+
+    fn pool(&mut self, old: &Pool, new: &Pool) {
+        let Pool {
+            name,
+            listen,
+            protocol,
+            hash,
+            hash_tag,
+            distribution,
+            topology,
+            servers,
+            timeout_ms,
+            backlog,
+            client_connections,
+            tcp_keepalive,
+            tcp_quickack,
+            reuseport,
+            redis_auth,
+            redis_db,
+            preconnect,
+            auto_eject_hosts,
+            server_connections,
+            server_retry_timeout_ms,
+            server_failure_limit,
+            limits,
+        } = old;
+        if *listen != new.listen {
+            let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
+            self.lines.push(line);
+        }
+        self.servers(name, servers, &new.servers);
+        let mut option = Options { lines: &mut self.lines, pool: Some(name) };
+        let is_redis = |protocol: Protocol| protocol == Protocol::Redis;
+        option.changed("redis", &is_redis(*protocol), &is_redis(new.protocol));
+        option.changed("hash", &hash.name(), &new.hash.name());
+        option.changed("hash_tag", &tag(*hash_tag), &tag(new.hash_tag));
+        option.changed("distribution", &distribution.name(), &new.distribution.name());
+        option.changed("timeout", &or_none(timeout_ms), &or_none(&new.timeout_ms));
+        option.changed("backlog", backlog, &new.backlog);
+        option.changed("client_connections", client_connections, &new.client_connections);
+        option.changed("tcpkeepalive", tcp_keepalive, &new.tcp_keepalive);
+        option.changed("tcp_quickack", tcp_quickack, &new.tcp_quickack);
+        option.changed("reuseport", reuseport, &new.reuseport);
+        match (redis_auth, &new.redis_auth) {
+            (None, Some(_)) => option.say("redis_auth: set"),
+            (Some(_), None) => option.say("redis_auth: removed"),
+            (old, new) if old != new => option.say("redis_auth: changed"),
+            _ => {}
+        }
+        option.changed("redis_db", redis_db, &new.redis_db);
+        option.changed("preconnect", preconnect, &new.preconnect);
+        option.changed("auto_eject_hosts", auto_eject_hosts, &new.auto_eject_hosts);
+        option.changed("server_connections", server_connections, &new.server_connections);
+        option.changed(
+            "server_retry_timeout",
+            server_retry_timeout_ms,
+            &new.server_retry_timeout_ms,
+        );
+        option.changed("server_failure_limit", server_failure_limit, &new.server_failure_limit);
+        option.limits(limits, &new.limits);
+        match (topology, new.topology) {
+            (Topology::Sharded, Topology::MasterReplica { .. }) => {
+                option.say("one server is the master of the others, which are its replicas");
+            }
+            (Topology::MasterReplica { .. }, Topology::Sharded) => {
+                option.say("the servers share the keys, none is the master of the others");
+            }
+            // Its index changes with the number of replicas; its name cannot.
+            (Topology::Sharded, Topology::Sharded)
+            | (Topology::MasterReplica { .. }, Topology::MasterReplica { .. }) => {}
+        }
+        self.keys(old, new);
+    }
+
+    fn servers(&mut self, pool: &str, old: &[Server], new: &[Server]) {
+        let old_servers = by_name(old, |server| &server.name);
+        let new_servers = by_name(new, |server| &server.name);
+        let removed = old.iter().filter(|s| !new_servers.contains_key(s.name.as_str()));
+        self.list(pool, "removed", removed.map(|server| format!("'{}' removed", server.name)));
+        let added = new.iter().filter(|s| !old_servers.contains_key(s.name.as_str()));
+        let added = added.map(|server| {
+            let Server { name, endpoint, weight } = server;
+            format!("'{name}' added, at {endpoint} with weight {weight}")
+        });
+        self.list(pool, "added", added);
+        let both = new.iter().filter_map(|s| Some((*old_servers.get(s.name.as_str())?, s)));
+        let changes = both.flat_map(|(old, new)| {
+            let moved = (old.endpoint != new.endpoint).then(|| {
+                format!("'{}': at {} instead of {}", new.name, new.endpoint, old.endpoint)
+            });
+            let weighed = (old.weight != new.weight)
+                .then(|| format!("'{}': weight {} -> {}", new.name, old.weight, new.weight));
+            moved.into_iter().chain(weighed)
+        });
+        self.list(pool, "changed", changes);
+    }
+
+    fn list(&mut self, pool: &str, what: &str, mut items: impl Iterator<Item = String>) {
+        let shown = items.by_ref().take(SERVERS_SHOWN_MAX);
+        self.lines.extend(shown.map(|item| format!("pool '{pool}': server {item}")));
+        let more = items.count();
+        if more > 0 {
+            self.lines.push(format!("pool '{pool}': {} {what}", count(more, "more server")));
+        }
+    }
+
+    fn keys(&mut self, old: &Pool, new: &Pool) {
+        let mut option = Options { lines: &mut self.lines, pool: Some(&new.name) };
+        if old.protocol != new.protocol {
+            return;
+        }
+        if old.redis_db != new.redis_db {
+            option.say("all keys are in another database");
+            return;
+        }
+        if let Some(share::Moved { writes, reads }) = share::moved(old, new) {
+            if writes == reads {
+                option.say(&format!("{reads} to another server"));
+            } else {
+                option.say(&format!("writes: {writes} to another server"));
+                option.say(&format!("reads: {reads} to another server"));
+            }
+        }
+        if old.hash_tag != new.hash_tag && old.servers.len().max(new.servers.len()) > 1 {
+            option.say("keys with text between the delimiters may go to another server, too");
+        }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines.join("\n"))
+    }
+}
+
+/// Writes lines about the options of a pool or of the instance.
+struct Options<'a> {
+    lines: &'a mut Vec<String>,
+    pool: Option<&'a str>,
+}
+
+impl Options<'_> {
+    fn say(&mut self, what: &str) {
+        self.lines.push(match self.pool {
+            Some(pool) => format!("pool '{pool}': {what}"),
+            None => what.to_owned(),
+        });
+    }
+
+    fn changed<T: fmt::Display + PartialEq>(&mut self, key: &str, old: &T, new: &T) {
+        if old != new {
+            self.say(&format!("{key}: {old} -> {new}"));
+        }
+    }
+
+    fn limits(&mut self, old: &Limits, new: &Limits) {
+        let Limits {
+            request_size_max,
+            client_requests_max,
+            client_output_pause,
+            client_output_max,
+            server_queue_max,
+            server_queue_size_max,
+            server_connect_timeout_ms,
+        } = old;
+        let sizes = [
+            ("request_size_max", request_size_max, new.request_size_max),
+            ("client_output_pause", client_output_pause, new.client_output_pause),
+            ("client_output_max", client_output_max, new.client_output_max),
+            ("server_queue_size_max", server_queue_size_max, new.server_queue_size_max),
+        ];
+        for (key, old, new) in sizes {
+            self.changed(key, &SizeText(*old), &SizeText(new));
+        }
+        self.changed("client_requests_max", client_requests_max, &new.client_requests_max);
+        self.changed("server_queue_max", server_queue_max, &new.server_queue_max);
+        self.changed(
+            "server_connect_timeout",
+            server_connect_timeout_ms,
+            &new.server_connect_timeout_ms,
+        );
+    }
+}
+
+fn by_name<T>(items: &[T], name: impl Fn(&T) -> &str) -> HashMap<&str, &T> {
+    items.iter().map(|item| (name(item), item)).collect()
+}
+
+fn or_none<T: fmt::Display>(value: &Option<T>) -> String {
+    value.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)
+}
+
+fn tag(tag: Option<HashTag>) -> String {
+    or_none(
+        &tag.map(|HashTag { open, close }| format!("{}{}", char::from(open), char::from(close))),
+    )
+}
+
+fn engine(engine: IoEngine) -> &'static str {
+    match engine {
+        IoEngine::Auto => "auto",
+        IoEngine::Epoll => "epoll",
+        IoEngine::Uring => "uring",
+    }
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// As a file says it.
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix { path, mode: None } => write!(f, "{}", path.display()),
+            Self::Unix { path, mode: Some(mode) } => write!(f, "{} {mode:04o}", path.display()),
+        }
+    }
+}
+
+/// As a file says it, without the weight.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// As a file says it, without ranges.
+impl fmt::Display for Affinity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Auto => f.write_str("auto"),
+            Self::List(list) => {
+                let numbers: Vec<_> = list.iter().map(u32::to_string).collect();
+                f.write_str(&numbers.join(","))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Context, parse};
+
+    const GLOBAL: &str = "worker_processes: 2, memory_max: 400mb";
+    const SERVERS: &str = "servers: [\"h:1:1 one\", \"h:2:1 two\"]";
+
+    #[test]
+    fn the_same_is_no_difference() {
+        let mut new = snapshot(GLOBAL, &format!("redis: true, {SERVERS}"));
+        new.epoch = 7;
+        let difference =
+            Difference::between(&snapshot(GLOBAL, &format!("redis: true, {SERVERS}")), &new);
+        assert!(difference.is_empty(), "{difference}");
+        assert_eq!(difference.to_string(), "");
+    }
+
+    #[test]
+    fn global_options_are_told_as_the_file_has_them() {
+        let table = [
+            (
+                "worker_processes: 4, memory_max: 400mb",
+                "worker_processes: 2 -> 4\nmemory_max, each worker's share: 200mb -> 100mb",
+            ),
+            ("max_openfiles: 1024", "max_openfiles: none -> 1024"),
+            ("user: nobody, group: nogroup", "user: none -> nobody\ngroup: none -> nogroup"),
+            ("worker_shutdown_timeout: 5", "worker_shutdown_timeout: 30 -> 5"),
+            ("batch_window_max: 0", "batch_window_max: 200 -> 0"),
+            ("memory_max: 0", "memory_max, each worker's share: 200mb -> none"),
+            ("io_engine: uring", "io_engine: auto -> uring"),
+            ("reload_drain_timeout: 1", "reload_drain_timeout: 5000 -> 1"),
+            ("control_socket: /s", "control_socket: none -> /s"),
+            ("worker_cpu_affinity: \"0-1,4\"", "worker_cpu_affinity: off -> 0,1,4"),
+            ("worker_heartbeat_timeout: 0", "worker_heartbeat_timeout: 700 -> 0"),
+            ("rebalance: false", "rebalance: true -> false"),
+            ("rebalance_threshold: 50", "rebalance_threshold: 20 -> 50"),
+        ];
+        let old = snapshot(GLOBAL, SERVERS);
+        for (text, expected) in table {
+            let key = text.split(':').next().unwrap();
+            let mut options: Vec<&str> = GLOBAL.split(", ").collect();
+            options.retain(|option| !option.starts_with(key) && !text.contains(option));
+            options.push(text);
+            assert_eq!(words(&old, &snapshot(&options.join(", "), SERVERS)), expected);
+        }
+    }
+
+    #[test]
+    fn options_of_pools_are_told_as_the_file_has_them() {
+        let table = [
+            (
+                "hash_tag: \"{}\"",
+                "hash_tag: none -> {}\nkeys with text between the delimiters may go to another server, too",
+            ),
+            ("timeout: 400", "timeout: none -> 400"),
+            ("backlog: 1", "backlog: 512 -> 1"),
+            ("client_connections: 5", "client_connections: 0 -> 5"),
+            ("tcpkeepalive: true", "tcpkeepalive: false -> true"),
+            ("tcp_quickack: true", "tcp_quickack: false -> true"),
+            ("reuseport: true", "reuseport: false -> true"),
+            ("redis_auth: secret", "redis_auth: set"),
+            ("redis_db: 3", "redis_db: 0 -> 3\nall keys are in another database"),
+            ("preconnect: true", "preconnect: false -> true"),
+            ("auto_eject_hosts: true", "auto_eject_hosts: false -> true"),
+            ("server_connections: 2", "server_connections: 1 -> 2"),
+            ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
+            ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
+            ("request_size_max: 1mb", "request_size_max: 1gb -> 1mb"),
+            ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
+            ("client_output_pause: 5kb", "client_output_pause: 1mb -> 5kb"),
+            ("client_output_max: 2gb", "client_output_max: 1gb -> 2gb"),
+            ("server_queue_max: 9", "server_queue_max: 262144 -> 9"),
+            ("server_queue_size_max: 100000", "server_queue_size_max: 256mb -> 100000"),
+            ("server_connect_timeout: 1", "server_connect_timeout: 5000 -> 1"),
+        ];
+        let old = snapshot(GLOBAL, &format!("redis: true, {SERVERS}"));
+        for (text, expected) in table {
+            let new = snapshot(GLOBAL, &format!("redis: true, {text}, {SERVERS}"));
+            let expected: Vec<_> =
+                expected.lines().map(|line| format!("pool 'alpha': {line}")).collect();
+            assert_eq!(words(&old, &new), expected.join("\n"));
+        }
+    }
+
+    #[test]
+    fn passwords_are_not_shown() {
+        let with =
+            |auth: &str| snapshot(GLOBAL, &format!("redis: true, redis_auth: {auth}, {SERVERS}"));
+        assert_eq!(words(&with("secret1"), &with("secret2")), "pool 'alpha': redis_auth: changed");
+        let without = snapshot(GLOBAL, &format!("redis: true, {SERVERS}"));
+        assert_eq!(words(&with("secret1"), &without), "pool 'alpha': redis_auth: removed");
+    }
+
+    #[test]
+    fn servers_come_go_and_change() {
+        let old = snapshot(
+            GLOBAL,
+            "distribution: modula, servers: [\"h:1:1 a\", \"h:2:1 b\", \"h:3:2 c\"]",
+        );
+        let new = snapshot(
+            GLOBAL,
+            "distribution: modula, servers: [\"h:1:2 a\", \"[::1]:2:1 b\", \"/d:1 d\"]",
+        );
+        // Before: a b c c; after: a a b d; of four points one stays, and b is another server.
+        assert_eq!(
+            words(&old, &new),
+            "pool 'alpha': server 'c' removed
+pool 'alpha': server 'd' added, at /d with weight 1
+pool 'alpha': server 'a': weight 1 -> 2
+pool 'alpha': server 'b': at [::1]:2 instead of h:2
+pool 'alpha': 75.0% of the keys go to another server"
+        );
+    }
+
+    #[test]
+    fn many_servers_are_counted() {
+        let servers = |ports: std::ops::Range<u16>| {
+            let lines: Vec<_> = ports.map(|port| format!("\"h:{port}:1\"")).collect();
+            snapshot(GLOBAL, &format!("servers: [{}]", lines.join(", ")))
+        };
+        let words = words(&servers(1..11), &servers(1..100));
+        assert_eq!(words.lines().count(), 22, "{words}");
+        assert!(words.contains("\npool 'alpha': 69 more servers added\n"), "{words}");
+    }
+
+    #[test]
+    fn pools_come_go_and_move() {
+        let pools = |pools: &[(&str, &str)]| {
+            let pools: Vec<_> = pools
+                .iter()
+                .map(|(name, listen)| format!("{name}: {{listen: \"{listen}\", {SERVERS}}}"))
+                .collect();
+            load(&format!("pools: {{{}}}", pools.join(", ")))
+        };
+        let old = pools(&[("gone", "/gone"), ("stays", "/stays"), ("moves", "127.0.0.1:1")]);
+        let new = pools(&[("moves", "/gone 0600"), ("stays", "/stays"), ("comes", "[::1]:5")]);
+        assert_eq!(
+            words(&old, &new),
+            "pool 'gone': removed
+pool 'comes': added, listens on [::1]:5, 2 servers
+pool 'moves': listens on /gone 0600 instead of 127.0.0.1:1"
+        );
+    }
+
+    #[test]
+    fn a_master_is_told() {
+        let old = snapshot(GLOBAL, "redis: true, servers: [\"h:1:1 one\", \"h:2:1 two\"]");
+        let new = snapshot(GLOBAL, "redis: true, servers: [\"h:1:1 master\", \"h:2:1 two\"]");
+        let words = words(&old, &new);
+        assert!(words.contains("one server is the master of the others"), "{words}");
+        assert!(words.contains("pool 'alpha': writes: ") && words.contains("reads: "), "{words}");
+        let memcached = snapshot(GLOBAL, SERVERS);
+        assert_eq!(super::tests::words(&old, &memcached), "pool 'alpha': redis: true -> false");
+    }
+
+    fn words(old: &Snapshot, new: &Snapshot) -> String {
+        Difference::between(old, new).to_string()
+    }
+
+    fn snapshot(global: &str, pool: &str) -> Snapshot {
+        load(&format!("global: {{{global}}}\npools: {{alpha: {{listen: /alpha, {pool}}}}}\n"))
+    }
+
+    fn load(text: &str) -> Snapshot {
+        let context = Context { processors: 2, memory: Some(800 << 20), ..Context::of_system() };
+        parse("f", text, &context).unwrap_or_else(|errors| panic!("{errors}")).snapshot
+    }
+
+    /// A sharded pool with defaults.
+    pub(super) fn pool(name: &str, servers: Vec<Server>) -> Pool {
+        let mut pool = snapshot(GLOBAL, "servers: [\"h:1:1\"]").pools.remove(0);
+        name.clone_into(&mut pool.name);
+        pool.servers = servers;
+        pool
+    }
+
+    pub(super) fn server(name: &str, port: u16, weight: u32) -> Server {
+        let endpoint = Endpoint::Tcp { host: "h".to_owned(), port };
+        Server { name: name.to_owned(), endpoint, weight }
+    }
+}

@@ -1,0 +1,428 @@
+//! Which share of a pool's keys another snapshot sends to another server.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use cashew_placement::{Distribution, Hash, Ring};
+
+use crate::snapshot::{Endpoint, Pool, Topology};
+
+/// Rings whose comparison takes more steps than this are compared at some points only.
+const STEPS_MAX: u64 = 1 << 22;
+
+/// Points, or keys, that stand for all where all are too many.
+const SAMPLES: u32 = 100_000;
+
+/// A share of the keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Share {
+    /// 0.0..=1.0
+    pub(crate) of_keys: f64,
+    /// Whether all keys were counted, not some for all.
+    pub(crate) is_exact: bool,
+}
+
+impl Share {
+    const ALL: Self = Self { of_keys: 1.0, is_exact: true };
+    const NONE: Self = Self { of_keys: 0.0, is_exact: true };
+}
+
+/// As the beginning of a sentence about those keys.
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let about = if self.is_exact { "" } else { "about " };
+        let percent = self.of_keys * 100.0;
+        match percent {
+            0.0 if self.is_exact => f.write_str("no key goes"),
+            0.0 => f.write_str("nearly no keys go"),
+            100.0 if self.is_exact => f.write_str("all keys go"),
+            100.0 => f.write_str("nearly all keys go"),
+            ..0.1 => f.write_str("less than 0.1% of the keys go"),
+            99.9.. => f.write_str("more than 99.9% of the keys go"),
+            _ => write!(f, "{about}{percent:.1}% of the keys go"),
+        }
+    }
+}
+
+/// What moves, for those who write and for those who read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Moved {
+    pub(crate) writes: Share,
+    pub(crate) reads: Share,
+}
+
+/// `None` when nothing in either pool says where a key goes, or what says it is the same in both.
+/// Hash tags are not looked at: what they do depends on the keys.
+///
+/// A server is who answers at an address: under another name it is the same server, at another
+/// address it is not.
+pub(crate) fn moved(old: &Pool, new: &Pool) -> Option<Moved> {
+    let is_random = |pool: &Pool| {
+        pool.distribution == Distribution::Random && pool.topology == Topology::Sharded
+    };
+    if is_same(old, new) || is_random(old) && is_random(new) {
+        return None;
+    }
+    let mut places = Places::default();
+    let (old, new) = (Map::new(old, &mut places), Map::new(new, &mut places));
+    Some(Moved { writes: share(&old.writes, &new.writes), reads: share(&old.reads, &new.reads) })
+}
+
+fn is_same(old: &Pool, new: &Pool) -> bool {
+    let placement = |pool: &Pool| (pool.hash, pool.distribution, pool.topology);
+    placement(old) == placement(new) && old.servers == new.servers
+}
+
+/// Numbers for what must be the same for a key not to move.
+#[derive(Default)]
+struct Places<'a>(HashMap<&'a Endpoint, u32>);
+
+impl<'a> Places<'a> {
+    fn number(&mut self, endpoint: &'a Endpoint) -> u32 {
+        let next = self.0.len() as u32;
+        *self.0.entry(endpoint).or_insert(next)
+    }
+}
+
+/// Where the keys of a pool go.
+struct Map {
+    writes: Way,
+    reads: Way,
+}
+
+/// From keys to places.
+#[derive(Clone)]
+enum Way {
+    /// Everything goes to one place.
+    Straight(u32),
+    Ring {
+        ring: Ring,
+        hash: Hash,
+        is_random: bool,
+        /// By the index of the server.
+        places: Vec<u32>,
+    },
+}
+
+impl Map {
+    /// As the engine's router has it: with a master the ring is that of its replicas.
+    fn new<'a>(pool: &'a Pool, places: &mut Places<'a>) -> Self {
+        let numbers: Vec<u32> =
+            pool.servers.iter().map(|server| places.number(&server.endpoint)).collect();
+        let mut on_ring = vec![true; numbers.len()];
+        let master = match pool.topology {
+            Topology::Sharded => None,
+            Topology::MasterReplica { master } => {
+                on_ring[master as usize] = false;
+                Some(numbers[master as usize])
+            }
+        };
+        let mut shares = numbers.iter().zip(&on_ring).filter(|(_, on_ring)| **on_ring);
+        let first = shares.next().map(|(place, _)| *place);
+        let reads = match first {
+            Some(place) if shares.all(|(other, _)| *other == place) => Way::Straight(place),
+            _ => Way::Ring {
+                ring: pool.ring(&on_ring),
+                hash: pool.hash,
+                is_random: pool.distribution == Distribution::Random,
+                places: numbers,
+            },
+        };
+        Self { writes: master.map_or_else(|| reads.clone(), Way::Straight), reads }
+    }
+}
+
+fn share(old: &Way, new: &Way) -> Share {
+    match (old, new) {
+        (Way::Straight(old), Way::Straight(new)) if old == new => Share::NONE,
+        (Way::Straight(_), Way::Straight(_)) => Share::ALL,
+        (Way::Straight(place), ring @ Way::Ring { .. })
+        | (ring @ Way::Ring { .. }, Way::Straight(place)) => {
+            let part = ring.parts().get(place).copied().unwrap_or(0.0);
+            Share { of_keys: (1.0 - part).clamp(0.0, 1.0), is_exact: ring.is_walked() }
+        }
+        // No key has a place in either.
+        (Way::Ring { is_random: true, .. }, Way::Ring { is_random: true, .. }) => Share::NONE,
+        (Way::Ring { is_random: true, .. }, Way::Ring { .. })
+        | (Way::Ring { .. }, Way::Ring { is_random: true, .. }) => {
+            // Which server a request of a key gets by chance has nothing to do with the key.
+            let (old_parts, new_parts) = (old.parts(), new.parts());
+            let stays: f64 = old_parts
+                .iter()
+                .map(|(place, part)| part * new_parts.get(place).copied().unwrap_or(0.0))
+                .sum();
+            let is_exact = old.is_walked() && new.is_walked();
+            Share { of_keys: (1.0 - stays).clamp(0.0, 1.0), is_exact }
+        }
+        (Way::Ring { hash: old_hash, .. }, Way::Ring { hash: new_hash, .. })
+            if old_hash == new_hash =>
+        {
+            compare(old, new, old_hash.values())
+        }
+        (Way::Ring { .. }, Way::Ring { .. }) => {
+            let keys = (0..SAMPLES).map(|number| format!("key:{number}"));
+            let moved = keys.filter(|key| old.of_key(key) != new.of_key(key)).count();
+            Share { of_keys: moved as f64 / f64::from(SAMPLES), is_exact: false }
+        }
+    }
+}
+
+/// Compares where the points below `values` go.
+fn compare(old: &Way, new: &Way, values: u64) -> Share {
+    let period = lcm(old.period(), new.period()).min(values);
+    if old.steps(period) + new.steps(period) > STEPS_MAX {
+        let moved = samples(values).filter(|&point| old.run(point).0 != new.run(point).0).count();
+        return Share { of_keys: moved as f64 / f64::from(SAMPLES), is_exact: false };
+    }
+    let in_period = count(old, new, period);
+    let moved = in_period * (values / period) + count(old, new, values % period);
+    Share { of_keys: moved as f64 / values as f64, is_exact: true }
+}
+
+/// How many of the points below `end` go to different places.
+fn count(old: &Way, new: &Way, end: u64) -> u64 {
+    let (mut moved, mut at) = (0, 0);
+    while at < end {
+        let ((old, old_last), (new, new_last)) = (old.run(at as u32), new.run(at as u32));
+        let next = u64::from(old_last.min(new_last)) + 1;
+        if old != new {
+            moved += next.min(end) - at;
+        }
+        at = next;
+    }
+    moved
+}
+
+/// Evenly spread over the points below `values`.
+fn samples(values: u64) -> impl Iterator<Item = u32> {
+    (0..u64::from(SAMPLES)).map(move |number| (number * values / u64::from(SAMPLES)) as u32)
+}
+
+fn lcm(a: u64, b: u64) -> u64 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    (a / divisor).saturating_mul(b)
+}
+
+impl Way {
+    /// The place of a point, and the last point of those behind it that certainly go there too.
+    fn run(&self, point: u32) -> (u32, u32) {
+        match self {
+            Self::Straight(place) => (*place, u32::MAX),
+            Self::Ring { ring, places, .. } => {
+                let (server, last) = ring.run(point).expect("a ring of a snapshot has servers");
+                (places[server as usize], last)
+            }
+        }
+    }
+
+    fn of_key(&self, key: &str) -> u32 {
+        match self {
+            Self::Straight(place) => *place,
+            Self::Ring { ring, hash, .. } => self.run(ring.point(*hash, None, key.as_bytes())).0,
+        }
+    }
+
+    fn period(&self) -> u64 {
+        match self {
+            Self::Straight(_) => 1,
+            Self::Ring { ring, .. } => ring.period(),
+        }
+    }
+
+    /// How many calls of `run` the points below `end` take, at most.
+    fn steps(&self, end: u64) -> u64 {
+        match self {
+            Self::Straight(_) => 1,
+            Self::Ring { ring, .. } => {
+                end.div_ceil(ring.period()).saturating_mul(ring.runs() as u64).min(end)
+            }
+        }
+    }
+
+    /// All that a random number can be, or all values of the hash.
+    fn values(&self) -> u64 {
+        match self {
+            Self::Ring { hash, is_random: false, .. } => hash.values(),
+            Self::Straight(_) | Self::Ring { .. } => 1 << u32::BITS,
+        }
+    }
+
+    /// Whether [`Way::parts`] counts everything.
+    fn is_walked(&self) -> bool {
+        self.steps(self.period().min(self.values())) <= STEPS_MAX
+    }
+
+    /// The part of the points that goes to each place.
+    fn parts(&self) -> HashMap<u32, f64> {
+        let values = self.values();
+        let mut parts = HashMap::new();
+        if !self.is_walked() {
+            for point in samples(values) {
+                *parts.entry(self.run(point).0).or_default() += 1.0 / f64::from(SAMPLES);
+            }
+            return parts;
+        }
+        let period = self.period().min(values);
+        for (end, times) in [(period, values / period), (values % period, 1)] {
+            let mut at = 0;
+            while at < end {
+                let (place, last) = self.run(at as u32);
+                let next = u64::from(last) + 1;
+                let points = (next.min(end) - at) * times;
+                *parts.entry(place).or_default() += points as f64 / values as f64;
+                at = next;
+            }
+        }
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::difference::tests::{pool, server};
+    use crate::snapshot::Server;
+
+    #[test]
+    fn shares_are_those_of_arithmetic() {
+        let modula = |servers: Vec<Server>| Pool {
+            distribution: Distribution::Modula,
+            ..pool("p", servers)
+        };
+        let named = |count: u16| (1..=count).map(|n| server(&format!("s{n}"), n, 1)).collect();
+        // Of six points in a row the first two stay.
+        let two_to_three = exact(&modula(named(2)), &modula(named(3)));
+        assert!((two_to_three - 2.0 / 3.0).abs() < 1e-8, "{two_to_three}");
+        let heavier = vec![server("s1", 1, 1), server("s2", 2, 3)];
+        let half_to_quarter = exact(&modula(named(2)), &modula(heavier));
+        assert!((half_to_quarter - 0.25).abs() < 1e-9, "{half_to_quarter}");
+        assert_eq!(exact(&modula(named(1)), &modula(named(2))), 0.5);
+        assert_eq!(exact(&modula(named(4)), &modula(named(1))), 0.75);
+        assert_eq!(exact(&pool("p", named(1)), &pool("p", vec![server("s9", 9, 1)])), 1.0);
+    }
+
+    #[test]
+    fn a_server_is_its_address() {
+        let before = pool("p", vec![server("one", 1, 1), server("two", 2, 1)]);
+        let named_anew = pool("p", vec![server("one", 1, 1), server("new", 2, 1)]);
+        let moved = pool("p", vec![server("one", 1, 1), server("two", 3, 1)]);
+        let keys = exact(&before, &moved);
+        let ring = Map::new(&before, &mut Places::default());
+        assert!((keys - ring.reads.parts()[&1]).abs() < 1e-9, "{keys}");
+        assert!(exact(&before, &named_anew) < 0.5);
+        let alone = |name| pool("p", vec![server(name, 1, 1)]);
+        assert_eq!(exact(&alone("one"), &alone("two")), 0.0);
+    }
+
+    #[test]
+    fn chance_has_no_keys() {
+        let two = vec![server("one", 1, 1), server("two", 2, 1)];
+        let random = |servers: &[Server]| Pool {
+            distribution: Distribution::Random,
+            ..pool("p", servers.to_vec())
+        };
+        assert_eq!(moved(&random(&two), &random(&two[..1])), None);
+        let ketama = pool("p", two.clone());
+        assert!((exact(&ketama, &random(&two)) - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn with_a_master_writes_and_reads_differ() {
+        let servers = vec![server("a", 1, 1), server("b", 2, 1), server("master", 3, 1)];
+        let replicated =
+            Pool { topology: Topology::MasterReplica { master: 2 }, ..pool("p", servers) };
+        let fewer = Pool {
+            topology: Topology::MasterReplica { master: 1 },
+            ..pool("p", vec![server("a", 1, 1), server("master", 3, 1)])
+        };
+        let share = moved(&replicated, &fewer).unwrap();
+        assert_eq!(share.writes, Share::NONE);
+        assert!(share.reads.of_keys > 0.3 && share.reads.of_keys < 0.7, "{share:?}");
+    }
+
+    #[test]
+    fn another_hash_is_tried_with_some_keys() {
+        let servers: Vec<Server> = (1..=4).map(|n| server(&format!("s{n}"), n, 1)).collect();
+        let before = pool("p", servers);
+        let share = moved(&before, &Pool { hash: Hash::Murmur, ..before.clone() }).unwrap().reads;
+        assert!(!share.is_exact && (share.of_keys - 0.75).abs() < 0.05, "{share:?}");
+    }
+
+    #[test]
+    fn rings_that_have_little_in_common_are_sampled() {
+        let weights = |a, b| Pool {
+            distribution: Distribution::Modula,
+            ..pool("p", vec![server("a", 1, a), server("b", 2, b)])
+        };
+        let share = moved(&weights(1, 1), &pool("p", weights(1, 1).servers)).unwrap().reads;
+        assert!(!share.is_exact && (share.of_keys - 0.5).abs() < 0.02, "{share:?}");
+        let share = moved(&weights(2_000_003, 1), &weights(1, 2_000_029)).unwrap().reads;
+        assert!((share.of_keys - 1.0).abs() < 0.02, "{share:?}");
+    }
+
+    #[test]
+    fn only_values_of_the_hash_count() {
+        let with = |servers: Vec<Server>| Pool {
+            hash: Hash::Crc32,
+            distribution: Distribution::Modula,
+            ..pool("p", servers)
+        };
+        let before = with(vec![server("a", 1, 32_767), server("b", 2, 1)]);
+        let after = with(vec![server("a", 1, 32_767), server("c", 3, 1)]);
+        assert!((exact(&before, &after) - 1.0 / 32_768.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn shares_are_never_rounded_to_nothing_or_all() {
+        let text = |of_keys, is_exact| Share { of_keys, is_exact }.to_string();
+        assert_eq!(text(0.0, true), "no key goes");
+        assert_eq!(text(0.0, false), "nearly no keys go");
+        assert_eq!(text(0.000_01, true), "less than 0.1% of the keys go");
+        assert_eq!(text(0.25, true), "25.0% of the keys go");
+        assert_eq!(text(0.251_23, false), "about 25.1% of the keys go");
+        assert_eq!(text(0.999_9, true), "more than 99.9% of the keys go");
+        assert_eq!(text(1.0, true), "all keys go");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn exact_shares_are_what_sampling_finds(
+            distribution in prop::sample::select(vec![Distribution::Ketama, Distribution::Modula]),
+            old in prop::collection::vec((0u16..8, 1u32..9), 1..8),
+            new in prop::collection::vec((0u16..8, 1u32..9), 1..8),
+        ) {
+            let make = |servers: &[(u16, u32)]| {
+                let mut servers: Vec<Server> = servers
+                    .iter()
+                    .map(|&(port, weight)| server(&format!("s{port}"), port, weight))
+                    .collect();
+                servers.sort_by(|a, b| a.name.cmp(&b.name));
+                servers.dedup_by(|a, b| a.name == b.name);
+                Pool { distribution, ..pool("p", servers) }
+            };
+            let (old, new) = (make(&old), make(&new));
+            let Some(Moved { reads, .. }) = moved(&old, &new) else { return Ok(()) };
+            prop_assert!(reads.is_exact);
+            let mut places = Places::default();
+            let (old, new) = (Map::new(&old, &mut places), Map::new(&new, &mut places));
+            let differs = |n: &u32| {
+                let point = n.wrapping_mul(2_654_435_769);
+                old.reads.run(point).0 != new.reads.run(point).0
+            };
+            let sampled = (0..20_000).filter(differs).count() as f64 / 20_000.0;
+            prop_assert!((sampled - reads.of_keys).abs() < 0.02, "{sampled} {reads:?}");
+        }
+    }
+
+    fn exact(old: &Pool, new: &Pool) -> f64 {
+        let share = moved(old, new).unwrap().reads;
+        assert!(share.is_exact);
+        share.of_keys
+    }
+}

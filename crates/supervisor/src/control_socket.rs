@@ -1,0 +1,682 @@
+//! The operators' socket: `cashew reload`, `upgrade` and `status` talk to the master here.
+//!
+//! It reads commands and writes answers as far as that is possible at once, and keeps the rest for
+//! later: an operator who hangs holds nobody up. Who is asked, and when the answers come, is the
+//! master's business.
+
+use std::cell::RefCell;
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::geteuid;
+use tracing::{info, warn};
+
+use crate::command::{Answer, Command, Reply};
+use crate::state::Pack;
+use crate::status::Status;
+use crate::unix_socket::{BindError, UnixSocket, UnixSocketState};
+
+/// Operators at a time; who comes on top is told to come later.
+const CLIENTS_MAX: usize = 16;
+
+/// Longest command, with its line end.
+const COMMAND_SIZE_MAX: usize = 4096;
+
+/// Answers that an operator does not read; beyond it the connection is closed.
+const OUTPUT_SIZE_MAX: usize = 4 << 20;
+
+/// How long an operator may take to ask, and to read the last answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long who asks waits for the next line of an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+const BACKLOG: i32 = 16;
+
+/// An operator who asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct OperatorId(u64);
+
+#[derive(Debug)]
+pub(crate) struct ControlSocket {
+    socket: UnixSocket,
+    operators: Vec<Operator>,
+    next_id: u64,
+    /// What is to be answered, in order.
+    answers: Rc<RefCell<Vec<(OperatorId, Answer)>>>,
+}
+
+struct Mailbox {
+    id: OperatorId,
+    /// To answer without the socket that leads here, which does not outlive a program.
+    stream: Option<UnixStream>,
+    answers: Rc<RefCell<Vec<(OperatorId, Answer)>>>,
+}
+
+#[derive(Debug)]
+struct Operator {
+    id: OperatorId,
+    stream: UnixStream,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    state: State,
+    /// When the connection is closed whatever its state; `None` while it is for the master to
+    /// answer.
+    deadline: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Asking,
+    /// For the answers.
+    Waiting,
+    /// Nothing more comes behind `output`.
+    Answered,
+    Gone,
+}
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+#[error("no socket for operators at {path}: {why}")]
+pub struct ControlSocketError {
+    path: PathBuf,
+    why: String,
+}
+
+/// Where an operator finds the instance of a configuration file that names no socket, most likely
+/// place first.
+///
+/// The file's own name is not resolved, so that an instance is found when the file is a link that
+/// points to another one by now.
+pub fn default_paths(conf_file: &Path) -> io::Result<Vec<PathBuf>> {
+    let absolute = std::path::absolute(conf_file)?;
+    let resolved = match (absolute.parent().map(fs::canonicalize), absolute.file_name()) {
+        (Some(Ok(directory)), Some(name)) => directory.join(name),
+        _ => absolute,
+    };
+    let name = format!("{:016x}.sock", fnv1a(resolved.as_os_str()));
+    let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|path| Path::new(path).is_absolute());
+    let directories = [
+        Some(PathBuf::from("/run/cashew")),
+        runtime.map(|path| Path::new(&path).join("cashew")),
+        Some(PathBuf::from(format!("/tmp/cashew-{}", geteuid().as_raw()))),
+    ];
+    Ok(directories.into_iter().flatten().map(|directory| directory.join(&name)).collect())
+}
+
+fn fnv1a(text: &OsStr) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    text.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// Asks the instance that listens at `path`, and hands each line of the answer over. The last one
+/// is [`Answer::Done`] or [`Answer::Failed`], unless an error says that it did not come.
+pub fn ask(path: &Path, command: &Command, mut hear: impl FnMut(Answer)) -> Result<(), AskError> {
+    let mut stream = UnixStream::connect(path).map_err(AskError::NotThere)?;
+    let peer = peer_user(&stream)?;
+    let our = geteuid().as_raw();
+    // Somebody else could have put it there for us.
+    if our != 0 && peer != 0 && peer != our {
+        return Err(AskError::Stranger(peer));
+    }
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    let mut line = serde_json::to_vec(command).expect("commands are plain JSON");
+    line.push(b'\n');
+    // One that refuses does not read; what it says tells why.
+    let sent = stream.write_all(&line);
+    for line in BufReader::new(&stream).lines() {
+        let answer = match line {
+            Ok(line) => serde_json::from_str(&line).map_err(io::Error::from)?,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(AskError::Timeout),
+            Err(error) => return Err(error.into()),
+        };
+        let is_last = matches!(answer, Answer::Done(_) | Answer::Failed(_));
+        hear(answer);
+        if is_last {
+            return Ok(());
+        }
+    }
+    sent?;
+    Err(AskError::Ended)
+}
+
+/// Why an instance was not asked, or has not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("{0}")]
+    NotThere(io::Error),
+    #[error("somebody else listens there: user {0}")]
+    Stranger(u32),
+    #[error("no answer for {} seconds; it may come about all the same", ANSWER_TIMEOUT.as_secs())]
+    Timeout,
+    #[error("the connection has ended before the answer; it may come about all the same")]
+    Ended,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl ControlSocket {
+    /// At the path that is configured, which has to work.
+    pub(crate) fn at(path: &Path) -> Result<Self, ControlSocketError> {
+        Self::bind(path).map(Self::new)
+    }
+
+    pub(crate) fn new(socket: UnixSocket) -> Self {
+        Self { socket, operators: Vec::new(), next_id: 0, answers: Rc::default() }
+    }
+
+    /// For [`ControlSocket::new`] and [`ControlSocket::move_to`].
+    pub(crate) fn bind(path: &Path) -> Result<UnixSocket, ControlSocketError> {
+        bind(path).map_err(|error| Self::error(path, error))
+    }
+
+    /// Is heard there from now on. Those who wait for an answer get it.
+    pub(crate) fn move_to(&mut self, socket: UnixSocket) {
+        self.socket = socket;
+    }
+
+    /// At the first path whose directory is ours alone to write to.
+    pub(crate) fn at_one_of(paths: &[PathBuf]) -> Result<Self, ControlSocketError> {
+        let mut first_failure = None;
+        for path in paths {
+            let directory = path.parent().unwrap_or(Path::new("/"));
+            let bound = make_directory(directory).map_err(Into::into).and_then(|()| bind(path));
+            match bound {
+                Ok(socket) => return Ok(Self::new(socket)),
+                // Elsewhere it would be there, but operators would meet the other one first.
+                Err(error @ BindError::InUse) => return Err(Self::error(path, error)),
+                Err(error) => {
+                    first_failure.get_or_insert_with(|| Self::error(path, error));
+                }
+            }
+        }
+        Err(first_failure.unwrap_or_else(|| ControlSocketError {
+            path: PathBuf::new(),
+            why: "there is no place for it".into(),
+        }))
+    }
+
+    fn error(path: &Path, why: BindError) -> ControlSocketError {
+        ControlSocketError { path: path.into(), why: why.to_string() }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.socket.path()
+    }
+
+    pub(crate) fn state(&self, pack: &mut Pack) -> io::Result<UnixSocketState> {
+        self.socket.state(pack)
+    }
+
+    /// What to wait for; whichever is ready, [`ControlSocket::handle`] looks at all.
+    pub(crate) fn interest(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+        let operators = self.operators.iter().map(|it| (it.stream.as_fd(), it.interest()));
+        std::iter::once((self.socket.as_fd(), PollFlags::IN)).chain(operators)
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.operators.iter().filter_map(|operator| operator.deadline).min()
+    }
+
+    /// Accepts, reads and writes what is possible at once. Gives the commands that are complete.
+    pub(crate) fn handle(&mut self, now: Instant) -> Vec<(OperatorId, Command)> {
+        self.accept(now);
+        let commands: Vec<_> = self
+            .operators
+            .iter_mut()
+            .filter_map(|operator| Some((operator.id, operator.handle(now)?)))
+            .collect();
+        self.handle_timeout(now);
+        commands
+    }
+
+    /// Through which the one who asked is answered, at the next [`ControlSocket::deliver`].
+    pub(crate) fn reply(&self, id: OperatorId) -> Box<dyn Reply> {
+        let operator = self.operators.iter().find(|operator| operator.id == id);
+        let stream = operator.and_then(|operator| operator.stream.try_clone().ok());
+        Box::new(Mailbox { id, stream, answers: Rc::clone(&self.answers) })
+    }
+
+    /// Takes answers to those who asked. Nothing happens when one has gone: what was asked is done
+    /// all the same.
+    pub(crate) fn deliver(&mut self, now: Instant) {
+        for (id, answer) in self.answers.take() {
+            if let Some(operator) = self.operators.iter_mut().find(|it| it.id == id) {
+                operator.answer(&answer, now);
+            }
+        }
+        self.handle_timeout(now);
+    }
+
+    /// Closes the connections of those who are done, have gone or take too long.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.operators.retain(|operator| !operator.is_over(now));
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..CLIENTS_MAX {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let Ok(fd) = accept_with(&self.socket, flags) else { return };
+            let stream = UnixStream::from(fd);
+            let mut operator = Operator {
+                id: OperatorId(self.next_id),
+                state: State::Asking,
+                stream,
+                input: Vec::new(),
+                output: Vec::new(),
+                deadline: Some(now + PATIENCE),
+            };
+            if !may_ask(&operator.stream) {
+                let why = "only root and the user of the instance may ask";
+                operator.answer(&Answer::Failed(why.into()), now);
+            } else if self.operators.len() >= CLIENTS_MAX {
+                operator.answer(&Answer::Failed("too many operators at once".into()), now);
+            } else {
+                self.next_id += 1;
+                self.operators.push(operator);
+            }
+        }
+    }
+}
+
+impl Mailbox {
+    fn push(&self, answer: Answer) {
+        self.answers.borrow_mut().push((self.id, answer));
+    }
+}
+
+impl Reply for Mailbox {
+    fn say(&mut self, text: &str) {
+        self.push(Answer::Say(text.into()));
+    }
+
+    fn status(&mut self, status: Status) {
+        self.push(Answer::Status(Box::new(status)));
+    }
+
+    fn done(self: Box<Self>) {
+        self.push(Answer::Done(true));
+    }
+
+    fn failed(self: Box<Self>, why: &str) {
+        self.push(Answer::Failed(why.into()));
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.as_ref().map(|stream| stream.as_fd())
+    }
+}
+
+fn bind(path: &Path) -> Result<UnixSocket, BindError> {
+    UnixSocket::bind(path, Some(0o600), BACKLOG)
+}
+
+/// Who may write to the directory could put another socket there.
+fn make_directory(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let metadata = fs::symlink_metadata(path)?;
+    let is_ours =
+        metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0;
+    if is_ours { Ok(()) } else { Err(io::Error::other("the directory is not ours alone")) }
+}
+
+fn may_ask(stream: &UnixStream) -> bool {
+    peer_user(stream).is_ok_and(|user| user == 0 || user == geteuid().as_raw())
+}
+
+/// The user at the other end.
+fn peer_user(stream: &UnixStream) -> io::Result<u32> {
+    Ok(getsockopt(stream, PeerCredentials)?.uid())
+}
+
+impl Operator {
+    fn interest(&self) -> PollFlags {
+        let read = if self.state == State::Asking { PollFlags::IN } else { PollFlags::empty() };
+        let write = if self.output.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        read | write
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        match self.state {
+            State::Gone => true,
+            State::Answered if self.output.is_empty() => true,
+            State::Asking | State::Waiting | State::Answered => {
+                self.deadline.is_some_and(|deadline| deadline <= now)
+            }
+        }
+    }
+
+    fn handle(&mut self, now: Instant) -> Option<Command> {
+        self.flush();
+        if self.state != State::Asking {
+            self.notice_hangup();
+            return None;
+        }
+        let line = self.read_line()?;
+        match serde_json::from_slice(&line) {
+            Ok(command) => {
+                self.state = State::Waiting;
+                self.deadline = None;
+                Some(command)
+            }
+            Err(error) => {
+                self.answer(&Answer::Failed(format!("that is no command: {error}")), now);
+                None
+            }
+        }
+    }
+
+    /// The first line, once it is whole; what follows it is nothing to us.
+    fn read_line(&mut self) -> Option<Vec<u8>> {
+        let mut buffer = [0; COMMAND_SIZE_MAX];
+        while self.input.len() < COMMAND_SIZE_MAX {
+            match self.stream.read(&mut buffer[self.input.len()..]) {
+                Ok(0) => {
+                    self.state = State::Gone;
+                    return None;
+                }
+                Ok(count) => {
+                    let start = self.input.len();
+                    self.input.extend_from_slice(&buffer[start..start + count]);
+                    if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+                        self.input.truncate(end);
+                        return Some(std::mem::take(&mut self.input));
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(_) => {
+                    self.state = State::Gone;
+                    return None;
+                }
+            }
+        }
+        // As no command.
+        Some(std::mem::take(&mut self.input))
+    }
+
+    /// poll(2) tells of it without being asked, and would again and again.
+    fn notice_hangup(&mut self) {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let polled = poll(&mut fds, Some(&now));
+        if polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+            self.state = State::Gone;
+        }
+    }
+
+    fn answer(&mut self, answer: &Answer, now: Instant) {
+        serde_json::to_writer(&mut self.output, answer).expect("answers are plain JSON");
+        self.output.push(b'\n');
+        if matches!(answer, Answer::Done(_) | Answer::Failed(_)) {
+            self.state = State::Answered;
+            self.deadline = Some(now + PATIENCE);
+        }
+        self.flush();
+        if self.output.len() > OUTPUT_SIZE_MAX {
+            warn!("an operator does not read what is answered");
+            self.state = State::Gone;
+        }
+    }
+
+    fn flush(&mut self) {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(count) => drop(self.output.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    info!("an operator has left before the answer: {error}");
+                    self.state = State::Gone;
+                    self.output.clear();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+
+    use super::*;
+
+    #[test]
+    fn a_command_is_answered_line_by_line() {
+        let mut world = World::new("answer");
+        let mut operator = world.operator();
+        assert_eq!(world.handle(), []);
+        operator.write_all(b"{\"command\":\"reload\",").unwrap();
+        assert_eq!(world.handle(), []);
+        operator.write_all(b"\"dry_run\":true}\n").unwrap();
+        let [(id, Command::Reload { dry_run: true })] = world.handle()[..] else { panic!() };
+        let mut reply = world.socket.reply(id);
+        reply.say("two\nlines");
+        reply.status(Status { pid: 7, ..Status::default() });
+        reply.done();
+        world.socket.deliver(world.now);
+        let answers = answers(operator);
+        assert_eq!(answers[0], Answer::Say("two\nlines".into()));
+        assert!(matches!(&answers[1], Answer::Status(status) if status.pid == 7));
+        assert_eq!(answers[2..], [Answer::Done(true)]);
+        assert!(world.socket.operators.is_empty());
+    }
+
+    #[test]
+    fn commands_are_as_documented() {
+        let parse = |text| serde_json::from_str::<Command>(text);
+        let reload = |dry_run| Command::Reload { dry_run };
+        assert_eq!(parse("{\"command\":\"reload\",\"dry_run\":false}").unwrap(), reload(false));
+        assert_eq!(parse("{\"command\":\"reload\"}").unwrap(), reload(false));
+        let upgrade = |binary: Option<&str>| Command::Upgrade { binary: binary.map(Into::into) };
+        assert_eq!(parse("{\"command\":\"upgrade\",\"binary\":null}").unwrap(), upgrade(None));
+        assert_eq!(
+            parse("{\"command\":\"upgrade\",\"binary\":\"/b\"}").unwrap(),
+            upgrade(Some("/b"))
+        );
+        assert_eq!(parse("{\"command\":\"status\"}").unwrap(), Command::Status);
+        assert!(parse("{\"command\":\"reload\",\"dryrun\":true}").is_err());
+        assert!(parse("{\"command\":\"resize\"}").is_err());
+        assert_eq!(serde_json::to_string(&Answer::Done(true)).unwrap(), "{\"done\":true}");
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_long_lines_are_too() {
+        let mut world = World::new("nonsense");
+        for text in ["\n".to_owned(), "reload\n".into(), "x".repeat(COMMAND_SIZE_MAX)] {
+            let mut operator = world.operator();
+            operator.write_all(text.as_bytes()).unwrap();
+            assert_eq!(world.handle(), []);
+            let answers = answers(operator);
+            assert!(
+                matches!(&answers[..], [Answer::Failed(why)] if why.starts_with("that is no")),
+                "{answers:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn who_comes_on_top_is_told_so() {
+        let mut world = World::new("crowd");
+        let crowd: Vec<_> = (0..CLIENTS_MAX).map(|_| world.operator()).collect();
+        world.handle();
+        let one_more = world.operator();
+        world.handle();
+        let refused = Answer::Failed("too many operators at once".into());
+        assert_eq!(answers(one_more), [refused]);
+        drop(crowd);
+        world.handle();
+        assert!(world.socket.operators.is_empty());
+    }
+
+    #[test]
+    fn who_says_nothing_is_left() {
+        let mut world = World::new("silent");
+        let operator = world.operator();
+        world.handle();
+        assert_eq!(world.socket.poll_timeout(), Some(world.now + PATIENCE));
+        world.now += PATIENCE;
+        world.handle();
+        assert_eq!(answers(operator), []);
+        assert_eq!(world.socket.poll_timeout(), None);
+    }
+
+    #[test]
+    fn who_leaves_is_not_polled_for_any_more() {
+        let mut world = World::new("leaves");
+        let mut operator = world.operator();
+        operator.write_all(b"{\"command\":\"status\"}\n").unwrap();
+        let [(id, Command::Status)] = world.handle()[..] else { panic!() };
+        // As `echo … | socat` does.
+        operator.shutdown(Shutdown::Write).unwrap();
+        world.handle();
+        assert_eq!(world.socket.operators.len(), 1);
+        drop(operator);
+        world.handle();
+        assert_eq!(world.socket.operators.len(), 0);
+        world.socket.reply(id).done();
+        world.socket.deliver(world.now);
+    }
+
+    #[test]
+    fn who_reads_nothing_holds_nobody_up() {
+        let mut world = World::new("deaf");
+        let mut operator = world.operator();
+        operator.write_all(b"{\"command\":\"status\"}\n").unwrap();
+        let [(id, _)] = world.handle()[..] else { panic!() };
+        let text = "x".repeat(OUTPUT_SIZE_MAX / 2);
+        for _ in 0..2 {
+            world.socket.reply(id).say(&text);
+            world.socket.deliver(world.now);
+        }
+        assert_eq!(world.socket.operators.len(), 1);
+        world.socket.reply(id).say(&text);
+        world.socket.deliver(world.now);
+        assert_eq!(world.socket.operators.len(), 0);
+    }
+
+    #[test]
+    fn who_asks_hears_the_answer() {
+        let mut world = World::new("ask");
+        let path = world.socket.path().to_owned();
+        let asking = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            ask(&path, &Command::Upgrade { binary: None }, |answer| heard.push(answer)).unwrap();
+            heard
+        });
+        let id = loop {
+            if let Some((id, command)) = world.handle().pop() {
+                assert_eq!(command, Command::Upgrade { binary: None });
+                break id;
+            }
+        };
+        world.socket.reply(id).say("soon");
+        world.socket.reply(id).failed("not today");
+        world.socket.deliver(world.now);
+        assert_eq!(
+            asking.join().unwrap(),
+            [Answer::Say("soon".into()), Answer::Failed("not today".into())]
+        );
+        let path = world.socket.path().to_owned();
+        drop(world);
+        let error = ask(&path, &Command::Status, |_| {}).unwrap_err();
+        assert!(matches!(error, AskError::NotThere(_)), "{error}");
+    }
+
+    #[test]
+    fn instances_are_found_by_their_file() {
+        let directory = Directory::new("paths");
+        let path = |text: &str| default_paths(&directory.0.join(text)).unwrap().remove(0);
+        assert_eq!(path("a.yml"), path("./a.yml"));
+        assert_ne!(path("a.yml"), path("b.yml"));
+        assert!(path("a.yml").starts_with("/run/cashew"));
+        assert_eq!(path("a.yml").to_str().unwrap().len(), "/run/cashew/".len() + 16 + 5);
+        // The place of the file counts, not what is in it by now.
+        std::os::unix::fs::symlink("b.yml", directory.0.join("link.yml")).unwrap();
+        let before = path("link.yml");
+        fs::write(directory.0.join("b.yml"), "").unwrap();
+        assert_eq!(path("link.yml"), before);
+        assert_ne!(path("link.yml"), path("b.yml"));
+        std::os::unix::fs::symlink(".", directory.0.join("same")).unwrap();
+        assert_eq!(path("same/a.yml"), path("a.yml"));
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_not_used() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = Directory::new("theirs");
+        let [open, ours] = ["open", "ours"].map(|name| directory.0.join(name));
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        let paths = [open.join("s"), ours.join("s")];
+        let socket = ControlSocket::at_one_of(&paths).unwrap();
+        assert_eq!(socket.path(), paths[1]);
+        assert_eq!(fs::metadata(&ours).unwrap().permissions().mode() & 0o777, 0o700);
+        let error = ControlSocket::at_one_of(&paths).unwrap_err().to_string();
+        assert!(error.contains("another process already listens there"), "{error}");
+        drop(socket);
+        assert!(!paths[1].exists());
+        let error = ControlSocket::at_one_of(&paths[..1]).unwrap_err().to_string();
+        assert!(error.ends_with("the directory is not ours alone"), "{error}");
+    }
+
+    fn answers(operator: UnixStream) -> Vec<Answer> {
+        let lines = BufReader::new(operator).lines();
+        lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
+    }
+
+    struct World {
+        socket: ControlSocket,
+        now: Instant,
+        _directory: Directory,
+    }
+
+    impl World {
+        fn new(name: &str) -> Self {
+            let directory = Directory::new(name);
+            let socket = ControlSocket::at(&directory.0.join("socket")).unwrap();
+            Self { socket, now: Instant::now(), _directory: directory }
+        }
+
+        fn operator(&self) -> UnixStream {
+            UnixStream::connect(self.socket.path()).unwrap()
+        }
+
+        fn handle(&mut self) -> Vec<(OperatorId, Command)> {
+            self.socket.handle(self.now)
+        }
+    }
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let id = std::process::id();
+            let path = env::temp_dir().join(format!("cashew-operators-{id}-{name}"));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}

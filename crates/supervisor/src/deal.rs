@@ -1,0 +1,200 @@
+//! Who accepts from which listening socket.
+//!
+//! A socket is never closed when workers come and go; another worker accepts from it instead, so
+//! nobody who waits in its queue is lost. A socket that is one of a group has one owner: the worker
+//! whose rank is the socket's number, or while that one does not serve, another in its place. A
+//! socket that is alone on its address is owned by all.
+//!
+//! Pure: [`Deal::update`] is told who serves and answers what is to be said to whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ring::Slot;
+
+/// Names a listening socket; never used for another one.
+pub(crate) type ListenerId = u32;
+
+/// The sockets of one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Hand {
+    /// The kernel spreads new connections over them.
+    Spread(Vec<ListenerId>),
+    Shared(ListenerId),
+}
+
+/// A worker that accepts, or will as soon as it is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Player {
+    pub(crate) slot: Slot,
+    pub(crate) rank: u32,
+    /// One that is not yet gets what will be its own already, and its substitute keeps that too.
+    pub(crate) is_ready: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Listen { slot: Slot, listener: ListenerId },
+    Unlisten { slot: Slot, listener: ListenerId, drain: bool },
+}
+
+/// Who listens where now.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Deal {
+    owners: BTreeMap<ListenerId, BTreeSet<Slot>>,
+}
+
+impl Deal {
+    /// As [`owners`](Self::owners) were.
+    pub(crate) fn resume(owners: BTreeMap<ListenerId, BTreeSet<Slot>>) -> Self {
+        Self { owners }
+    }
+
+    /// Who accepts from which socket.
+    pub(crate) fn owners(&self) -> &BTreeMap<ListenerId, BTreeSet<Slot>> {
+        &self.owners
+    }
+
+    /// Deals anew, and tells the differences: first those who begin to listen. Sockets that are in
+    /// no hand any more are drained.
+    pub(crate) fn update<'a>(
+        &mut self,
+        hands: impl IntoIterator<Item = &'a Hand>,
+        players: &[Player],
+    ) -> Vec<Change> {
+        let owners = deal(hands, players);
+        let mut changes = Vec::new();
+        for (&listener, slots) in &owners {
+            let before = self.owners.get(&listener);
+            let new = slots.iter().filter(|slot| !before.is_some_and(|it| it.contains(slot)));
+            changes.extend(new.map(|&slot| Change::Listen { slot, listener }));
+        }
+        for (&listener, before) in &self.owners {
+            let slots = owners.get(&listener);
+            let old = before.iter().filter(|slot| !slots.is_some_and(|it| it.contains(slot)));
+            let drain = slots.is_none();
+            changes.extend(old.map(|&slot| Change::Unlisten { slot, listener, drain }));
+        }
+        self.owners = owners;
+        changes
+    }
+
+    /// A worker is dead, or was told to accept nothing more.
+    pub(crate) fn left(&mut self, slot: Slot) {
+        for slots in self.owners.values_mut() {
+            slots.remove(&slot);
+        }
+    }
+}
+
+fn deal<'a>(
+    hands: impl IntoIterator<Item = &'a Hand>,
+    players: &[Player],
+) -> BTreeMap<ListenerId, BTreeSet<Slot>> {
+    let (ready, joining): (Vec<Player>, Vec<Player>) =
+        players.iter().partition(|player| player.is_ready);
+    let mut owners = BTreeMap::new();
+    for hand in hands {
+        match hand {
+            Hand::Shared(listener) => {
+                owners.insert(*listener, players.iter().map(|player| player.slot).collect());
+            }
+            Hand::Spread(listeners) => {
+                for (number, &listener) in (0..).zip(listeners) {
+                    let at_home = |player: &&Player| player.rank == number;
+                    let mut slots: BTreeSet<Slot> =
+                        joining.iter().filter(at_home).map(|player| player.slot).collect();
+                    // Of two with the same rank the later one is to take the place of the other.
+                    let owner = ready.iter().rfind(at_home);
+                    let substitute = (number as usize).checked_rem(ready.len());
+                    let owner = owner.or_else(|| substitute.map(|at| &ready[at]));
+                    slots.extend(owner.map(|player| player.slot));
+                    owners.insert(listener, slots);
+                }
+            }
+        }
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_gets_the_socket_of_its_rank() {
+        let mut deal = Deal::default();
+        let hands = [Hand::Spread(vec![10, 11, 12]), Hand::Shared(20)];
+        let changes = deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 2)]);
+        let expected = [
+            listen(0, 10),
+            listen(1, 11),
+            listen(2, 12),
+            listen(0, 20),
+            listen(1, 20),
+            listen(2, 20),
+        ];
+        assert_eq!(changes, expected);
+        assert_eq!(deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 2)]), []);
+    }
+
+    #[test]
+    fn the_sockets_of_the_dead_go_to_others_and_come_back() {
+        let mut deal = Deal::default();
+        let hands = [Hand::Spread(vec![10, 11, 12])];
+        deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 2)]);
+        deal.left(1);
+        assert_eq!(deal.update(&hands, &[ready(0, 0), ready(2, 2)]), [listen(2, 11)]);
+        let joining = Player { is_ready: false, ..ready(1, 1) };
+        let changes = deal.update(&hands, &[ready(0, 0), joining, ready(2, 2)]);
+        assert_eq!(changes, [listen(1, 11)], "both accept until the new one is known to");
+        let changes = deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 2)]);
+        assert_eq!(changes, [unlisten(2, 11)]);
+    }
+
+    #[test]
+    fn nobody_is_left_without_a_socket_and_no_socket_without_an_owner() {
+        for sockets in 1..8 {
+            let hands = [Hand::Spread((0..sockets).collect())];
+            for present in 1..64_u32 {
+                let ranks = (0..6).filter(|rank| present & (1 << rank) != 0);
+                let players: Vec<Player> = ranks.map(|rank| ready(rank, rank)).collect();
+                let mut deal = Deal::default();
+                deal.update(&hands, &players);
+                assert!(deal.owners.values().all(|slots| slots.len() == 1));
+                for player in players.iter().filter(|player| player.rank < sockets) {
+                    assert!(deal.owners[&player.rank].contains(&player.slot));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_successor_takes_the_socket_over() {
+        let mut deal = Deal::default();
+        let hands = [Hand::Spread(vec![10, 11])];
+        deal.update(&hands, &[ready(0, 0), ready(1, 1)]);
+        let changes = deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 0)]);
+        assert_eq!(changes, [listen(2, 10), unlisten(0, 10)]);
+    }
+
+    #[test]
+    fn what_is_in_no_hand_any_more_is_drained() {
+        let mut deal = Deal::default();
+        deal.update(&[Hand::Spread(vec![10, 11]), Hand::Shared(20)], &[ready(0, 0), ready(1, 1)]);
+        let changes = deal.update(&[Hand::Shared(20)], &[ready(0, 0), ready(1, 1)]);
+        let drain = |slot, listener| Change::Unlisten { slot, listener, drain: true };
+        assert_eq!(changes, [drain(0, 10), drain(1, 11)]);
+    }
+
+    fn ready(slot: Slot, rank: u32) -> Player {
+        Player { slot, rank, is_ready: true }
+    }
+
+    fn listen(slot: Slot, listener: ListenerId) -> Change {
+        Change::Listen { slot, listener }
+    }
+
+    fn unlisten(slot: Slot, listener: ListenerId) -> Change {
+        Change::Unlisten { slot, listener, drain: false }
+    }
+}

@@ -1,0 +1,525 @@
+//! The change from one epoch to the next, agreed on by all workers.
+//!
+//! First every worker *prepares* the new epoch beside the old one. When all have, every worker
+//! *pauses*: it dispatches nothing more in the pools whose keys may move. When all have paused
+//! everybody *commits*. So at no instant do two workers dispatch by different rings of one pool.
+//! Up to the commit a refusal, a death or a delay aborts the change, and the old epoch goes on as
+//! if nothing had been. From the commit on nothing can stop it: who does not confirm is condemned.
+//!
+//! A pure state machine: events and the time go in, [`Output`] comes out of [`Epochs::poll_output`]
+//! and is to be acted on in order. It relies on two things: a channel delivers in order, and a
+//! worker that [left](Epochs::left) is dead and not merely out of reach. Nobody is to join between
+//! the beginning and [`Output::Switch`]; who joins then starts with the new epoch.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::ring::Slot;
+
+/// How long workers may take to prepare: to read the snapshot, build rings and connect.
+pub(crate) const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a worker may take to pause beyond the time that it has for what is in flight.
+pub(crate) const PAUSE_GRACE: Duration = Duration::from_secs(2);
+
+/// How long workers may take to confirm the commit.
+pub(crate) const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    change: Option<Change>,
+    outputs: VecDeque<Output>,
+}
+
+/// What is to be done now, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    Tell(Slot, Step),
+    /// The new epoch is in effect. Always before the first [`Step::Commit`]. Requests are
+    /// unfinished that were still in flight when the time to drain was up.
+    Switch {
+        unfinished: u64,
+    },
+    /// Does not confirm the commit: to be killed.
+    Condemn(Slot),
+    /// Everybody who lives serves by the new epoch.
+    Done,
+    Aborted(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Prepare,
+    Pause { drain_ms: u64 },
+    Commit,
+    Abort,
+}
+
+#[derive(Debug)]
+struct Change {
+    epoch: u64,
+    phase: Phase,
+    workers: BTreeSet<Slot>,
+    /// Who has yet to answer in this phase.
+    waiting: BTreeSet<Slot>,
+    deadline: Instant,
+    drain_ms: u64,
+    unfinished: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Preparing,
+    Pausing,
+    Committing,
+}
+
+impl Epochs {
+    /// # Panics
+    ///
+    /// When a change is under way.
+    pub(crate) fn begin(
+        &mut self,
+        epoch: u64,
+        workers: impl IntoIterator<Item = Slot>,
+        drain_ms: u64,
+        now: Instant,
+    ) {
+        assert!(self.change.is_none(), "one change at a time");
+        let workers: BTreeSet<Slot> = workers.into_iter().collect();
+        self.change = Some(Change {
+            epoch,
+            phase: Phase::Preparing,
+            waiting: workers.clone(),
+            workers,
+            deadline: now + PREPARE_TIMEOUT,
+            drain_ms,
+            unfinished: 0,
+        });
+        self.tell(Step::Prepare);
+        self.advance(now);
+    }
+
+    pub(crate) fn is_changing(&self) -> bool {
+        self.change.is_some()
+    }
+
+    /// Whether a worker started now would begin by an epoch that is about to be replaced.
+    pub(crate) fn is_undecided(&self) -> bool {
+        self.change.as_ref().is_some_and(|change| change.phase != Phase::Committing)
+    }
+
+    /// Whether the worker was told to commit and has not confirmed it, so that what it says may
+    /// still be by the old epoch.
+    pub(crate) fn is_behind(&self, slot: Slot) -> bool {
+        self.change.as_ref().is_some_and(|change| {
+            change.phase == Phase::Committing && change.waiting.contains(&slot)
+        })
+    }
+
+    pub(crate) fn prepared(&mut self, slot: Slot, epoch: u64, now: Instant) {
+        self.answered(slot, epoch, Phase::Preparing, now);
+    }
+
+    pub(crate) fn paused(&mut self, slot: Slot, epoch: u64, unfinished: u64, now: Instant) {
+        if let Some(change) = &mut self.change
+            && change.epoch == epoch
+            && change.phase == Phase::Pausing
+        {
+            change.unfinished += unfinished;
+        }
+        self.answered(slot, epoch, Phase::Pausing, now);
+    }
+
+    pub(crate) fn committed(&mut self, slot: Slot, epoch: u64, now: Instant) {
+        self.answered(slot, epoch, Phase::Committing, now);
+    }
+
+    pub(crate) fn refused(&mut self, slot: Slot, epoch: u64, why: &str) {
+        let Some(change) = &self.change else { return };
+        if change.epoch == epoch && change.workers.contains(&slot) {
+            self.abort(format!("worker {slot} refuses it: {why}"));
+        }
+    }
+
+    /// A worker is dead. One that never got ready had no part in anything.
+    pub(crate) fn left(&mut self, slot: Slot, was_ready: bool, now: Instant) {
+        self.outputs.retain(|output| !matches!(output, Output::Tell(to, _) if *to == slot));
+        let Some(change) = &mut self.change else { return };
+        change.waiting.remove(&slot);
+        if !change.workers.remove(&slot) {
+            return;
+        }
+        if was_ready && change.phase != Phase::Committing {
+            self.abort(format!("worker {slot} died meanwhile"));
+        } else {
+            self.advance(now);
+        }
+    }
+
+    /// Gives the change up, unless it is decided.
+    pub(crate) fn abort(&mut self, why: String) {
+        let undecided = |change: &mut Change| change.phase != Phase::Committing;
+        if let Some(change) = self.change.take_if(undecided) {
+            let abort = |slot| Output::Tell(slot, Step::Abort);
+            self.outputs.extend(change.workers.into_iter().map(abort));
+            self.outputs.push_back(Output::Aborted(why));
+        }
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        let Some(change) = &mut self.change else { return };
+        if now < change.deadline {
+            return;
+        }
+        match change.phase {
+            Phase::Preparing => {
+                let why = format!("{} not prepared in time", have(&change.waiting));
+                self.abort(why);
+            }
+            Phase::Pausing => {
+                let why = format!("{} not paused in time", have(&change.waiting));
+                self.abort(why);
+            }
+            Phase::Committing => {
+                self.outputs.extend(change.waiting.iter().map(|&slot| Output::Condemn(slot)));
+                change.waiting.clear();
+                self.advance(now);
+            }
+        }
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.change.as_ref().map(|change| change.deadline)
+    }
+
+    pub(crate) fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    fn answered(&mut self, slot: Slot, epoch: u64, phase: Phase, now: Instant) {
+        let Some(change) = &mut self.change else { return };
+        if change.epoch == epoch && change.phase == phase && change.waiting.remove(&slot) {
+            self.advance(now);
+        }
+    }
+
+    /// Goes on to the next phase when everybody has answered, and through all phases at once when
+    /// there is nobody.
+    fn advance(&mut self, now: Instant) {
+        while let Some(change) = &mut self.change
+            && change.waiting.is_empty()
+        {
+            change.waiting.clone_from(&change.workers);
+            match change.phase {
+                Phase::Preparing => {
+                    let drain_ms = change.drain_ms;
+                    change.phase = Phase::Pausing;
+                    change.deadline = now + Duration::from_millis(drain_ms) + PAUSE_GRACE;
+                    self.tell(Step::Pause { drain_ms });
+                }
+                Phase::Pausing => {
+                    change.phase = Phase::Committing;
+                    change.deadline = now + COMMIT_TIMEOUT;
+                    let unfinished = change.unfinished;
+                    self.outputs.push_back(Output::Switch { unfinished });
+                    self.tell(Step::Commit);
+                }
+                Phase::Committing => {
+                    self.change = None;
+                    self.outputs.push_back(Output::Done);
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, step: Step) {
+        let change = self.change.as_ref().expect("a change is under way");
+        self.outputs.extend(change.workers.iter().map(|&slot| Output::Tell(slot, step)));
+    }
+}
+
+/// "worker 3 has", "workers 1, 2 have".
+fn have(slots: &BTreeSet<Slot>) -> String {
+    let list: Vec<String> = slots.iter().map(Slot::to_string).collect();
+    match list.len() {
+        1 => format!("worker {} has", list[0]),
+        _ => format!("workers {} have", list.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DRAIN_MS: u64 = 500;
+
+    #[test]
+    fn all_phases_wait_for_everybody() {
+        let (mut epochs, now) = begun([0, 1]);
+        assert_eq!(outputs(&mut epochs), tell([0, 1], Step::Prepare));
+        epochs.prepared(1, 2, now);
+        assert_eq!(outputs(&mut epochs), []);
+        epochs.prepared(0, 2, now);
+        assert_eq!(outputs(&mut epochs), tell([0, 1], Step::Pause { drain_ms: DRAIN_MS }));
+        epochs.paused(0, 2, 3, now);
+        epochs.paused(1, 2, 4, now);
+        let mut expected = vec![Output::Switch { unfinished: 7 }];
+        expected.extend(tell([0, 1], Step::Commit));
+        assert_eq!(outputs(&mut epochs), expected);
+        epochs.committed(0, 2, now);
+        assert!(epochs.is_behind(1) && !epochs.is_behind(0) && !epochs.is_undecided());
+        epochs.committed(1, 2, now);
+        assert_eq!(outputs(&mut epochs), [Output::Done]);
+        assert!(!epochs.is_changing());
+        assert_eq!(epochs.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_refusal_aborts() {
+        let (mut epochs, now) = begun([0, 1]);
+        epochs.prepared(0, 2, now);
+        outputs(&mut epochs);
+        epochs.refused(1, 2, "no memory");
+        let mut expected = tell([0, 1], Step::Abort);
+        expected.push(Output::Aborted("worker 1 refuses it: no memory".into()));
+        assert_eq!(outputs(&mut epochs), expected);
+        epochs.prepared(1, 2, now);
+        assert_eq!(outputs(&mut epochs), []);
+    }
+
+    #[test]
+    fn answers_to_another_change_do_not_count() {
+        let (mut epochs, now) = begun([0]);
+        outputs(&mut epochs);
+        epochs.prepared(0, 1, now);
+        epochs.refused(0, 1, "late");
+        epochs.paused(0, 2, 0, now);
+        epochs.committed(0, 2, now);
+        assert_eq!(outputs(&mut epochs), []);
+    }
+
+    #[test]
+    fn a_death_aborts_until_it_is_decided() {
+        let (mut epochs, now) = begun([0, 1]);
+        outputs(&mut epochs);
+        epochs.left(1, true, now);
+        let aborted = Output::Aborted("worker 1 died meanwhile".into());
+        assert_eq!(outputs(&mut epochs), [Output::Tell(0, Step::Abort), aborted]);
+
+        let (mut epochs, now) = begun([0, 1]);
+        for slot in [0, 1] {
+            epochs.prepared(slot, 2, now);
+        }
+        for slot in [0, 1] {
+            epochs.paused(slot, 2, 0, now);
+        }
+        epochs.committed(0, 2, now);
+        outputs(&mut epochs);
+        epochs.left(1, true, now);
+        assert_eq!(outputs(&mut epochs), [Output::Done]);
+    }
+
+    #[test]
+    fn who_never_got_ready_is_not_missed() {
+        let (mut epochs, now) = begun([0, 1]);
+        epochs.prepared(0, 2, now);
+        outputs(&mut epochs);
+        epochs.left(1, false, now);
+        assert_eq!(outputs(&mut epochs), tell([0], Step::Pause { drain_ms: DRAIN_MS }));
+    }
+
+    #[test]
+    fn delays_abort_and_after_the_commit_condemn() {
+        let (mut epochs, now) = begun([0, 1]);
+        epochs.prepared(0, 2, now);
+        epochs.handle_timeout(now + PREPARE_TIMEOUT - Duration::from_millis(1));
+        assert!(epochs.is_undecided());
+        epochs.handle_timeout(now + PREPARE_TIMEOUT);
+        let why = "worker 1 has not prepared in time".into();
+        assert_eq!(outputs(&mut epochs).last(), Some(&Output::Aborted(why)));
+
+        let (mut epochs, now) = begun([0, 1]);
+        epochs.prepared(0, 2, now);
+        epochs.prepared(1, 2, now);
+        let late = epochs.poll_timeout().unwrap();
+        assert_eq!(late, now + Duration::from_millis(DRAIN_MS) + PAUSE_GRACE);
+        epochs.handle_timeout(late);
+        let why = "workers 0, 1 have not paused in time".into();
+        assert_eq!(outputs(&mut epochs).last(), Some(&Output::Aborted(why)));
+
+        let (mut epochs, now) = begun([0]);
+        epochs.prepared(0, 2, now);
+        epochs.paused(0, 2, 0, now);
+        outputs(&mut epochs);
+        epochs.abort("too late".into());
+        assert_eq!(outputs(&mut epochs), []);
+        epochs.handle_timeout(now + COMMIT_TIMEOUT);
+        assert_eq!(outputs(&mut epochs), [Output::Condemn(0), Output::Done]);
+    }
+
+    #[test]
+    fn without_workers_it_is_done_at_once() {
+        let (mut epochs, _) = begun([]);
+        assert_eq!(outputs(&mut epochs), [Output::Switch { unfinished: 0 }, Output::Done]);
+    }
+
+    /// Workers that read their mail late, refuse, die and are replaced at random moments never
+    /// dispatch by two epochs at once.
+    #[test]
+    fn no_two_workers_ever_dispatch_by_different_epochs() {
+        let mut changes = 0;
+        let mut aborts = 0;
+        for seed in 1..=300 {
+            let mut simulation = Simulation::new(seed);
+            simulation.run();
+            changes += simulation.changes;
+            aborts += simulation.aborts;
+        }
+        assert!(changes > 1000 && aborts > 1000, "too little happened: {changes}, {aborts}");
+    }
+
+    struct Simulation {
+        random: u64,
+        epochs: Epochs,
+        now: Instant,
+        /// In effect, as the master sees it.
+        epoch: u64,
+        /// Numbers are not used twice, not even that of a change that was aborted.
+        last: u64,
+        workers: [Option<Worker>; 3],
+        changes: u32,
+        aborts: u32,
+    }
+
+    struct Worker {
+        inbox: VecDeque<(u64, Step)>,
+        epoch: u64,
+        prepared: Option<u64>,
+        paused: bool,
+    }
+
+    impl Simulation {
+        fn new(random: u64) -> Self {
+            Self {
+                random,
+                epochs: Epochs::default(),
+                now: Instant::now(),
+                epoch: 1,
+                last: 1,
+                workers: [(); 3].map(|()| None),
+                changes: 0,
+                aborts: 0,
+            }
+        }
+
+        fn run(&mut self) {
+            for _ in 0..1000 {
+                self.step();
+                self.act();
+                self.check();
+            }
+        }
+
+        fn step(&mut self) {
+            let slot = self.below(3);
+            match self.below(40) {
+                0 if self.workers[slot].is_some() => {
+                    self.workers[slot] = None;
+                    self.epochs.left(slot as Slot, true, self.now);
+                }
+                1..=4 if self.workers[slot].is_none() && !self.epochs.is_undecided() => {
+                    let (epoch, inbox) = (self.epoch, VecDeque::new());
+                    self.workers[slot] =
+                        Some(Worker { inbox, epoch, prepared: None, paused: false });
+                }
+                5..=7 if !self.epochs.is_changing() => {
+                    self.last += 1;
+                    let alive = (0..).zip(&self.workers).filter(|(_, worker)| worker.is_some());
+                    let alive: Vec<Slot> = alive.map(|(slot, _)| slot).collect();
+                    self.epochs.begin(self.last, alive, DRAIN_MS, self.now);
+                }
+                8 => {
+                    let pause = Duration::from_millis(self.below(2000) as u64);
+                    self.now += pause;
+                    self.epochs.handle_timeout(self.now);
+                }
+                _ => self.read(slot),
+            }
+        }
+
+        fn act(&mut self) {
+            while let Some(output) = self.epochs.poll_output() {
+                match output {
+                    Output::Tell(slot, step) => {
+                        let worker = self.workers[slot as usize].as_mut();
+                        let worker = worker.expect("messages of the dead are dropped");
+                        worker.inbox.push_back((self.last, step));
+                    }
+                    Output::Switch { .. } => self.epoch = self.last,
+                    Output::Condemn(slot) => {
+                        self.workers[slot as usize] = None;
+                        self.epochs.left(slot, true, self.now);
+                    }
+                    Output::Done => self.changes += 1,
+                    Output::Aborted(_) => self.aborts += 1,
+                }
+            }
+        }
+
+        fn read(&mut self, slot: usize) {
+            let refuses = self.below(20) == 0;
+            let Some(worker) = &mut self.workers[slot] else { return };
+            let Some((epoch, step)) = worker.inbox.pop_front() else { return };
+            let slot = slot as Slot;
+            match step {
+                Step::Prepare if refuses => self.epochs.refused(slot, epoch, "no"),
+                Step::Prepare => {
+                    worker.prepared = Some(epoch);
+                    self.epochs.prepared(slot, epoch, self.now);
+                }
+                Step::Pause { .. } => {
+                    worker.paused = true;
+                    self.epochs.paused(slot, epoch, 0, self.now);
+                }
+                Step::Commit => {
+                    worker.epoch = worker.prepared.take().expect("only who prepared commits");
+                    assert!(worker.paused && worker.epoch == epoch);
+                    worker.paused = false;
+                    self.epochs.committed(slot, epoch, self.now);
+                }
+                Step::Abort => {
+                    worker.prepared = None;
+                    worker.paused = false;
+                }
+            }
+        }
+
+        fn check(&self) {
+            let mut dispatching = self.workers.iter().flatten().filter(|worker| !worker.paused);
+            if let Some(first) = dispatching.next() {
+                assert!(dispatching.all(|other| other.epoch == first.epoch));
+            }
+        }
+
+        fn below(&mut self, limit: usize) -> usize {
+            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (self.random >> 33) as usize % limit
+        }
+    }
+
+    fn begun<const N: usize>(slots: [Slot; N]) -> (Epochs, Instant) {
+        let now = Instant::now();
+        let mut epochs = Epochs::default();
+        epochs.begin(2, slots, DRAIN_MS, now);
+        (epochs, now)
+    }
+
+    fn tell<const N: usize>(slots: [Slot; N], step: Step) -> Vec<Output> {
+        slots.into_iter().map(|slot| Output::Tell(slot, step)).collect()
+    }
+
+    fn outputs(epochs: &mut Epochs) -> Vec<Output> {
+        std::iter::from_fn(|| epochs.poll_output()).collect()
+    }
+}

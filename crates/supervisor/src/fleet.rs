@@ -1,0 +1,173 @@
+//! Which workers there should be, and what to do next to get there.
+//!
+//! Each of the ranks below the number of workers is to be held by one worker that serves and was
+//! started since the last change of what only new processes can take on. Who is too many retires;
+//! who is outdated retires once a successor is ready, one after the other.
+//!
+//! Pure: the workers as they are go in, the next orders come out. Asked again whenever something
+//! has changed, it comes to an end.
+
+use std::collections::BTreeSet;
+
+use crate::ring::Slot;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Worker {
+    pub(crate) slot: Slot,
+    pub(crate) rank: u32,
+    pub(crate) life: Life,
+    /// Was started, or will be, as workers are to be now.
+    pub(crate) is_fresh: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Not ready yet, or dead and to be started again.
+    Coming,
+    Serving,
+    Retiring,
+    /// Ends, and nobody takes its slot.
+    Going,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Begin a worker in a slot that is free.
+    Add {
+        slot: Slot,
+        rank: u32,
+    },
+    Retire(Slot),
+    Unretire(Slot),
+    /// Has never served and is not wanted any more.
+    Drop(Slot),
+}
+
+/// `slots_max` is how many slots there are.
+pub(crate) fn plan(workers: &[Worker], wanted: u32, slots_max: u32) -> Vec<Order> {
+    let mut orders = Vec::new();
+    let mut taken: BTreeSet<Slot> = workers.iter().map(|worker| worker.slot).collect();
+    let mut add = |rank, orders: &mut Vec<Order>| {
+        if let Some(slot) = (0..slots_max).find(|slot| !taken.contains(slot)) {
+            taken.insert(slot);
+            orders.push(Order::Add { slot, rank });
+        }
+    };
+    for worker in workers.iter().filter(|worker| worker.rank >= wanted) {
+        match worker.life {
+            Life::Serving => orders.push(Order::Retire(worker.slot)),
+            Life::Coming => orders.push(Order::Drop(worker.slot)),
+            Life::Retiring | Life::Going => {}
+        }
+    }
+    // One after the other: while a successor comes nobody else is replaced.
+    let mut is_replacing = false;
+    let mut outdated = None;
+    for rank in 0..wanted {
+        let holders = workers.iter().filter(|worker| worker.rank == rank);
+        let mut staying =
+            holders.clone().filter(|worker| matches!(worker.life, Life::Coming | Life::Serving));
+        match (staying.next(), staying.next()) {
+            (None, _) => {
+                let back = holders.clone().find(|it| it.life == Life::Retiring && it.is_fresh);
+                match back {
+                    Some(worker) => orders.push(Order::Unretire(worker.slot)),
+                    None => add(rank, &mut orders),
+                }
+            }
+            (Some(only), None) => {
+                if only.life == Life::Serving && !only.is_fresh {
+                    outdated = outdated.or(Some(only));
+                }
+            }
+            (Some(one), Some(other)) => {
+                let (old, new) = if one.is_fresh { (other, one) } else { (one, other) };
+                match (old.life, new.life) {
+                    (Life::Serving, Life::Serving) => orders.push(Order::Retire(old.slot)),
+                    // Dead, and its successor is there already.
+                    (Life::Coming, _) => orders.push(Order::Drop(old.slot)),
+                    _ => is_replacing = true,
+                }
+            }
+        }
+    }
+    if let (Some(worker), false) = (outdated, is_replacing) {
+        add(worker.rank, &mut orders);
+    }
+    orders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLOTS: u32 = 8;
+
+    #[test]
+    fn it_grows_and_shrinks() {
+        assert_eq!(plan(&[], 2, SLOTS), [add(0, 0), add(1, 1)]);
+        let four: Vec<Worker> = (0..4).map(|slot| serving(slot, slot)).collect();
+        assert_eq!(plan(&four, 4, SLOTS), []);
+        assert_eq!(plan(&four, 2, SLOTS), [Order::Retire(2), Order::Retire(3)]);
+    }
+
+    #[test]
+    fn who_retires_is_taken_back_and_else_its_slot_is_left_alone() {
+        let retiring = Worker { life: Life::Retiring, ..serving(1, 1) };
+        assert_eq!(plan(&[serving(0, 0), retiring], 2, SLOTS), [Order::Unretire(1)]);
+        assert_eq!(plan(&[serving(0, 0), retiring], 1, SLOTS), []);
+        let outdated = Worker { is_fresh: false, ..retiring };
+        assert_eq!(plan(&[serving(0, 0), outdated], 2, SLOTS), [add(2, 1)]);
+        let going = Worker { life: Life::Going, ..serving(1, 1) };
+        assert_eq!(plan(&[serving(0, 0), going], 2, SLOTS), [add(2, 1)]);
+    }
+
+    #[test]
+    fn who_has_not_served_yet_is_dropped() {
+        let coming = Worker { life: Life::Coming, ..serving(1, 1) };
+        assert_eq!(plan(&[serving(0, 0), coming], 1, SLOTS), [Order::Drop(1)]);
+        assert_eq!(plan(&[serving(0, 0), coming], 2, SLOTS), []);
+    }
+
+    #[test]
+    fn outdated_workers_are_replaced_one_by_one() {
+        let mut workers: Vec<Worker> =
+            (0..3).map(|slot| Worker { is_fresh: false, ..serving(slot, slot) }).collect();
+        let mut retired = Vec::new();
+        for _ in 0..20 {
+            for order in plan(&workers, 3, SLOTS) {
+                match order {
+                    Order::Add { slot, rank } => {
+                        workers.push(Worker { life: Life::Coming, ..serving(slot, rank) });
+                    }
+                    Order::Retire(slot) => {
+                        retired.push(slot);
+                        workers.retain(|worker| worker.slot != slot);
+                    }
+                    other => panic!("unexpected {other:?}"),
+                }
+            }
+            let coming = workers.iter().filter(|worker| worker.life == Life::Coming).count();
+            assert!(coming <= 1);
+            let serving = workers.iter().filter(|worker| worker.life == Life::Serving).count();
+            assert!(serving >= 3, "nobody goes before the next is there");
+            workers.iter_mut().for_each(|worker| worker.life = Life::Serving);
+        }
+        assert_eq!(retired, [0, 1, 2]);
+        assert!(workers.len() == 3 && workers.iter().all(|worker| worker.is_fresh));
+    }
+
+    #[test]
+    fn without_a_free_slot_nobody_is_replaced() {
+        let worker = Worker { is_fresh: false, ..serving(0, 0) };
+        assert_eq!(plan(&[worker], 1, 1), []);
+    }
+
+    fn serving(slot: Slot, rank: u32) -> Worker {
+        Worker { slot, rank, life: Life::Serving, is_fresh: true }
+    }
+
+    fn add(slot: Slot, rank: u32) -> Order {
+        Order::Add { slot, rank }
+    }
+}

@@ -1,0 +1,336 @@
+//! Children that are started, watched, buried and replaced, and who of them accepts from where.
+
+use std::collections::HashMap;
+use std::io;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use cashew_control::{MasterChannel, ToChild};
+use cashew_metrics::SLOTS_MAX;
+use tracing::{debug, error, info, warn};
+
+use super::{Master, Phase, workers_of};
+use crate::child::{Child, Exit, Role};
+use crate::deal::{Change, Player};
+use crate::fleet::{self, Life};
+use crate::member::{Member, Running};
+use crate::sessions::Parcel;
+use crate::slots::{KILL_GRACE, Order};
+use crate::{Error, Step};
+
+/// Unread messages that a child is allowed, beyond those that tell of all pools and their sockets.
+const OUTBOX_SPARE: usize = 1024;
+
+/// As many deaths in a row are called a crash loop.
+const CRASH_LOOP: u32 = 3;
+
+impl Master {
+    pub(super) fn handle_slots(&mut self, now: Instant) -> Result<(), Error> {
+        let roles: Vec<Role> = self.members.keys().copied().collect();
+        for role in roles {
+            // It is about to be known by which epoch it has to start.
+            if self.members[&role].running.is_none() && self.epochs.is_undecided() {
+                continue;
+            }
+            match self.member(role).slot.poll(now) {
+                // Only the admin can ask for it: the slots of workers are closed.
+                Some(Order::Spawn) if self.phase == Phase::Stopping => {
+                    self.member(role).slot.stop(now);
+                }
+                Some(Order::Spawn) => self.start(role, now)?,
+                Some(Order::Abort) => self.condemn(role, "it does not get ready", now),
+                Some(Order::Kill) => self.kill(role, now)?,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, role: Role, now: Instant) -> Result<(), Error> {
+        match self.spawn_child(role) {
+            Ok(running) => {
+                info!("{role} is started: {}", running.child);
+                let generation = self.generation;
+                let member = self.member(role);
+                member.running = Some(running);
+                member.generation = generation;
+                member.slot.spawned(now);
+                self.brief(role, now);
+                Ok(())
+            }
+            Err(error) if self.phase == Phase::Starting => {
+                Err(Error::Start { role, why: format!("cannot be run: {error}") })
+            }
+            Err(error) => {
+                let pause = self.member(role).slot.died(now);
+                error!("{role} cannot be started: {error}; next try in {pause:?}");
+                Ok(())
+            }
+        }
+    }
+
+    fn spawn_child(&self, role: Role) -> io::Result<Running> {
+        if let Role::Worker { slot } = role {
+            self.current.segments.use_slot(slot);
+        }
+        let (ours, theirs) = cashew_control::pair()?;
+        let child = self.spawn.spawn(role, self.log_level, self.started, theirs)?;
+        Ok(Running::new(child, MasterChannel::new(ours), self.outbox_max()))
+    }
+
+    pub(super) fn outbox_max(&self) -> usize {
+        let snapshot = &self.current.snapshot;
+        snapshot.pools.len() * (2 + workers_of(snapshot) as usize) + OUTBOX_SPARE
+    }
+
+    /// Hands everything over that a new child needs.
+    fn brief(&mut self, role: Role, now: Instant) {
+        let (slot, rank) = match role {
+            Role::Worker { slot } => (slot, self.members[&role].rank),
+            Role::Admin => (0, 0),
+        };
+        let init = ToChild::Init { slot, rank, workers: workers_of(&self.current.snapshot) };
+        let current = &self.current;
+        let memfds = [&current.sealed, &current.metrics, &self.shared_memfd].map(Rc::clone);
+        self.post(role, init, memfds.into(), now);
+        match role {
+            Role::Worker { slot } => {
+                self.rings.joined(slot);
+                self.deliver_rings(now);
+                self.deal_sockets(now);
+            }
+            Role::Admin => {
+                let stats = self.listeners.as_ref().and_then(|listeners| listeners.of_stats());
+                let socket = stats.expect("there is an admin only where there is a stats socket");
+                self.post(role, ToChild::Listen { listener: 0, pool: 0 }, vec![socket], now);
+            }
+        }
+        self.post(role, ToChild::Start, Vec::new(), now);
+    }
+
+    pub(super) fn handle_ready(&mut self, role: Role, now: Instant) -> Result<(), Error> {
+        debug!("{role} is ready");
+        let member = self.member(role);
+        member.slot.ready(now);
+        if let Some(running) = &mut member.running {
+            running.is_ready = true;
+        }
+        self.is_unsettled = true;
+        if self.phase == Phase::Starting && self.members.values().all(|it| it.slot.is_serving()) {
+            self.started()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle_death(&mut self, role: Role, now: Instant) -> Result<(), Error> {
+        // What it said before it died may not have been read yet.
+        self.handle_last_words(role, now)?;
+        let Some(mut running) = self.member(role).running.take() else { return Ok(()) };
+        let name = running.child.to_string();
+        let failed = running.failed.take();
+        let exit = self.bury(role, running, now).reap().step("learn how a child ended")?;
+        let how = match failed {
+            Some(why) => format!("failed: {why}"),
+            None => exit.to_string(),
+        };
+        if self.phase == Phase::Starting {
+            return Err(Error::Start { role, why: how });
+        }
+        match self.vacate(role, now) {
+            // It ends by itself only when it is to be started anew.
+            Some(_) if role == Role::Admin && is_clean(&exit) => {
+                info!("{role} ({name}) has stopped")
+            }
+            Some(pause) => {
+                let member = self.member(role);
+                member.restarts += 1;
+                error!("{role} ({name}) {how}; restart {} in {pause:?}", member.restarts);
+                self.tell_of_crash_loop(role);
+            }
+            None if is_clean(&exit) => info!("{role} ({name}) has stopped"),
+            None => warn!("{role} ({name}) has stopped: {how}"),
+        }
+        self.forget_closed();
+        Ok(())
+    }
+
+    fn tell_of_crash_loop(&self, role: Role) {
+        let crashes = self.members[&role].slot.crashes();
+        if crashes >= CRASH_LOOP {
+            let serving = self.serving().count();
+            error!("{role} crashes in a loop: {crashes} times in a row; {serving} workers serve");
+        }
+    }
+
+    /// Ends what the child was part of. It is dead, or left behind.
+    fn bury(&mut self, role: Role, running: Running, now: Instant) -> Child {
+        if let Role::Worker { slot } = role {
+            self.release_slot(slot);
+            self.epochs.left(slot, running.is_ready, now);
+            self.rings.left(slot, now);
+            self.deal.left(slot);
+            self.is_unsettled = true;
+        }
+        let (child, sessions) = running.into_parts();
+        if let Role::Worker { slot: from } = role {
+            for (session, descriptors) in sessions {
+                self.sessions.push_back(Parcel { from, session, descriptors });
+            }
+        }
+        child
+    }
+
+    /// Its place is empty. Tells how long it stays so, unless for ever.
+    fn vacate(&mut self, role: Role, now: Instant) -> Option<Duration> {
+        let pause = self.member(role).slot.died(now);
+        self.stop_admin(now);
+        pause
+    }
+
+    /// Slots of workers that nobody follows can be used for others.
+    pub(super) fn forget_closed(&mut self) {
+        if self.phase != Phase::Stopping {
+            self.members.retain(|_, member| !member.slot.is_closed());
+        }
+    }
+
+    pub(super) fn condemn(&mut self, role: Role, why: &str, now: Instant) {
+        self.member(role).condemn(why, now);
+        self.is_unsettled = true;
+    }
+
+    fn kill(&mut self, role: Role, now: Instant) -> Result<(), Error> {
+        let member = self.member(role);
+        if member.kill() {
+            return Ok(());
+        }
+        // A thread cannot be killed, and a second one in its place would serve beside it.
+        if self.phase != Phase::Stopping {
+            return Err(Error::Stuck { role });
+        }
+        warn!("{role} does not end and is left behind");
+        if let Some(running) = self.member(role).running.take() {
+            drop(self.bury(role, running, now));
+        }
+        self.vacate(role, now);
+        Ok(())
+    }
+
+    /// Deals the sockets to those who serve now. Comes before a change that makes somebody serve
+    /// no more.
+    pub(super) fn deal_sockets(&mut self, now: Instant) {
+        let Some(listeners) = &self.listeners else { return };
+        // Whom a worker accepted that turns out to be of no use could not be given back.
+        if self.upgrade.is_taking_over() {
+            return;
+        }
+        let player = |(slot, member): (u32, &Member)| {
+            let is_ready = member.slot.is_serving();
+            let plays = is_ready || member.slot.is_starting();
+            plays.then_some((member.generation, Player { slot, rank: member.rank, is_ready }))
+        };
+        let mut players: Vec<_> = self.workers().filter_map(player).collect();
+        // Of two with the same rank the newer one comes later.
+        players.sort_by_key(|(generation, player)| (player.rank, *generation));
+        let players: Vec<Player> = players.into_iter().map(|(_, player)| player).collect();
+        let changes = self.deal.update(&listeners.hands(), &players);
+        if changes.is_empty() {
+            return;
+        }
+        let sockets = listeners.sockets();
+        let pools = self.current.snapshot.pools.iter().map(|pool| pool.name.as_str());
+        let pools: HashMap<&str, u32> = pools.zip(0..).collect();
+        let letters: Vec<_> = changes
+            .into_iter()
+            .map(|change| match change {
+                Change::Listen { slot, listener } => {
+                    let (pool, socket) = sockets[&listener];
+                    let message = ToChild::Listen { listener, pool: pools[pool] };
+                    (slot, message, vec![Rc::clone(socket)])
+                }
+                Change::Unlisten { slot, listener, drain } => {
+                    (slot, ToChild::Unlisten { listener, drain }, Vec::new())
+                }
+            })
+            .collect();
+        for (slot, message, descriptors) in letters {
+            self.post(Role::Worker { slot }, message, descriptors, now);
+        }
+    }
+
+    /// Takes the next steps to the workers there should be.
+    pub(super) fn adjust_fleet(&mut self, now: Instant) {
+        if self.phase != Phase::Serving {
+            return;
+        }
+        // Again when that is over.
+        if self.epochs.is_changing() {
+            return;
+        }
+        let worker = |(slot, member): (u32, &Member)| fleet::Worker {
+            slot,
+            rank: member.rank,
+            life: member.slot.life(),
+            is_fresh: member.running.is_none() || member.generation == self.generation,
+        };
+        let workers: Vec<fleet::Worker> = self.workers().map(worker).collect();
+        for order in fleet::plan(&workers, workers_of(&self.current.snapshot), SLOTS_MAX) {
+            match order {
+                fleet::Order::Add { slot, rank } => {
+                    let role = Role::Worker { slot };
+                    self.members.insert(role, Member::new(role, rank, now));
+                }
+                fleet::Order::Retire(slot) => self.retire(slot, now),
+                fleet::Order::Unretire(slot) => {
+                    info!("worker {slot} is taken back");
+                    let role = Role::Worker { slot };
+                    self.member(role).slot.unretire();
+                    self.post(role, ToChild::Unretire, Vec::new(), now);
+                    self.deal_sockets(now);
+                }
+                fleet::Order::Drop(slot) => {
+                    let role = Role::Worker { slot };
+                    self.post(role, ToChild::Shutdown, Vec::new(), now);
+                    self.member(role).slot.stop(now + KILL_GRACE);
+                }
+            }
+        }
+        self.forget_closed();
+    }
+
+    /// Its sockets go to others first, then its sessions.
+    fn retire(&mut self, slot: u32, now: Instant) {
+        let timeout_ms = self.current.snapshot.global.worker_shutdown_timeout_ms;
+        info!("worker {slot} retires, within {timeout_ms} ms");
+        let role = Role::Worker { slot };
+        let deadline = now + Duration::from_millis(timeout_ms) + KILL_GRACE;
+        self.member(role).slot.retire(deadline);
+        self.deal_sockets(now);
+        let farewell = self.farewell(role, timeout_ms);
+        self.post(role, farewell, Vec::new(), now);
+    }
+
+    /// For the way out after an error. Waits only for what SIGKILL ends.
+    pub(super) fn kill_all(&mut self) {
+        for member in self.members.values_mut() {
+            let killed = member.kill();
+            let Some(running) = member.running.take() else { continue };
+            if killed && let Err(error) = running.child.reap() {
+                warn!("{}: {error}", member.role);
+            }
+        }
+    }
+
+    /// The workers that serve and go on to, with their slots.
+    pub(super) fn serving(&self) -> impl Iterator<Item = (u32, &Member)> {
+        self.workers().filter(|(_, member)| member.slot.life() == Life::Serving)
+    }
+}
+
+fn is_clean(exit: &Exit) -> bool {
+    match exit {
+        Exit::Status(status) => status.success(),
+        Exit::Returned => true,
+        Exit::Unknown | Exit::Error(_) | Exit::Panicked => false,
+    }
+}

@@ -1,0 +1,137 @@
+//! Clients as the master has to do with them: sessions that move, and how many there are.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Instant;
+
+use cashew_control::{Session, ToChild};
+use cashew_metrics::{PoolGauge, Segments};
+use tracing::{info, warn};
+
+use super::{Master, Phase};
+use crate::child::Role;
+use crate::member::Member;
+use crate::quotas::Figures;
+use crate::sessions::{Parcel, Target};
+
+impl Master {
+    /// Who hands sessions over waits when too many are on their way already.
+    pub(super) fn may_read(&self, member: &Member) -> bool {
+        let hands_over = member.running.as_ref().is_some_and(|running| running.hands_over);
+        !(hands_over && self.sessions.is_full())
+    }
+
+    pub(super) fn take_session(
+        &mut self,
+        from: u32,
+        session: Session,
+        descriptors: Vec<OwnedFd>,
+        now: Instant,
+    ) {
+        if let Some(running) = &mut self.member(Role::Worker { slot: from }).running {
+            running.hands_over = true;
+        }
+        if self.phase == Phase::Stopping {
+            return;
+        }
+        let descriptors = descriptors.into_iter().map(Rc::new).collect();
+        self.sessions.push(Parcel { from, session, descriptors }, now);
+    }
+
+    pub(super) fn forward_sessions(&mut self, now: Instant) {
+        if self.sessions.is_empty() {
+            return;
+        }
+        if self.sessions.is_uncounted(now) {
+            let clients = self.serving().map(|(slot, _)| (slot, self.clients_of(slot))).collect();
+            self.sessions.handle_counts(clients, now);
+        }
+        loop {
+            let target = |(slot, member): (u32, &Member)| {
+                let mail = member.running.as_ref()?.mail()?;
+                Some(Target { slot, mail })
+            };
+            let targets: Vec<Target> = self.serving().filter_map(target).collect();
+            // Of a worker that serves on, its share is for the one that has the least to do.
+            let wanted = |from| {
+                let serves = targets.iter().any(|target| target.slot == from);
+                self.balance.target(from).filter(|_| serves)
+            };
+            let Some((slot, parcel)) = self.sessions.next(&targets, wanted) else { return };
+            let Parcel { session, descriptors, .. } = parcel;
+            self.post(Role::Worker { slot }, ToChild::Adopt { session }, descriptors, now);
+        }
+    }
+
+    pub(super) fn rebalance(&mut self, now: Instant) {
+        let Some(percent) = self.current.snapshot.global.rebalance_threshold else { return };
+        if self.epochs.is_changing() || self.upgrade.is_in_the_way() {
+            return;
+        }
+        let load = |(slot, _)| (slot, self.current.segments.header(slot).busy);
+        let loads: Vec<_> = self.serving().map(load).collect();
+        if let Some(next) = self.balance.handle_loads(&loads, percent * 10, now) {
+            info!("worker {} sheds {}‰ of its load to worker {}", next.from, next.share, next.to);
+            let message = ToChild::Shed { permille: next.share };
+            self.post(Role::Worker { slot: next.from }, message, Vec::new(), now);
+        }
+    }
+
+    /// Brings the counts of clients in line with what the workers say they have.
+    pub(super) fn repair_quotas(&mut self, now: Instant) {
+        // Of some nobody here can read how many clients they have.
+        let counts = |member: &Member| member.running.as_ref().is_none_or(|it| it.counts);
+        let is_unknown = !self.members.values().all(counts);
+        if self.epochs.is_changing() || self.sessions.is_moving(now) || is_unknown {
+            self.quotas.forget_figures();
+            return;
+        }
+        let segments = &self.current.segments;
+        let figures: BTreeMap<u32, Figures> = self
+            .pools()
+            .map(|(pool, quota)| {
+                let pool = segments.layout().pool(pool);
+                let connected = segments.sum_pool_gauge(pool, PoolGauge::ClientConnections);
+                (quota, Figures { taken: self.shared.taken(quota), connected })
+            })
+            .collect();
+        for (quota, by) in self.quotas.handle_figures(figures) {
+            warn!("the number of clients of quota {quota} is corrected by {by}");
+            self.shared.adjust(quota, by);
+        }
+    }
+
+    /// Takes what a dead worker counted off what all have, and leaves its slot to the next one.
+    pub(super) fn release_slot(&mut self, slot: u32) {
+        let segments = Rc::clone(&self.epoch_of(slot).segments);
+        let pools = self.epoch_of(slot).snapshot.pools.iter();
+        let quotas: Vec<Option<u32>> = pools.map(|pool| self.quotas.number(&pool.name)).collect();
+        for (pool, quota) in quotas.into_iter().enumerate() {
+            let clients = clients_in(&segments, slot, pool);
+            if let Some(quota) = quota.filter(|_| clients > 0) {
+                self.shared.adjust(quota, -i64::try_from(clients).unwrap_or(i64::MAX));
+            }
+        }
+        self.quotas.forget_figures();
+        segments.clear_gauges(slot);
+        if let (Some(previous), true) = (&self.previous, self.epochs.is_behind(slot)) {
+            self.current.carry(previous, slot);
+        }
+    }
+
+    pub(super) fn clients_of(&self, slot: u32) -> u64 {
+        let pools = 0..self.current.snapshot.pools.len();
+        pools.map(|pool| clients_in(&self.current.segments, slot, pool)).sum()
+    }
+
+    /// The pools by index, with the numbers of their quotas.
+    fn pools(&self) -> impl Iterator<Item = (usize, u32)> {
+        let pools = self.current.snapshot.pools.iter().enumerate();
+        pools.filter_map(|(index, pool)| Some((index, self.quotas.number(&pool.name)?)))
+    }
+}
+
+fn clients_in(segments: &Segments, slot: u32, pool: usize) -> u64 {
+    segments.pool_gauge(slot, segments.layout().pool(pool), PoolGauge::ClientConnections)
+}

@@ -1,0 +1,229 @@
+//! Operators: what they ask for over their socket, and how the instance is.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use cashew_config::Snapshot;
+use rustix::event::PollFlags;
+use tracing::{error, info, warn};
+
+use super::{Master, Phase, Source};
+use crate::Error;
+use crate::child::Role;
+use crate::command::{Command, Reply};
+use crate::control_socket::{ControlSocket, default_paths};
+use crate::errand::Errand;
+use crate::fleet::Life;
+use crate::interests::Interests;
+use crate::member::Member;
+use crate::state::{OperatorsState, Pack};
+use crate::status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
+use crate::unix_socket::UnixSocket;
+
+pub(super) struct Operators {
+    /// `None` where there is no place for it that nobody asked for.
+    socket: Option<ControlSocket>,
+    digesting: Vec<Digesting>,
+    pub(super) last_reload: Option<Outcome>,
+}
+
+/// A status that lacks the digests, which take a while where pools have many servers.
+struct Digesting {
+    reply: Box<dyn Reply>,
+    status: Status,
+    errand: Errand<Vec<String>>,
+}
+
+impl Operators {
+    pub(super) fn open(snapshot: &Snapshot, conf_file: &std::path::Path) -> Result<Self, Error> {
+        let socket = match &snapshot.global.control_socket {
+            Some(path) => Some(ControlSocket::at(path)?),
+            None => match ControlSocket::at_one_of(&default_paths(conf_file).unwrap_or_default()) {
+                Ok(socket) => Some(socket),
+                Err(error) => {
+                    warn!("{error}; cashew reload, upgrade and status will not find this instance");
+                    None
+                }
+            },
+        };
+        if let Some(socket) = &socket {
+            info!("operators are heard at {}", socket.path().display());
+        }
+        Ok(Self { socket, digesting: Vec::new(), last_reload: None })
+    }
+
+    /// For another program to go on with.
+    pub(super) fn state(&self, pack: &mut Pack) -> io::Result<OperatorsState> {
+        let socket = self.socket.as_ref().map(|socket| socket.state(pack)).transpose()?;
+        Ok(OperatorsState { socket, last_reload: self.last_reload.clone() })
+    }
+
+    /// `socket` is the descriptor of that in the state.
+    pub(super) fn resume(state: OperatorsState, socket: Option<OwnedFd>) -> Self {
+        let resume = |(state, fd)| ControlSocket::new(UnixSocket::resume(state, fd));
+        let socket = state.socket.zip(socket).map(resume);
+        Self { socket, digesting: Vec::new(), last_reload: state.last_reload }
+    }
+
+    /// Whether threads work on answers, which do not outlive a program.
+    pub(super) fn is_working(&self) -> bool {
+        !self.digesting.is_empty()
+    }
+
+    pub(super) fn add_interests<'a>(&'a self, interests: &mut Interests<'a, Source>) {
+        for (fd, flags) in self.socket.iter().flat_map(ControlSocket::interest) {
+            interests.add(Source::Operators, fd, flags);
+        }
+        for (index, digesting) in self.digesting.iter().enumerate() {
+            interests.add(Source::Digested(index), digesting.errand.as_fd(), PollFlags::IN);
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.socket.as_ref()?.poll_timeout()
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if let Some(socket) = &mut self.socket {
+            socket.handle_timeout(now);
+        }
+    }
+
+    /// Takes answers to those who asked.
+    pub(super) fn deliver(&mut self, now: Instant) {
+        if let Some(socket) = &mut self.socket {
+            socket.deliver(now);
+        }
+    }
+
+    /// The socket that a snapshot asks for, if it is another than the one there is.
+    pub(super) fn bind_next(&self, next: &Snapshot) -> Result<Option<UnixSocket>, String> {
+        let held = self.socket.as_ref().map(ControlSocket::path);
+        match &next.global.control_socket {
+            Some(path) if held != Some(path) => {
+                ControlSocket::bind(path).map(Some).map_err(|error| error.to_string())
+            }
+            Some(_) | None => Ok(None),
+        }
+    }
+
+    /// Those who wait for an answer go along.
+    pub(super) fn move_to(&mut self, socket: UnixSocket) {
+        match &mut self.socket {
+            Some(held) => held.move_to(socket),
+            None => self.socket = Some(ControlSocket::new(socket)),
+        }
+    }
+}
+
+impl Master {
+    pub(super) fn handle_operators(&mut self, now: Instant) {
+        let Some(socket) = &mut self.operators.socket else { return };
+        let commands: Vec<(Command, Box<dyn Reply>)> = socket
+            .handle(now)
+            .into_iter()
+            .map(|(id, command)| (command, socket.reply(id)))
+            .collect();
+        for (command, reply) in commands {
+            self.command(command, reply, now);
+        }
+    }
+
+    pub(super) fn tell_status(&mut self, reply: Box<dyn Reply>) {
+        let status = self.status();
+        let snapshot = Arc::clone(&self.current.snapshot);
+        let pools = 0..self.current.snapshot.pools.len() as u32;
+        let live: Vec<Vec<bool>> = pools.map(|pool| self.rings.live(pool)).collect();
+        let digest = move || {
+            let rings = snapshot.pools.iter().zip(&live).map(|(pool, live)| pool.ring(live));
+            rings.map(|ring| format!("{:016x}", ring.digest())).collect()
+        };
+        match Errand::start("digest", digest) {
+            Ok(errand) => self.operators.digesting.push(Digesting { reply, status, errand }),
+            Err(error) => reply.failed(&format!("cannot compute the digests: {error}")),
+        }
+    }
+
+    pub(super) fn handle_digested(&mut self, index: usize) {
+        let Digesting { mut reply, mut status, errand } = self.operators.digesting.remove(index);
+        let Some(digests) = errand.finish() else {
+            error!("computing the digests panicked");
+            return reply.failed("computing the digests panicked");
+        };
+        for (pool, digest) in status.pools.iter_mut().zip(digests) {
+            pool.digest = digest;
+        }
+        reply.status(status);
+        reply.done();
+    }
+
+    fn status(&self) -> Status {
+        let state = match self.phase {
+            Phase::Starting => "starting",
+            Phase::Stopping => "stopping",
+            Phase::Serving if self.reload.is_under_way() => "reloading",
+            Phase::Serving if self.upgrade.is_under_way() => "upgrading",
+            Phase::Serving => "serving",
+        };
+        let workers = self.workers().map(|(slot, member)| self.worker_status(slot, member));
+        let admin = self.members.get(&Role::Admin).map(|member| AdminStatus {
+            pid: pid(member),
+            state: state_of(member).into(),
+            restarts: member.restarts,
+        });
+        let pool = |(index, pool): (u32, &cashew_config::snapshot::Pool)| PoolStatus {
+            name: pool.name.clone(),
+            listen: pool.listen.to_string(),
+            servers: pool.servers.len() as u32,
+            live: self.rings.live(index).iter().filter(|live| **live).count() as u32,
+            ring_version: self.rings.version(index),
+            digest: String::new(),
+        };
+        Status {
+            version: self.program.version.clone(),
+            pid: std::process::id(),
+            state: state.into(),
+            configuration: self.conf_file.clone(),
+            uptime_s: self.started.elapsed().unwrap_or_default().as_secs(),
+            epoch: self.current.snapshot.epoch,
+            workers: workers.collect(),
+            admin,
+            pools: (0..).zip(&self.current.snapshot.pools).map(pool).collect(),
+            last_reload: self.operators.last_reload.clone(),
+            last_upgrade: self.upgrade.last.clone(),
+        }
+    }
+
+    fn worker_status(&self, slot: u32, member: &Member) -> WorkerStatus {
+        let header = self.epoch_of(slot).segments.header(slot);
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let runs = member.running.is_some();
+        WorkerStatus {
+            slot,
+            rank: member.rank,
+            pid: pid(member),
+            state: state_of(member).into(),
+            uptime_s: if runs { since.as_secs().saturating_sub(header.started_at) } else { 0 },
+            sessions: self.clients_of(slot),
+            busy_permille: if runs { header.busy } else { 0 },
+            restarts: member.restarts,
+        }
+    }
+}
+
+/// `None` where it is a thread.
+fn pid(member: &Member) -> Option<u32> {
+    member.running.as_ref()?.child.pid()
+}
+
+fn state_of(member: &Member) -> &'static str {
+    match member.slot.life() {
+        Life::Coming if member.slot.is_starting() => "starting",
+        Life::Coming => "restarting",
+        Life::Serving => "serving",
+        Life::Retiring => "retiring",
+        Life::Going => "stopping",
+    }
+}

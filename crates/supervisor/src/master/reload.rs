@@ -1,0 +1,225 @@
+//! Another configuration: loaded beside the loop, then put into effect.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cashew_config::{Difference, Snapshot};
+use tracing::{error, info, warn};
+
+use super::{Master, Phase};
+use crate::child::Spawn;
+use crate::command::{Command, Reply};
+use crate::errand::Errand;
+use crate::status::Outcome;
+
+/// One at a time. Who asks meanwhile shares the next one, which reads the file after all of them
+/// have asked.
+#[derive(Default)]
+pub(super) struct Reload {
+    waiting: Vec<Asker>,
+    stage: Stage,
+}
+
+#[derive(Default)]
+enum Stage {
+    #[default]
+    Idle,
+    Loading {
+        askers: Vec<Asker>,
+        /// Names are looked up for it, which takes as long as it takes.
+        loading: Errand<Result<Loaded, String>>,
+    },
+    /// Until no ring of a single pool is being changed.
+    Quieting { askers: Vec<Asker>, snapshot: Box<Snapshot> },
+    /// The workers are being changed.
+    Changing { askers: Vec<Asker> },
+}
+
+struct Asker {
+    dry_run: bool,
+    reply: Box<dyn Reply>,
+}
+
+struct Loaded {
+    snapshot: Snapshot,
+    warnings: Vec<String>,
+    difference: Difference,
+}
+
+impl Reload {
+    /// Becomes readable, or hangs up, when the file is loaded.
+    pub(super) fn loading(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stage {
+            Stage::Loading { loading, .. } => Some(loading.as_fd()),
+            Stage::Idle | Stage::Quieting { .. } | Stage::Changing { .. } => None,
+        }
+    }
+
+    /// Nothing is begun any more, and what is begun has no effect but where it is decided.
+    pub(super) fn cancel(&mut self, why: &str) {
+        let mut askers = std::mem::take(&mut self.waiting);
+        askers.extend(self.take_askers());
+        fail(askers, why);
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        !matches!(self.stage, Stage::Idle)
+    }
+
+    fn take_askers(&mut self) -> Vec<Asker> {
+        match std::mem::take(&mut self.stage) {
+            Stage::Idle => Vec::new(),
+            Stage::Loading { askers, .. }
+            | Stage::Quieting { askers, .. }
+            | Stage::Changing { askers } => askers,
+        }
+    }
+}
+
+impl Master {
+    pub(super) fn command(&mut self, command: Command, reply: Box<dyn Reply>, now: Instant) {
+        match command {
+            Command::Reload { .. } if self.phase == Phase::Stopping => {
+                reply.failed("the instance is stopping");
+            }
+            Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
+            Command::Status => self.tell_status(reply),
+            Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
+        }
+    }
+
+    pub(super) fn advance_reload(&mut self, now: Instant) {
+        if self.phase != Phase::Serving || self.upgrade.is_in_the_way() {
+            return;
+        }
+        match std::mem::take(&mut self.reload.stage) {
+            Stage::Idle if !self.reload.waiting.is_empty() => self.load(),
+            Stage::Quieting { askers, snapshot } if self.rings.is_quiet() => {
+                match self.prepare_next(*snapshot) {
+                    Ok(next) => {
+                        self.reload.stage = Stage::Changing { askers };
+                        self.begin_switch(next, now);
+                    }
+                    Err(why) => {
+                        self.reload.stage = Stage::Changing { askers };
+                        self.rings.thaw(now);
+                        self.reload_failed(&why);
+                    }
+                }
+            }
+            stage => self.reload.stage = stage,
+        }
+    }
+
+    fn load(&mut self) {
+        let askers = std::mem::take(&mut self.reload.waiting);
+        info!("loading {}", self.conf_file.display());
+        let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
+        match Errand::start("load", move || load(&path, &current)) {
+            Ok(loading) => self.reload.stage = Stage::Loading { askers, loading },
+            Err(error) => self.fail(askers, &format!("cannot load the configuration: {error}")),
+        }
+    }
+
+    pub(super) fn handle_loaded(&mut self, now: Instant) {
+        let (mut askers, loading) = match std::mem::take(&mut self.reload.stage) {
+            Stage::Loading { askers, loading } => (askers, loading),
+            stage => return self.reload.stage = stage,
+        };
+        let panicked = || Err("loading the configuration panicked".into());
+        let loaded = match loading.finish().unwrap_or_else(panicked) {
+            Ok(loaded) => loaded,
+            Err(why) => return self.fail(askers, &why),
+        };
+        for line in loaded.warnings.iter().chain(loaded.difference.lines()) {
+            askers.iter_mut().for_each(|asker| asker.reply.say(line));
+        }
+        if loaded.difference.is_empty() {
+            askers.iter_mut().for_each(|asker| asker.reply.say("nothing changes"));
+        }
+        let (dry, askers): (Vec<_>, Vec<_>) = askers.into_iter().partition(|it| it.dry_run);
+        let allowed = self.check(&loaded.snapshot);
+        if let Err(why) = allowed {
+            return self.fail(dry.into_iter().chain(askers).collect(), &why);
+        }
+        finish(dry);
+        if askers.is_empty() {
+            return;
+        }
+        loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
+        if loaded.difference.is_empty() {
+            info!("the configuration is the one in effect already");
+            return self.succeed(askers);
+        }
+        loaded.difference.lines().iter().for_each(|line| info!("{line}"));
+        self.rings.freeze();
+        let snapshot = Box::new(loaded.snapshot);
+        self.reload.stage = Stage::Quieting { askers, snapshot };
+        self.advance_reload(now);
+    }
+
+    /// What cannot become of an instance that runs.
+    fn check(&self, next: &Snapshot) -> Result<(), String> {
+        let (old, new) = (&self.current.snapshot.global, &next.global);
+        let (is_alone, is_to_be) = (old.worker_processes == 0, new.worker_processes == 0);
+        if is_alone != is_to_be {
+            let (from, to) = (old.worker_processes, new.worker_processes);
+            return Err(format!(
+                "worker_processes cannot change from {from} to {to} while the instance runs: \
+                 without workers one process does everything; restart it"
+            ));
+        }
+        let identity = (&old.user, &old.group) != (&new.user, &new.group);
+        if identity && matches!(self.spawn, Spawn::Threads { .. }) {
+            return Err("user and group cannot change while the instance runs with \
+                        worker_processes: 0, since it has given its privileges up; restart it"
+                .into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn reload_done(&mut self) {
+        let askers = self.reload.take_askers();
+        info!("epoch {} is in effect", self.current.snapshot.epoch);
+        self.succeed(askers);
+    }
+
+    pub(super) fn reload_failed(&mut self, why: &str) {
+        let askers = self.reload.take_askers();
+        self.fail(askers, why);
+    }
+
+    fn succeed(&mut self, mut askers: Vec<Asker>) {
+        let serves = format!("epoch {} serves", self.current.snapshot.epoch);
+        askers.iter_mut().for_each(|asker| asker.reply.say(&serves));
+        self.operators.last_reload = Some(Outcome::new(None));
+        finish(askers);
+    }
+
+    fn fail(&mut self, askers: Vec<Asker>, why: &str) {
+        if askers.iter().any(|asker| !asker.dry_run) {
+            error!("the configuration stays as it is: {why}");
+            self.operators.last_reload = Some(Outcome::new(Some(why.into())));
+        }
+        fail(askers, why);
+    }
+}
+
+fn load(path: &Path, current: &Snapshot) -> Result<Loaded, String> {
+    let loaded = cashew_config::load(path).map_err(|errors| errors.to_string())?;
+    // Epochs are numbered by who puts them into effect.
+    let snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
+    let difference = Difference::between(current, &snapshot);
+    let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+    Ok(Loaded { snapshot, warnings, difference })
+}
+
+fn finish(askers: Vec<Asker>) {
+    askers.into_iter().for_each(|asker| asker.reply.done());
+}
+
+fn fail(askers: Vec<Asker>, why: &str) {
+    askers.into_iter().for_each(|asker| asker.reply.failed(why));
+}

@@ -1,0 +1,62 @@
+//! The end of an instance.
+
+use std::time::{Duration, Instant};
+
+use cashew_control::ToChild;
+use tracing::info;
+
+use super::{Master, Phase};
+use crate::child::Role;
+use crate::slots::KILL_GRACE;
+
+impl Master {
+    pub(super) fn stop(&mut self, now: Instant) {
+        let timeout = self.current.snapshot.global.worker_shutdown_timeout_ms;
+        let timeout = Duration::from_millis(timeout);
+        info!("SIGTERM: stopping, for at most {timeout:?}");
+        self.begin_stop(now);
+        // Workers keep to the timeout by themselves; the grace is for saying good-bye.
+        let deadline = now + timeout + KILL_GRACE;
+        let workers: Vec<u32> = self.workers().map(|(slot, _)| slot).collect();
+        for slot in workers {
+            let role = Role::Worker { slot };
+            self.post(role, ToChild::Shutdown, Vec::new(), now);
+            self.member(role).slot.stop(deadline);
+        }
+        self.stop_admin(now);
+    }
+
+    pub(super) fn stop_now(&mut self, now: Instant, signal: &str) {
+        info!("{signal}: stopping at once");
+        self.begin_stop(now);
+        self.members.values_mut().for_each(|member| member.slot.stop(now));
+    }
+
+    fn begin_stop(&mut self, now: Instant) {
+        self.phase = Phase::Stopping;
+        self.cancel_upgrade("the instance is stopping", now);
+        self.epochs.abort("the instance is stopping".into());
+        self.act_on_epochs(now);
+        self.reload.cancel("the instance is stopping");
+        self.rings.halt();
+        self.deliver_rings(now);
+        self.sessions.clear();
+        self.listeners = None;
+    }
+
+    /// The admin goes last, to tell how the workers are getting on.
+    pub(super) fn stop_admin(&mut self, now: Instant) {
+        if self.phase != Phase::Stopping
+            || !self.members.contains_key(&Role::Admin)
+            || self.workers().any(|(_, member)| !member.slot.is_closed())
+        {
+            return;
+        }
+        self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
+        self.member(Role::Admin).slot.stop(now + KILL_GRACE);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.members.values().all(|member| member.slot.is_closed())
+    }
+}

@@ -1,0 +1,235 @@
+//! Putting another epoch into effect.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Global, Pool};
+use cashew_control::{Epoch, PoolState, ToChild};
+use cashew_metrics::{Layout, Segments};
+use tracing::warn;
+
+use super::{Master, workers_of};
+use crate::child::Role;
+use crate::epochs::{Output, Step};
+use crate::limits::raise_open_files;
+use crate::listeners::Bound;
+use crate::quotas::Quotas;
+use crate::ring::{RingConfig, Rings};
+use crate::unix_socket::UnixSocket;
+
+/// What all children work by.
+pub(super) struct InEffect {
+    /// Shared with the thread that loads the next one.
+    pub(super) snapshot: Arc<Snapshot>,
+    /// The [`Epoch`], as children get it.
+    pub(super) sealed: Rc<OwnedFd>,
+    pub(super) metrics: Rc<OwnedFd>,
+    pub(super) segments: Rc<Segments>,
+}
+
+/// An epoch that the workers are being prepared for, with all that the master needs for it.
+pub(super) struct Next {
+    in_effect: InEffect,
+    bound: Bound,
+    /// Where operators are heard from then on, unless that is where they are.
+    control: Option<UnixSocket>,
+    quotas: Quotas,
+}
+
+impl InEffect {
+    pub(super) fn new(
+        snapshot: Snapshot,
+        (metrics, segments): (Rc<OwnedFd>, Rc<Segments>),
+        quotas: &Quotas,
+        rings: &Rings,
+    ) -> io::Result<Self> {
+        let state = |(index, pool): (u32, &Pool)| PoolState {
+            quota: quotas.number(&pool.name).expect("the quotas are for these pools"),
+            ring_version: rings.version(index),
+            live: rings.live(index),
+        };
+        let pools = (0..).zip(&snapshot.pools).map(state).collect();
+        let epoch = Epoch { snapshot, pools };
+        let sealed = Rc::new(epoch.seal()?);
+        Ok(Self { snapshot: Arc::new(epoch.snapshot), sealed, metrics, segments })
+    }
+
+    /// Takes the numbers of a slot over that nobody writes to now.
+    pub(super) fn carry(&self, from: &Self, slot: u32) {
+        if !Rc::ptr_eq(&self.segments, &from.segments) {
+            self.segments.carry(&from.segments, &from.snapshot, &self.snapshot, slot);
+        }
+    }
+}
+
+impl Master {
+    /// Makes everything that the new epoch needs. Nothing is changed yet but that groups of sockets
+    /// may have grown.
+    pub(super) fn prepare_next(&mut self, mut snapshot: Snapshot) -> Result<Next, String> {
+        let workers = workers_of(&snapshot);
+        let listeners = self.listeners.as_mut().ok_or("the instance is stopping")?;
+        let bound = listeners.bind_new(&snapshot, workers).map_err(|error| error.to_string())?;
+        let grown = listeners.grow(&snapshot, workers).map_err(|error| error.to_string());
+        // Even when not all of them did: those that did listen already.
+        self.is_unsettled = true;
+        grown?;
+        let control = self.operators.bind_next(&snapshot)?;
+        self.last_epoch += 1;
+        snapshot.epoch = self.last_epoch;
+        let quotas = self.quotas.switched(&snapshot, |quota| self.shared.taken(quota));
+        let rings = self.rings.switched(RingConfig::of(&snapshot));
+        let metrics = self
+            .metrics_for(&snapshot)
+            .map_err(|error| format!("cannot make the shared memory of the metrics: {error}"))?;
+        let in_effect = InEffect::new(snapshot, metrics, &quotas, &rings)
+            .map_err(|error| format!("cannot seal the configuration: {error}"))?;
+        Ok(Next { in_effect, bound, control, quotas })
+    }
+
+    /// Those in use, if the snapshot has the same pools and servers.
+    fn metrics_for(&self, snapshot: &Snapshot) -> io::Result<(Rc<OwnedFd>, Rc<Segments>)> {
+        let layout = Layout::new(snapshot);
+        let current = &self.current.segments;
+        if layout.fingerprint() == current.layout().fingerprint() {
+            return Ok((Rc::clone(&self.current.metrics), Rc::clone(current)));
+        }
+        let (metrics, segments) = Segments::create(&layout)?;
+        segments.use_slot(current.slots() - 1);
+        Ok((Rc::new(metrics), Rc::new(segments)))
+    }
+
+    /// Has everybody who runs take part in the change.
+    pub(super) fn begin_switch(&mut self, next: Next, now: Instant) {
+        let runs = self.workers().filter(|(_, member)| member.running.is_some());
+        let workers: Vec<u32> = runs.map(|(slot, _)| slot).collect();
+        let snapshot = &next.in_effect.snapshot;
+        let drain_ms = snapshot.global.reload_drain_timeout_ms;
+        self.epochs.begin(snapshot.epoch, workers, drain_ms, now);
+        self.next = Some(next);
+        self.tell_prepare(Role::Admin, now);
+    }
+
+    pub(super) fn act_on_epochs(&mut self, now: Instant) {
+        while let Some(output) = self.epochs.poll_output() {
+            match output {
+                Output::Tell(slot, step) => self.tell(Role::Worker { slot }, step, now),
+                Output::Switch { unfinished } => {
+                    if unfinished > 0 {
+                        warn!("{unfinished} requests were not answered in time before the change");
+                    }
+                    self.switch(now);
+                }
+                Output::Condemn(slot) => {
+                    self.condemn(Role::Worker { slot }, "it does not confirm a commit", now);
+                }
+                Output::Done => {
+                    self.previous = None;
+                    self.rings.thaw(now);
+                    self.is_unsettled = true;
+                    self.reload_done();
+                }
+                Output::Aborted(why) => {
+                    self.next = None;
+                    self.tell(Role::Admin, Step::Abort, now);
+                    self.rings.thaw(now);
+                    self.reload_failed(&why);
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, role: Role, step: Step, now: Instant) {
+        let epoch = self.last_epoch;
+        let message = match step {
+            Step::Prepare => return self.tell_prepare(role, now),
+            Step::Pause { drain_ms } => ToChild::Pause { epoch, drain_ms },
+            Step::Commit => ToChild::Commit { epoch },
+            Step::Abort => ToChild::Abort { epoch },
+        };
+        self.post(role, message, Vec::new(), now);
+    }
+
+    fn tell_prepare(&mut self, role: Role, now: Instant) {
+        let (Some(next), Some(member)) = (&self.next, self.members.get(&role)) else { return };
+        let InEffect { snapshot, sealed, metrics, .. } = &next.in_effect;
+        let (epoch, workers) = (snapshot.epoch, workers_of(snapshot));
+        let prepare = ToChild::Prepare { epoch, rank: member.rank, workers };
+        let memfds = vec![Rc::clone(sealed), Rc::clone(metrics)];
+        self.post(role, prepare, memfds, now);
+    }
+
+    /// From here on the next epoch is in effect. The workers commit after this, so nothing may be
+    /// posted to them yet that goes by it.
+    fn switch(&mut self, now: Instant) {
+        let Next { in_effect, bound, control, quotas } =
+            self.next.take().expect("it was begun with one");
+        self.deliver_rings(now);
+        self.rings.switch(RingConfig::of(&in_effect.snapshot));
+        if let Some(listeners) = &mut self.listeners {
+            listeners.adopt(bound, &in_effect.snapshot);
+        }
+        if let Some(socket) = control {
+            self.operators.move_to(socket);
+        }
+        self.quotas = quotas;
+        let previous = std::mem::replace(&mut self.current, in_effect);
+        let living = |slot| {
+            let member = self.members.get(&Role::Worker { slot });
+            member.is_some_and(|member| member.running.is_some())
+        };
+        for slot in (0..previous.segments.slots()).filter(|&slot| !living(slot)) {
+            self.current.carry(&previous, slot);
+        }
+        let (old, new) = (&previous.snapshot.global, &self.current.snapshot.global);
+        if is_for_new_processes(old, new) {
+            self.generation += 1;
+        }
+        if let Some(wanted) =
+            new.max_open_files.filter(|_| old.max_open_files != new.max_open_files)
+        {
+            raise_open_files(wanted);
+        }
+        self.watchdog.set_timeout(new.worker_heartbeat_timeout_ms, now);
+        let outbox_max = self.outbox_max();
+        for running in self.members.values_mut().filter_map(|member| member.running.as_mut()) {
+            running.set_outbox_max(outbox_max);
+        }
+        self.previous = Some(previous);
+        self.is_unsettled = true;
+        self.tell(Role::Admin, Step::Commit, now);
+    }
+
+    /// Where a worker counts.
+    pub(super) fn epoch_of(&self, slot: u32) -> &InEffect {
+        match &self.previous {
+            Some(previous) if self.epochs.is_behind(slot) => previous,
+            _ => &self.current,
+        }
+    }
+
+    /// The pool and server that a worker means, which may have another place by now.
+    pub(super) fn locate(&self, slot: u32, pool: u32, server: u32) -> Option<(u32, u32)> {
+        let meant = &self.epoch_of(slot).snapshot;
+        if Arc::ptr_eq(meant, &self.current.snapshot) {
+            return Some((pool, server));
+        }
+        let meant = meant.pools.get(pool as usize)?;
+        let name = &meant.servers.get(server as usize)?.name;
+        let (pool, found) =
+            (0..).zip(&self.current.snapshot.pools).find(|(_, pool)| pool.name == meant.name)?;
+        let (server, _) = (0..).zip(&found.servers).find(|(_, server)| server.name == *name)?;
+        Some((pool, server))
+    }
+}
+
+/// Whether something is different that a process takes on at its start and never again.
+fn is_for_new_processes(old: &Global, new: &Global) -> bool {
+    let taken_on = |global: &Global| {
+        (global.io_engine, global.max_open_files, global.user.clone(), global.group.clone())
+    };
+    taken_on(old) != taken_on(new)
+}

@@ -1,0 +1,179 @@
+//! Sessions on their way from one worker to another: who gets them, and how many may wait here.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use cashew_control::Session;
+
+use crate::ring::Slot;
+
+/// How many sessions may wait here before those who hand them over are not read any more.
+const WAITING_MAX: usize = 1024;
+
+/// How many messages may wait for a worker that still gets sessions.
+pub(crate) const MAIL_MAX: usize = 64;
+
+/// How old the numbers of clients may be by which the target is chosen.
+const LOADS_AGE_MAX: Duration = Duration::from_millis(100);
+
+/// How long after the last session moved its client may be missing in the workers' figures.
+const SETTLING: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    waiting: VecDeque<Parcel>,
+    /// How many clients each worker has: what it said, and what it was sent since.
+    clients: BTreeMap<Slot, u64>,
+    counted_at: Option<Instant>,
+    moved_at: Option<Instant>,
+}
+
+/// A session and what it carries: its socket, and perhaps its bytes.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub(crate) from: Slot,
+    pub(crate) session: Session,
+    pub(crate) descriptors: Vec<Rc<OwnedFd>>,
+}
+
+/// A worker that could get a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) slot: Slot,
+    /// Messages that it has yet to take.
+    pub(crate) mail: usize,
+}
+
+impl Sessions {
+    pub(crate) fn push(&mut self, parcel: Parcel, now: Instant) {
+        self.moved_at = Some(now);
+        self.waiting.push_back(parcel);
+    }
+
+    /// Could not be delivered, so it is first in line again.
+    pub(crate) fn push_back(&mut self, parcel: Parcel) {
+        self.waiting.push_front(parcel);
+    }
+
+    /// The next session and who gets it: `wanted(from)` if it takes mail, or else the one with the
+    /// fewest clients, or nobody who gave it away unless there is nobody else.
+    pub(crate) fn next(
+        &mut self,
+        targets: &[Target],
+        wanted: impl Fn(Slot) -> Option<Slot>,
+    ) -> Option<(Slot, Parcel)> {
+        let from = self.waiting.front()?.from;
+        let takes_mail = |target: &&Target| target.mail < MAIL_MAX;
+        let wanted = wanted(from).filter(|&slot| targets.iter().any(|it| it.slot == slot));
+        let slot = match wanted {
+            // It waits for this one rather than go somewhere else.
+            Some(slot) => targets.iter().find(|it| it.slot == slot).filter(takes_mail)?.slot,
+            None => {
+                let others = targets.iter().filter(|it| it.slot != from || targets.len() == 1);
+                let clients = |it: &&Target| self.clients.get(&it.slot).copied().unwrap_or(0);
+                others.filter(takes_mail).min_by_key(clients)?.slot
+            }
+        };
+        *self.clients.entry(slot).or_default() += 1;
+        Some((slot, self.waiting.pop_front()?))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Whether who hands sessions over should not be read.
+    pub(crate) fn is_full(&self) -> bool {
+        self.waiting.len() >= WAITING_MAX
+    }
+
+    /// Whether a client may be counted at no worker or at two.
+    pub(crate) fn is_moving(&self, now: Instant) -> bool {
+        let recently = self.moved_at.is_some_and(|moved_at| now - moved_at < SETTLING);
+        recently || !self.waiting.is_empty()
+    }
+
+    pub(crate) fn is_uncounted(&self, now: Instant) -> bool {
+        self.counted_at.is_none_or(|counted_at| now - counted_at >= LOADS_AGE_MAX)
+    }
+
+    /// How many clients each worker says it has.
+    pub(crate) fn handle_counts(&mut self, clients: BTreeMap<Slot, u64>, now: Instant) {
+        self.clients = clients;
+        self.counted_at = Some(now);
+    }
+
+    /// Closes the connections of all that wait.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_with_the_fewest_clients_gets_the_next() {
+        let mut sessions = with(5);
+        sessions.handle_counts(BTreeMap::from([(1, 4), (2, 2), (3, 3)]), Instant::now());
+        let got = targets(&mut sessions, &[idle(1), idle(2), idle(3)], None);
+        assert_eq!(got, [2, 2, 3, 1, 2]);
+        assert!(sessions.is_empty());
+    }
+
+    #[test]
+    fn nobody_gets_its_own_back_unless_alone() {
+        assert_eq!(targets(&mut with(2), &[idle(0), idle(1)], None), [1, 1]);
+        assert_eq!(targets(&mut with(2), &[idle(0)], None), [0, 0]);
+        assert!(targets(&mut with(2), &[], None).is_empty());
+    }
+
+    #[test]
+    fn rebalanced_sessions_go_where_they_are_wanted() {
+        let targets_of = [idle(1), idle(2)];
+        assert_eq!(targets(&mut with(2), &targets_of, Some(2)), [2, 2]);
+        assert_eq!(targets(&mut with(2), &targets_of, Some(9)), [1, 2], "which is not there");
+    }
+
+    #[test]
+    fn who_has_too_much_mail_gets_no_more() {
+        let busy = Target { slot: 1, mail: MAIL_MAX };
+        assert_eq!(targets(&mut with(2), &[busy, idle(2)], None), [2, 2]);
+        assert!(targets(&mut with(2), &[busy, idle(2)], Some(1)).is_empty());
+        let mut sessions = with(WAITING_MAX - 1);
+        assert!(!sessions.is_full());
+        sessions.push(parcel(), Instant::now());
+        assert!(sessions.is_full());
+        assert!(targets(&mut sessions, &[busy], None).is_empty());
+    }
+
+    #[test]
+    fn it_takes_a_while_to_settle() {
+        let mut sessions = with(1);
+        let now = Instant::now();
+        assert!(sessions.is_moving(now + SETTLING));
+        targets(&mut sessions, &[idle(1)], None);
+        assert!(sessions.is_moving(now) && !sessions.is_moving(now + SETTLING));
+    }
+
+    fn targets(sessions: &mut Sessions, targets: &[Target], wanted: Option<Slot>) -> Vec<Slot> {
+        std::iter::from_fn(|| sessions.next(targets, |_| wanted).map(|(slot, _)| slot)).collect()
+    }
+
+    fn with(count: usize) -> Sessions {
+        let mut sessions = Sessions::default();
+        (0..count).for_each(|_| sessions.push(parcel(), Instant::now()));
+        sessions
+    }
+
+    fn parcel() -> Parcel {
+        Parcel { from: 0, session: Session::default(), descriptors: Vec::new() }
+    }
+
+    fn idle(slot: Slot) -> Target {
+        Target { slot, mail: 0 }
+    }
+}

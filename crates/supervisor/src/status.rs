@@ -1,0 +1,83 @@
+//! How an instance is, as `cashew status` tells it.
+//!
+//! Two versions of cashew may meet here: what is unknown is ignored, what is missing is empty.
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// How the instance is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    /// `serving`, or what it does beside that.
+    pub state: String,
+    pub configuration: PathBuf,
+    pub uptime_s: u64,
+    pub epoch: u64,
+    pub workers: Vec<WorkerStatus>,
+    /// Without one there are no statistics.
+    pub admin: Option<AdminStatus>,
+    pub pools: Vec<PoolStatus>,
+    pub last_reload: Option<Outcome>,
+    pub last_upgrade: Option<Outcome>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerStatus {
+    pub slot: u32,
+    pub rank: u32,
+    /// `None` while there is no process, or where it is a thread.
+    pub pid: Option<u32>,
+    pub state: String,
+    /// Since its start.
+    pub uptime_s: u64,
+    /// Clients connected.
+    pub sessions: u64,
+    /// Share of the last second in which it was not waiting.
+    pub busy_permille: u32,
+    /// Of its slot, in the life of the instance.
+    pub restarts: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AdminStatus {
+    pub pid: Option<u32>,
+    pub state: String,
+    pub restarts: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PoolStatus {
+    pub name: String,
+    pub listen: String,
+    pub servers: u32,
+    /// On the ring.
+    pub live: u32,
+    pub ring_version: u64,
+    /// Of the ring, in hex: the same on every machine that sends keys to the same servers.
+    pub digest: String,
+}
+
+/// How a reload or an upgrade went.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Outcome {
+    /// Seconds since 1970.
+    pub at: u64,
+    /// `None` when it was a success.
+    pub failed: Option<String>,
+}
+
+impl Outcome {
+    pub(crate) fn new(failed: Option<String>) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { at: since.as_secs(), failed }
+    }
+}

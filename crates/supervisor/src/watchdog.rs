@@ -1,0 +1,418 @@
+//! Tells workers that hang from those that are merely kept waiting.
+//!
+//! An old heartbeat is a reason to look, not to kill: a machine with too much to do, or one that
+//! was suspended, makes the hearts of workers stop that are well. So what the kernel says about the
+//! worker's main thread has to agree, over two looks: it was stopped, or has had the processor
+//! without getting round, or sleeps although its timer should have woken it long ago. One that
+//! waits for a processor or for a disk is given [`STARVED_MAX`]. When the master itself comes late
+//! everybody's time begins anew.
+//!
+//! Decides by what it is told, see [`Watchdog::judge`]; only [`look`] asks the kernel.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::param::clock_ticks_per_second;
+
+use crate::ring::Slot;
+
+/// The oldest heartbeat of a worker that is excused for it.
+pub(crate) const STARVED_MAX: Duration = Duration::from_secs(10);
+
+pub(crate) struct Watchdog {
+    /// The oldest heartbeat that needs no excuse. Zero when nobody is watched.
+    timeout: Duration,
+    /// When the next round is due. One for all workers, so that it wakes the master once.
+    due: Instant,
+    /// Time before that does not count against anybody.
+    fair_since: Instant,
+    suspects: BTreeMap<Slot, Suspect>,
+}
+
+/// A worker as the master knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vitals {
+    pub(crate) slot: Slot,
+    /// Since when it has been expected to beat.
+    pub(crate) since: Instant,
+    /// When its heart last beat, by any clock, and how long ago that is.
+    pub(crate) beat_ms: u64,
+    pub(crate) age: Duration,
+}
+
+/// What the kernel says about a worker's main thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) state: RunState,
+    /// How much of a processor's time it has had in all.
+    pub(crate) cpu: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunState {
+    /// Runs, or would if it were given a processor.
+    Runnable,
+    /// Waits for an event.
+    Asleep,
+    /// Waits for a disk, or for memory that comes from one.
+    Blocked,
+    /// By a signal, or by a debugger.
+    Stopped,
+}
+
+/// Why a worker is taken for hung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hang {
+    Stopped,
+    Spinning,
+    Asleep,
+    /// For [`STARVED_MAX`], whatever excuse it may have.
+    Stuck,
+}
+
+/// Someone whose heartbeat is getting old.
+#[derive(Clone, Copy)]
+struct Suspect {
+    beat_ms: u64,
+    /// Since when it has been looked at, and what it had used then.
+    since: Instant,
+    cpu: Option<Duration>,
+    was_asleep: bool,
+}
+
+impl Watchdog {
+    /// No timeout means that nobody is watched.
+    pub(crate) fn new(timeout_ms: u64, now: Instant) -> Self {
+        let timeout = Duration::from_millis(timeout_ms);
+        Self { timeout, due: now, fair_since: now, suspects: BTreeMap::new() }
+    }
+
+    /// Goes by another timeout from now on.
+    pub(crate) fn set_timeout(&mut self, timeout_ms: u64, now: Instant) {
+        let timeout = Duration::from_millis(timeout_ms);
+        if timeout != self.timeout {
+            *self = Self::new(timeout_ms, now);
+        }
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        (!self.timeout.is_zero()).then_some(self.due)
+    }
+
+    /// Begins a round if one is due: then all workers that should beat are to be judged.
+    pub(crate) fn begin(&mut self, now: Instant) -> bool {
+        if self.timeout.is_zero() || now < self.due {
+            return false;
+        }
+        if now - self.due > self.timeout / 2 {
+            // The master was not given a processor either, or the machine was suspended.
+            self.fair_since = now;
+            self.suspects.clear();
+        }
+        self.due = now + self.timeout / 4;
+        true
+    }
+
+    /// Whether a worker hangs. `look` is what the kernel says, if it says anything; it is only
+    /// asked about suspects.
+    pub(crate) fn judge(
+        &mut self,
+        vitals: Vitals,
+        now: Instant,
+        look: impl FnOnce() -> Option<Look>,
+    ) -> Option<Hang> {
+        // The heartbeat of the one before it is still there until the first of its own.
+        let fair = now.saturating_duration_since(vitals.since.max(self.fair_since));
+        let age = vitals.age.min(fair);
+        if age < self.timeout / 2 {
+            self.suspects.remove(&vitals.slot);
+            return None;
+        }
+        let suspect = self.suspects.entry(vitals.slot).or_insert(Suspect::new(vitals.beat_ms, now));
+        if suspect.beat_ms != vitals.beat_ms {
+            *suspect = Suspect::new(vitals.beat_ms, now);
+        }
+        let hang = suspect.examine(self.timeout, age, look(), now);
+        if hang.is_some() {
+            self.suspects.remove(&vitals.slot);
+        } else if age < self.timeout {
+            // The second look comes when it can decide, which saves a part of the second that
+            // the replacement may take.
+            self.due = self.due.min(now + (self.timeout - age).max(self.timeout / 8));
+        }
+        hang
+    }
+}
+
+impl Suspect {
+    fn new(beat_ms: u64, now: Instant) -> Self {
+        Self { beat_ms, since: now, cpu: None, was_asleep: false }
+    }
+
+    fn examine(
+        &mut self,
+        timeout: Duration,
+        age: Duration,
+        look: Option<Look>,
+        now: Instant,
+    ) -> Option<Hang> {
+        let is_asleep = look.is_some_and(|look| look.state == RunState::Asleep);
+        let was_asleep = std::mem::replace(&mut self.was_asleep, is_asleep);
+        let cpu_before = self.cpu;
+        self.cpu = cpu_before.or(look.map(|look| look.cpu));
+        let watched = now - self.since;
+        if age < timeout {
+            return None;
+        }
+        // Not by the clock alone, which may have jumped.
+        if age >= STARVED_MAX && watched >= timeout {
+            return Some(Hang::Stuck);
+        }
+        let look = look?;
+        if look.state == RunState::Stopped {
+            return Some(Hang::Stopped);
+        }
+        let used = look.cpu.saturating_sub(cpu_before?);
+        match look.state {
+            // All that it had at once, or so much bit by bit that it should have got round.
+            RunState::Runnable if used >= (timeout / 2).min(watched / 2) => Some(Hang::Spinning),
+            RunState::Asleep if was_asleep => Some(Hang::Asleep),
+            RunState::Runnable | RunState::Asleep | RunState::Blocked | RunState::Stopped => None,
+        }
+    }
+}
+
+impl fmt::Display for Hang {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stopped => "it is stopped",
+            Self::Spinning => "it is busy and gets nowhere",
+            Self::Asleep => "it sleeps and does not wake",
+            Self::Stuck => "it has not got on for too long",
+        })
+    }
+}
+
+/// Asks the kernel about the main thread of a child, which must not have been reaped. `None` when
+/// it is dead, or nothing can be learnt about it.
+pub(crate) fn look(pid: u32) -> Option<Look> {
+    parse(&fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?)
+}
+
+/// See proc_pid_stat(5). The name, in parentheses, may contain anything.
+fn parse(stat: &str) -> Option<Look> {
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let fields: Vec<&str> = fields.split(' ').collect();
+    let state = match *fields.first()? {
+        "R" => RunState::Runnable,
+        "S" => RunState::Asleep,
+        "D" => RunState::Blocked,
+        "T" | "t" => RunState::Stopped,
+        _ => return None,
+    };
+    // utime and stime, the 14th and 15th of all.
+    let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    let cpu = Duration::from_millis(ticks * 1000 / clock_ticks_per_second());
+    Some(Look { state, cpu })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_millis(700);
+
+    #[test]
+    fn who_beats_is_not_even_looked_at() {
+        let mut world = World::new();
+        for _ in 0..100 {
+            assert_eq!(world.run(100, |_| unreachable!()), None);
+            world.beat();
+        }
+    }
+
+    #[test]
+    fn who_sleeps_through_its_timer_hangs() {
+        let mut world = World::new();
+        assert_eq!(world.run(5000, |_| looks(RunState::Asleep, 0)), Some(Hang::Asleep));
+        assert_eq!(world.age(), 700);
+    }
+
+    #[test]
+    fn who_uses_the_processor_for_nothing_hangs() {
+        let mut world = World::new();
+        assert_eq!(world.run(5000, |ms| looks(RunState::Runnable, ms)), Some(Hang::Spinning));
+        assert_eq!(world.age(), 700);
+    }
+
+    #[test]
+    fn who_is_stopped_hangs() {
+        let mut world = World::new();
+        assert_eq!(world.run(5000, |_| looks(RunState::Stopped, 0)), Some(Hang::Stopped));
+        assert_eq!(world.age(), 700);
+    }
+
+    #[test]
+    fn who_gets_no_processor_is_given_time() {
+        for state in [RunState::Runnable, RunState::Blocked] {
+            let mut world = World::new();
+            assert_eq!(world.run(9000, |_| looks(state, 0)), None);
+            world.beat();
+            assert_eq!(world.run(60_000, |_| looks(state, 0)), Some(Hang::Stuck));
+            assert!((10_000..10_200).contains(&world.age()), "{}", world.age());
+        }
+    }
+
+    #[test]
+    fn who_spins_with_a_small_share_of_a_processor_is_found_out_later() {
+        let mut world = World::new();
+        assert_eq!(
+            world.run(60_000, |ms| looks(RunState::Runnable, ms / 10)),
+            Some(Hang::Spinning)
+        );
+        assert!((3500..4200).contains(&world.age()), "{}", world.age());
+    }
+
+    #[test]
+    fn who_merely_happened_to_sleep_is_looked_at_again() {
+        let mut world = World::new();
+        let mut states = [RunState::Asleep, RunState::Runnable].into_iter().cycle();
+        let hang = world.run(5000, |_| looks(states.next().unwrap(), 0));
+        assert_eq!(hang, None);
+    }
+
+    #[test]
+    fn what_was_used_before_the_last_heartbeat_does_not_count() {
+        let mut world = World::new();
+        for _ in 0..20 {
+            assert_eq!(world.run(600, |ms| looks(RunState::Runnable, ms)), None);
+            world.beat();
+        }
+    }
+
+    #[test]
+    fn a_machine_that_was_suspended_kills_nobody() {
+        let mut world = World::new();
+        world.run(1000, |_| looks(RunState::Runnable, 0));
+        world.now += Duration::from_secs(3600);
+        assert_eq!(world.run(500, |_| looks(RunState::Asleep, 0)), None);
+        world.beat();
+        assert_eq!(world.run(340, |_| unreachable!()), None);
+    }
+
+    #[test]
+    fn a_jump_of_the_clock_in_a_round_kills_nobody() {
+        let mut world = World::new();
+        let now = world.now;
+        assert!(world.watchdog.begin(now + TIMEOUT / 4));
+        let vitals = Vitals { age: Duration::from_secs(60), ..world.vitals() };
+        let at = now + Duration::from_secs(60);
+        assert_eq!(world.watchdog.judge(vitals, at, || looks(RunState::Asleep, 0)), None);
+        assert!(world.watchdog.begin(at));
+        let vitals = Vitals { age: Duration::from_secs(60), ..world.vitals() };
+        assert_eq!(world.watchdog.judge(vitals, at, || unreachable!()), None);
+    }
+
+    #[test]
+    fn the_heartbeat_of_the_one_before_does_not_count() {
+        let mut world = World::new();
+        world.now += Duration::from_secs(60);
+        world.since = world.now;
+        assert!(world.watchdog.begin(world.now));
+        assert_eq!(world.run(340, |_| unreachable!()), None);
+        assert_eq!(world.run(200, |_| looks(RunState::Asleep, 0)), None);
+        assert_eq!(world.run(200, |_| looks(RunState::Asleep, 0)), Some(Hang::Asleep));
+    }
+
+    #[test]
+    fn without_procfs_only_time_tells() {
+        let mut world = World::new();
+        assert_eq!(world.run(60_000, |_| None), Some(Hang::Stuck));
+        assert!((10_000..10_200).contains(&world.age()), "{}", world.age());
+    }
+
+    #[test]
+    fn without_a_timeout_nobody_is_watched() {
+        let mut world = World::new();
+        world.watchdog.set_timeout(0, world.now);
+        assert_eq!(world.watchdog.poll_timeout(), None);
+        assert_eq!(world.run(60_000, |_| unreachable!()), None);
+    }
+
+    #[test]
+    fn the_kernel_s_words_are_understood() {
+        let stat = |state| {
+            format!("7 (a) R 1 (x) {state} 1 1 1 0 -1 4194304 92 0 0 0 30 12 0 0 20 0 1 0 9\n")
+        };
+        let cpu = Duration::from_millis(42 * 1000 / clock_ticks_per_second());
+        for (letter, state) in [
+            ("R", RunState::Runnable),
+            ("S", RunState::Asleep),
+            ("D", RunState::Blocked),
+            ("T", RunState::Stopped),
+            ("t", RunState::Stopped),
+        ] {
+            assert_eq!(parse(&stat(letter)), Some(Look { state, cpu }));
+        }
+        assert_eq!(parse(&stat("Z")), None);
+        for garbage in ["", "7", "7 (a", "7 (a) ", "7 (a) R", "7 (a) R 1 1 1 0 -1 4 9 0 0 0 x y"] {
+            assert_eq!(parse(garbage), None, "{garbage}");
+        }
+        assert!(look(std::process::id()).is_some());
+        assert_eq!(look(u32::MAX), None);
+    }
+
+    struct World {
+        watchdog: Watchdog,
+        now: Instant,
+        since: Instant,
+        beat_at: Instant,
+        beats: u64,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let now = Instant::now();
+            let watchdog = Watchdog::new(TIMEOUT.as_millis() as u64, now);
+            Self { watchdog, now, since: now, beat_at: now, beats: 0 }
+        }
+
+        fn beat(&mut self) {
+            self.beats += 1;
+            self.beat_at = self.now;
+        }
+
+        fn age(&self) -> u128 {
+            (self.now - self.beat_at).as_millis()
+        }
+
+        fn vitals(&self) -> Vitals {
+            Vitals { slot: 3, since: self.since, beat_ms: self.beats, age: self.now - self.beat_at }
+        }
+
+        /// Lets so much time pass, or less if a hang is found. `look` is told how much has.
+        fn run(
+            &mut self,
+            milliseconds: u64,
+            mut look: impl FnMut(u64) -> Option<Look>,
+        ) -> Option<Hang> {
+            for passed in 0..milliseconds {
+                self.now += Duration::from_millis(1);
+                if self.watchdog.begin(self.now) {
+                    let vitals = self.vitals();
+                    let hang = self.watchdog.judge(vitals, self.now, || look(passed));
+                    if hang.is_some() {
+                        return hang;
+                    }
+                }
+            }
+            None
+        }
+    }
+
+    fn looks(state: RunState, cpu_ms: u64) -> Option<Look> {
+        Some(Look { state, cpu: Duration::from_millis(cpu_ms) })
+    }
+}
