@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::Protocol;
-use cashew_control::{Session, ToChild, ToMaster, seal};
+use cashew_control::{SESSION_VERSION, Session, ToChild, ToMaster, seal};
 use cashew_metrics::PoolGauge;
 
 use harness::{
@@ -239,7 +239,8 @@ fn who_does_not_come_to_rest_is_cut_and_counted() {
 fn sessions_that_make_no_sense_are_closed() {
     let server = Server::start('a', &Record::default());
     let pair = Pair::start("auto", &server);
-    let good = Session { pool: "p".to_owned(), id: 5, ..Session::default() };
+    let version = SESSION_VERSION;
+    let good = Session { version, pool: "p".to_owned(), id: 5, ..Session::default() };
     let bad = [
         (Session { pool: "q".to_owned(), ..good.clone() }, None),
         (Session { protocol: Some(Protocol::Memcached), ..good.clone() }, None),
