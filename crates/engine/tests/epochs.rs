@@ -284,7 +284,7 @@ fn ejected_servers_stay_so_and_are_probed_under_their_new_numbers() {
     let mut next = pool(&options, 2);
     next.epoch = 2;
     next.pools[0].servers.reverse();
-    let states = [PoolState { ring_version: 5, live: vec![false, true] }];
+    let states = [PoolState { quota: 0, ring_version: 5, live: vec![false, true] }];
     world.engine.handle_prepare(Plan::new(&next, &states, 0, 1), world.now);
     pause(&mut world, 0);
     commit(&mut world, &next);
