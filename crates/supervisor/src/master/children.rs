@@ -166,7 +166,10 @@ impl Master {
     fn bury(&mut self, role: Role, running: Running, now: Instant) -> Child {
         if let Role::Worker { slot } = role {
             self.release_slot(slot);
-            self.epochs.left(slot, running.is_ready, now);
+            // Nobody counts on who retires, or never served.
+            let life = self.members[&role].slot.life();
+            let is_missed = running.is_ready && !matches!(life, Life::Retiring | Life::Going);
+            self.epochs.left(slot, is_missed, now);
             self.rings.left(slot, now);
             self.deal.left(slot);
             self.is_unsettled = true;
@@ -319,6 +322,12 @@ impl Master {
                 warn!("{}: {error}", member.role);
             }
         }
+    }
+
+    /// Whether a worker lives that cannot be told anything any more.
+    pub(super) fn is_anybody_dying(&self) -> bool {
+        let mut running = self.workers().filter_map(|(_, member)| member.running.as_ref());
+        running.any(|running| running.mail().is_none())
     }
 
     /// The workers that serve and go on to, with their slots.
