@@ -92,11 +92,14 @@ impl Master {
     }
 
     pub(super) fn advance_reload(&mut self, now: Instant) {
-        if self.phase != Phase::Serving || self.upgrade.is_in_the_way() {
+        if self.phase != Phase::Serving || self.upgrade.has_frozen() {
             return;
         }
         match std::mem::take(&mut self.reload.stage) {
-            Stage::Idle if !self.reload.waiting.is_empty() => self.load(),
+            // An upgrade that waits for rest waits for a reload that has begun, too.
+            Stage::Idle if !self.reload.waiting.is_empty() && !self.upgrade.is_in_the_way() => {
+                self.load();
+            }
             Stage::Quieting { askers, snapshot }
                 if self.rings.is_quiet() && !self.is_anybody_dying() =>
             {

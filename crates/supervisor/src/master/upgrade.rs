@@ -127,6 +127,11 @@ impl Upgrade {
         self.is_taking_over() || !matches!(self.stage, Stage::Idle)
     }
 
+    /// Whether there are workers who cannot be told of a change.
+    pub(super) fn has_frozen(&self) -> bool {
+        self.frozen
+    }
+
     /// Whether nothing may be begun that changes what workers go by.
     pub(super) fn is_in_the_way(&self) -> bool {
         self.frozen || matches!(self.stage, Stage::Resting { .. })
@@ -214,7 +219,9 @@ impl Master {
             None => {}
             Some(what) if deadline <= now => {
                 let why = format!("the instance does not come to rest: {what}");
-                self.rings.thaw(now);
+                if !self.reload.is_under_way() {
+                    self.rings.thaw(now);
+                }
                 return self.upgrade_failed(&why);
             }
             Some(_) => {
