@@ -8,6 +8,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{self, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 
+use crate::notify::VARIABLES;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// Serves as a child until told to stop. Its end of the control channel is all it is given.
@@ -59,6 +60,8 @@ impl Spawn {
                 // A group of its own: what the terminal sends to the foreground, such as ^C, is
                 // for the master alone.
                 command.stdin(Stdio::from(control)).process_group(0);
+                // What is said there is said to the master.
+                VARIABLES.iter().for_each(|variable| drop(command.env_remove(variable)));
                 spawn_process(command)
             }
             Self::Threads { worker, admin } => {

@@ -23,6 +23,7 @@ use cashew_process::log;
 use rustix::event::PollFlags;
 use tracing::{debug, error, info, warn};
 
+use crate::activation;
 use crate::balance::Balance;
 use crate::child::{Role, Spawn};
 use crate::command::{Command, Nobody};
@@ -32,6 +33,7 @@ use crate::interests::Interests;
 use crate::limits::raise_open_files;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member};
+use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
@@ -77,6 +79,7 @@ struct Master {
     watchdog: Watchdog,
     reload: Reload,
     operators: Operators,
+    notify: Notify,
     sessions: Sessions,
     balance: Balance,
     members: BTreeMap<Role, Member>,
@@ -126,7 +129,9 @@ impl Master {
             raise_open_files(wanted);
         }
         let workers = workers_of(&snapshot);
-        let listeners = Listeners::bind(&snapshot, workers, stats)?;
+        let given =
+            activation::take().step("take the sockets that were opened for the instance")?;
+        let listeners = Listeners::bind(&snapshot, workers, stats, given)?;
         // The working directory may change.
         let conf_file = std::path::absolute(conf_file).step("find the configuration file")?;
         let operators = Operators::open(&snapshot, &conf_file)?;
@@ -161,6 +166,7 @@ impl Master {
             watchdog,
             reload: Reload::default(),
             operators,
+            notify: Notify::from_env(now),
             sessions: Sessions::default(),
             balance: Balance::new(),
             members: ranks.chain(admin).map(member).collect(),
@@ -235,6 +241,7 @@ impl Master {
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
             .chain(self.operators.poll_timeout())
+            .chain(self.notify.poll_timeout())
             .chain(self.watchdog.poll_timeout())
             .chain(look_at)
             .min()
@@ -244,6 +251,7 @@ impl Master {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
         self.operators.handle_timeout(now);
+        self.show_life(now);
         self.end_hangs(now);
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
@@ -362,6 +370,7 @@ impl Master {
         if let Some(on_ready) = self.on_ready.take() {
             on_ready();
         }
+        self.notify.ready(&self.summary());
         Ok(())
     }
 
