@@ -30,6 +30,10 @@ pub(crate) fn busy_source() -> Source {
         worker.set_buffered(4096);
         worker.add_pressed();
         worker.set_window_us(150);
+        worker.set_busy(250);
+        worker.add_sessions_in(5);
+        worker.add_sessions_out(6);
+        worker.add_sessions_cut(7);
         worker.set_started_at(1_700_000_000);
         worker.add_pool(pool, PoolCounter::Fragments, times);
         worker.add_pool(pool, PoolCounter::ClientsAccepted, 10);

@@ -8,34 +8,42 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
 
 use crate::socket::{
-    ACCEPTS_PER_TICK, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind, drain,
-    start_connecting,
+    ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
+    drain, start_connecting,
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
 /// One read takes at most this much, so that one connection cannot hold up the others.
 const READ_SIZE: usize = 64 * 1024;
 
-/// Tokens of what is not a connection, of two kinds: a listener's index, or the number of a watch.
+/// Tokens of what is not a connection, of two kinds: a listener's key, or the number of a watch.
 /// As the index of a connection it would be one that no dense table reaches.
 const SPECIAL: u64 = 1 << 30;
 const WATCH: u64 = 1 << 31;
+
+const ACCEPT_FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
 
 pub struct EpollDriver {
     epoll: OwnedFd,
     events: Vec<Event>,
     tables: [Vec<Socket>; 2],
     listeners: Vec<Listener>,
+    /// The key of the next listener.
+    next_key: u32,
+    /// Sockets that are not listened to any more, where some still wait for a descriptor.
+    draining: Vec<Draining>,
     /// When to try again to accept from those that are parked; set while there are any.
     unpark_at: Option<Instant>,
     /// Connections that may have more to read than was taken.
     unread: Vec<Token>,
     /// The list being worked on; kept for its memory.
     reading: Vec<Token>,
+    /// Connections to let go of.
+    leaving: Vec<Token>,
     /// Counts ticks, and begins again.
     tick: u8,
     buffer: Vec<u8>,
@@ -43,6 +51,8 @@ pub struct EpollDriver {
 
 struct Listener {
     id: u32,
+    /// Tells it from all others in the events it makes.
+    key: u32,
     socket: OwnedFd,
     /// Out of descriptors: not watched until one is free again.
     parked: bool,
@@ -72,6 +82,8 @@ struct State {
     ending: bool,
     /// That was reported.
     ended: bool,
+    /// Listed in `leaving`.
+    leaving: bool,
 }
 
 impl EpollDriver {
@@ -81,9 +93,12 @@ impl EpollDriver {
             events: Vec::with_capacity(EVENTS_PER_TICK),
             tables: [Vec::new(), Vec::new()],
             listeners: Vec::new(),
+            next_key: 0,
+            draining: Vec::new(),
             unpark_at: None,
             unread: Vec::new(),
             reading: Vec::new(),
+            leaving: Vec::new(),
             tick: 0,
             buffer: Vec::with_capacity(READ_SIZE),
         })
@@ -139,7 +154,7 @@ impl EpollDriver {
         if token & SPECIAL != 0 {
             let number = (token & (SPECIAL - 1)) as u32;
             if token & WATCH == 0 {
-                self.accept(number as usize, handler);
+                self.accept(number, handler);
             } else {
                 handler.readable(number);
             }
@@ -233,19 +248,15 @@ impl EpollDriver {
         }
     }
 
-    fn accept(&mut self, index: usize, handler: &mut impl Handler) {
+    fn accept(&mut self, key: u32, handler: &mut impl Handler) {
+        let Some(index) = self.listeners.iter().position(|listener| listener.key == key) else {
+            return;
+        };
         for _ in 0..ACCEPTS_PER_TICK {
-            let Some(listener) = self.listeners.get(index) else { return };
-            let id = listener.id;
-            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            match net::accept_with(&listener.socket, flags) {
-                Ok(descriptor) => {
-                    if let Some(conn) = handler.accepted(id)
-                        && self.insert(conn, descriptor, false).is_err()
-                    {
-                        handler.closed(conn, CloseKind::Reset);
-                    }
-                }
+            let Listener { id, socket, .. } = &self.listeners[index];
+            let id = *id;
+            match net::accept_with(socket, ACCEPT_FLAGS) {
+                Ok(descriptor) => self.take(id, descriptor, handler),
                 Err(Errno::AGAIN) => return,
                 // The connection was reset while it waited, or a signal came.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
@@ -253,6 +264,47 @@ impl EpollDriver {
                     self.park(index);
                     handler.accept_blocked(id);
                     return;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, listener: u32, descriptor: OwnedFd, handler: &mut impl Handler) {
+        if let Some(conn) = handler.accepted(listener)
+            && self.insert(conn, descriptor, false).is_err()
+        {
+            handler.closed(conn, CloseKind::Reset);
+        }
+    }
+
+    /// Accepts all who wait, or as many as there are descriptors for.
+    fn drain(&mut self, mut draining: Draining, handler: &mut impl Handler) {
+        loop {
+            match draining.accept(ACCEPT_FLAGS) {
+                Drained::Accepted(descriptor) => self.take(draining.id, descriptor, handler),
+                Drained::Empty => return,
+                Drained::Blocked => {
+                    handler.accept_blocked(draining.id);
+                    self.draining.push(draining);
+                    self.unpark_at = Some(Instant::now() + PARKED_RETRY);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reports the connections that were to be let go of.
+    fn report_detached(&mut self, handler: &mut impl Handler) {
+        for conn in std::mem::take(&mut self.leaving) {
+            let Some(descriptor) = self.remove(conn) else { continue };
+            // Whoever gets the descriptor keeps the socket open, and so the registration.
+            let _ = epoll::delete(&self.epoll, &descriptor);
+            match sockopt::socket_error(&descriptor) {
+                Ok(Ok(())) => handler.detached(conn, descriptor),
+                Ok(Err(errno)) | Err(errno) => {
+                    drop(descriptor);
+                    self.unpark();
+                    handler.closed(conn, close_kind(errno));
                 }
             }
         }
@@ -303,9 +355,10 @@ impl EpollDriver {
         if self.unpark_at.take().is_none() {
             return;
         }
-        for (index, listener) in self.listeners.iter_mut().enumerate() {
+        for listener in &mut self.listeners {
             if listener.parked {
-                listener.parked = watch_listener(&self.epoll, index, &listener.socket).is_err();
+                let Listener { key, socket, .. } = listener;
+                listener.parked = watch_listener(&self.epoll, *key, socket).is_err();
                 if listener.parked {
                     self.unpark_at = Some(Instant::now() + PARKED_RETRY);
                 }
@@ -316,12 +369,28 @@ impl EpollDriver {
 
 impl Driver for EpollDriver {
     fn listen(&mut self, id: u32, socket: OwnedFd) -> io::Result<()> {
-        watch_listener(&self.epoll, self.listeners.len(), &socket)?;
-        self.listeners.push(Listener { id, socket, parked: false });
+        let key = self.next_key;
+        watch_listener(&self.epoll, key, &socket)?;
+        self.next_key = (key + 1) & (SPECIAL - 1) as u32;
+        self.listeners.push(Listener { id, key, socket, parked: false });
         Ok(())
     }
 
+    fn unlisten(&mut self, id: u32, drain: bool, handler: &mut impl Handler) {
+        while let Some(index) = self.listeners.iter().position(|listener| listener.id == id) {
+            let Listener { socket, parked, .. } = self.listeners.swap_remove(index);
+            if !parked {
+                // Others have the socket, too.
+                let _ = epoll::delete(&self.epoll, &socket);
+            }
+            if drain {
+                self.drain(Draining::new(id, socket), handler);
+            }
+        }
+    }
+
     fn stop_listening(&mut self) {
+        self.draining.clear();
         for listener in self.listeners.drain(..) {
             // The socket lives on in the master, so closing it here would not end the watching.
             if !listener.parked {
@@ -344,6 +413,20 @@ impl Driver for EpollDriver {
         start_connecting(address)
             .and_then(|descriptor| self.insert(conn, descriptor, true).map_err(|_| Errno::NOMEM))
             .map_err(close_kind)
+    }
+
+    fn adopt(&mut self, conn: Token, socket: OwnedFd) -> io::Result<()> {
+        // Who accepted it may have been another kind of driver.
+        ioctl_fionbio(&socket, true)?;
+        self.insert(conn, socket, false)
+    }
+
+    fn detach(&mut self, conn: Token) {
+        if let Some(socket) = self.socket(conn)
+            && !std::mem::replace(&mut socket.state.leaving, true)
+        {
+            self.leaving.push(conn);
+        }
     }
 
     fn close(&mut self, conn: Token) {
@@ -370,6 +453,13 @@ impl Driver for EpollDriver {
         }
     }
 
+    fn acknowledge(&mut self, conn: Token) {
+        if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
+            // A Unix socket has no such option, and needs none.
+            let _ = sockopt::set_tcp_quickack(descriptor, true);
+        }
+    }
+
     #[inline]
     fn send(&mut self, conn: Token, handler: &mut impl Handler) {
         loop {
@@ -377,6 +467,7 @@ impl Driver for EpollDriver {
             if socket.generation != conn.generation()
                 || socket.state.write_blocked
                 || socket.state.connecting
+                || socket.state.leaving
             {
                 return;
             }
@@ -416,7 +507,8 @@ impl Driver for EpollDriver {
 
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         let mut timeout = timeout;
-        if !self.unread.is_empty() {
+        let is_draining = !self.draining.is_empty() && self.unpark_at.is_none();
+        if !(self.unread.is_empty() && self.leaving.is_empty()) || is_draining {
             timeout = Some(Duration::ZERO);
         }
         if self.unpark_at.is_some() {
@@ -428,14 +520,20 @@ impl Driver for EpollDriver {
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
             self.unpark();
         }
+        if self.unpark_at.is_none() {
+            for draining in std::mem::take(&mut self.draining) {
+                self.drain(draining, handler);
+            }
+        }
         self.report(handler);
+        self.report_detached(handler);
         Ok(())
     }
 }
 
 /// A socket that several processes watch wakes one of them per connection.
-fn watch_listener(epoll: &OwnedFd, index: usize, socket: &OwnedFd) -> io::Result<()> {
-    let token = SPECIAL | index as u64;
+fn watch_listener(epoll: &OwnedFd, key: u32, socket: &OwnedFd) -> io::Result<()> {
+    let token = SPECIAL | u64::from(key);
     let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
     epoll::add(epoll, socket, EventData::new_u64(token), flags)?;
     Ok(())

@@ -74,6 +74,10 @@ pub trait Handler {
     /// The peer will send nothing more. Reported by a later wait than its last bytes, so that what
     /// these led to can be written before the end has consequences.
     fn read_closed(&mut self, conn: Token);
+    /// The driver has let go of the connection, as [`Driver::detach`] told it to: its socket, and
+    /// the token is free. What was received has been reported, what was not sent stays with the
+    /// handler.
+    fn detached(&mut self, conn: Token, socket: OwnedFd);
     /// The connection is gone, its descriptor closed, the token free.
     fn closed(&mut self, conn: Token, why: CloseKind);
     /// A descriptor given to [`Driver::watch`] can be read.
@@ -93,6 +97,12 @@ pub trait Driver {
     /// options; TCP_NODELAY should be among them.
     fn listen(&mut self, listener: u32, socket: OwnedFd) -> io::Result<()>;
 
+    /// Accepts nothing more from the sockets that go by this number, and lets go of them. With
+    /// `drain`, those who wait there already are accepted first, 65,536 at most. Whom the kernel
+    /// has accepted is reported here and now. Only if `drain` finds no descriptor free are more
+    /// reported later, and the socket is let go of when nobody waits there any more.
+    fn unlisten(&mut self, listener: u32, drain: bool, handler: &mut impl Handler);
+
     /// Accepts nothing more. The sockets are let go of, which closes them only if nobody else has
     /// them.
     fn stop_listening(&mut self);
@@ -107,6 +117,15 @@ pub trait Driver {
     /// at once.
     fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind>;
 
+    /// Takes a connection that was accepted elsewhere, as if it had been accepted here. What can
+    /// be read already is reported, and so is the end if the peer sends nothing more.
+    fn adopt(&mut self, conn: Token, socket: OwnedFd) -> io::Result<()>;
+
+    /// Lets go of a connection that was accepted or adopted: [`Handler::detached`] follows, perhaps
+    /// in a later wait, or [`Handler::closed`] if it broke before. Until then bytes may still be
+    /// reported, even if it is paused, but nothing is sent.
+    fn detach(&mut self, conn: Token);
+
     /// Closes the connection, after what has been written; nothing is reported about it any more.
     fn close(&mut self, conn: Token);
 
@@ -114,6 +133,10 @@ pub trait Driver {
     fn pause(&mut self, conn: Token);
 
     fn resume(&mut self, conn: Token);
+
+    /// What came on the connection so far is acknowledged to its peer now, without waiting for a
+    /// reply that could carry that.
+    fn acknowledge(&mut self, conn: Token);
 
     /// The connection's output is to be written: here and now, or by the next [`Driver::flush`],
     /// together with that of others. What does not go then follows by itself when the peer has

@@ -34,6 +34,9 @@ const GROUP: u16 = 0;
 const TRIM_AGE: u32 = 256;
 const IDLE_AGE: u32 = 64;
 
+/// How often accepting is told to stop: it does not when it is just going on.
+const CANCELS_MAX: usize = 16;
+
 /// The kind of an operation, in the upper bits of its user data; the caller's tag is below.
 const KIND_SHIFT: u32 = 62;
 const RECEIVE: u64 = 0;
@@ -138,6 +141,27 @@ impl Ring {
 
     pub(crate) fn cancel_receive(&mut self, tag: u64) {
         self.cancel(RECEIVE << KIND_SHIFT | tag);
+    }
+
+    /// Ends accepting, and returns those accepted of whom [`Ring::next`] has not told.
+    pub(crate) fn stop_accepting(&mut self, tag: u64) -> Vec<OwnedFd> {
+        let user_data = ACCEPT << KIND_SHIFT | tag;
+        for _ in 0..CANCELS_MAX {
+            let is_end = |entry: &cqueue::Entry| {
+                entry.user_data() == user_data && !cqueue::more(entry.flags())
+            };
+            if self.pending.iter().any(is_end) {
+                break;
+            }
+            self.cancel(user_data);
+            self.submit();
+        }
+        let (ours, others): (Vec<_>, Vec<_>) =
+            self.pending.drain(..).partition(|entry| entry.user_data() == user_data);
+        self.pending.extend(others);
+        let accepted = ours.into_iter().filter_map(|entry| count(entry.result()).ok());
+        // SAFETY: the kernel has made these descriptors for us, and their completions are gone.
+        accepted.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) }).collect()
     }
 
     pub(crate) fn cancel_accept(&mut self, tag: u64) {

@@ -14,6 +14,8 @@ use crate::{Address, CloseKind};
 /// Connections accepted in one tick.
 pub(crate) const ACCEPTS_PER_TICK: usize = 64;
 pub(crate) const EVENTS_PER_TICK: usize = 512;
+/// Connections accepted at once from a socket that is let go of: more than any queue has.
+const DRAINED_MAX: usize = 65_536;
 /// Buffers handed to one write.
 pub(crate) const SLICES_MAX: usize = 16;
 /// After running out of descriptors, accepting is tried again this often: they may have become free
@@ -55,6 +57,47 @@ pub(crate) fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {
     match result {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(descriptor),
         Err(errno) => Err(errno),
+    }
+}
+
+/// A listening socket that is let go of when nobody waits there any more.
+pub(crate) struct Draining {
+    pub(crate) id: u32,
+    socket: OwnedFd,
+    /// How many it may still accept.
+    left: usize,
+}
+
+/// What came of accepting once more.
+pub(crate) enum Drained {
+    Accepted(OwnedFd),
+    /// Nobody waits.
+    Empty,
+    /// Out of descriptors.
+    Blocked,
+}
+
+impl Draining {
+    pub(crate) fn new(id: u32, socket: OwnedFd) -> Self {
+        Self { id, socket, left: DRAINED_MAX }
+    }
+
+    pub(crate) fn accept(&mut self, flags: SocketFlags) -> Drained {
+        while self.left > 0 {
+            match net::accept_with(&self.socket, flags) {
+                Ok(socket) => {
+                    self.left -= 1;
+                    return Drained::Accepted(socket);
+                }
+                // The connection was reset while it waited, or a signal came.
+                Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    return Drained::Blocked;
+                }
+                Err(_) => break,
+            }
+        }
+        Drained::Empty
     }
 }
 

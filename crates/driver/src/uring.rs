@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, shutdown, sockopt};
+use rustix::net::{Shutdown, SocketFlags, shutdown, sockopt};
 
 use crate::ring::{BUFFER_SIZE, Buffer, Completion, Ring};
 use crate::socket::{
-    ACCEPTS_PER_TICK, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind, drain,
-    start_connecting,
+    ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
+    drain, start_connecting,
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
@@ -65,6 +65,8 @@ pub struct UringDriver {
     epoch: u32,
     /// Accepted by the kernel, not reported yet.
     accepted: VecDeque<(u32, OwnedFd)>,
+    /// Sockets that are not listened to any more, where some still wait for a descriptor.
+    draining: Vec<Draining>,
     /// When to try again to accept with those that are parked; set while there are any.
     unpark_at: Option<Instant>,
     /// Connections with output to write.
@@ -77,6 +79,8 @@ pub struct UringDriver {
     resumed: Vec<Token>,
     /// Ends of connections, for the next tick.
     ends: Vec<Completion>,
+    /// Connections to let go of.
+    leaving: Vec<Token>,
     /// Counts ticks, and begins again.
     tick: u8,
     buffer: Vec<u8>,
@@ -125,6 +129,8 @@ struct State {
     ended: bool,
     /// That was reported.
     end_reported: bool,
+    /// Listed in `leaving`.
+    leaving: bool,
 }
 
 impl State {
@@ -145,12 +151,14 @@ impl UringDriver {
             watches: Vec::new(),
             epoch: 0,
             accepted: VecDeque::new(),
+            draining: Vec::new(),
             unpark_at: None,
             dirty: Vec::new(),
             writing: Vec::new(),
             held: HashMap::new(),
             resumed: Vec::new(),
             ends: Vec::new(),
+            leaving: Vec::new(),
             tick: 0,
             buffer: Vec::new(),
         })
@@ -228,7 +236,7 @@ impl UringDriver {
     fn receive(&mut self, conn: Token) {
         let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
         let state = &mut socket.state;
-        if state.receiving || state.paused || state.ended {
+        if state.receiving || state.paused || state.ended || state.leaving {
             return;
         }
         let Some(descriptor) = &socket.descriptor else { return };
@@ -261,7 +269,7 @@ impl UringDriver {
         match bytes {
             Ok(Some(mut buffer)) => {
                 socket.read_at = tick;
-                if socket.state.paused {
+                if socket.state.paused && !socket.state.leaving {
                     if goes_on {
                         // It does not stop when it is about to go on at the moment it is told to.
                         self.ring.cancel_receive(tag);
@@ -304,7 +312,7 @@ impl UringDriver {
     fn report_held(&mut self, conn: Token, handler: &mut impl Handler) {
         let tick = self.tick;
         let Some(socket) = self.socket(conn) else { return };
-        if socket.state.paused {
+        if socket.state.paused && !socket.state.leaving {
             return;
         }
         socket.read_at = tick;
@@ -337,7 +345,8 @@ impl UringDriver {
             _ => {
                 socket.state.watched = false;
                 // Both directions are dead: nothing can be answered any more.
-                if socket.state.paused && events.intersects(PollFlags::ERR) {
+                let is_unread = socket.state.paused || socket.state.leaving;
+                if is_unread && events.intersects(PollFlags::ERR) {
                     self.fail(conn, Errno::CONNRESET, handler);
                 }
             }
@@ -361,6 +370,7 @@ impl UringDriver {
         if let Some(socket) = self.socket(conn)
             && !socket.state.connecting
             && !socket.state.write_blocked
+            && !socket.state.leaving
             && !std::mem::replace(&mut socket.state.dirty, true)
         {
             self.dirty.push(conn);
@@ -384,6 +394,9 @@ impl UringDriver {
                     continue;
                 }
                 socket.state.dirty = false;
+                if socket.state.leaving {
+                    continue;
+                }
                 let (piece, is_more) = handler.front(conn);
                 if is_more {
                     let mut slices = [IoSlice::new(&[]); SLICES_MAX];
@@ -474,6 +487,69 @@ impl UringDriver {
         }
     }
 
+    /// Accepts all who wait, or as many as there are descriptors for.
+    fn drain(&mut self, mut draining: Draining, handler: &mut impl Handler) {
+        loop {
+            match draining.accept(SocketFlags::CLOEXEC) {
+                Drained::Accepted(socket) => self.take(draining.id, socket, handler),
+                Drained::Empty => return,
+                Drained::Blocked => {
+                    handler.accept_blocked(draining.id);
+                    self.draining.push(draining);
+                    self.unpark_at = Some(Instant::now() + PARKED_RETRY);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, listener: u32, socket: OwnedFd, handler: &mut impl Handler) {
+        if let Some(conn) = handler.accepted(listener) {
+            self.insert(conn, socket, false);
+        }
+    }
+
+    /// Has the kernel let go of the connections that are to be let go of.
+    fn release_leaving(&mut self) {
+        for index in 0..self.leaving.len() {
+            let conn = self.leaving[index];
+            let Some(socket) = self.socket(conn) else { continue };
+            let (epoch, state) = (socket.epoch, socket.state);
+            // What is just going on when it is told to stop does not: it is told until it does.
+            if state.receiving {
+                self.ring.cancel_receive(tag(conn.0, epoch, 0));
+            }
+            if state.write_blocked {
+                self.ring.cancel_poll(tag(conn.0, epoch, WRITABLE));
+            }
+            if state.watched {
+                self.ring.cancel_poll(tag(conn.0, epoch, BROKEN));
+            }
+        }
+    }
+
+    /// Reports the connections that the kernel has let go of. Not in the tick of their last bytes:
+    /// an error may still wait for the next one.
+    fn report_detached(&mut self, handler: &mut impl Handler) {
+        let tick = self.tick;
+        for conn in std::mem::take(&mut self.leaving) {
+            let Some(socket) = self.socket(conn) else { continue };
+            if socket.state.is_busy() || socket.read_at == tick || self.held.contains_key(&conn) {
+                self.leaving.push(conn);
+                continue;
+            }
+            let Some((descriptor, _)) = self.remove(conn) else { continue };
+            match sockopt::socket_error(&descriptor) {
+                Ok(Ok(())) => handler.detached(conn, descriptor),
+                Ok(Err(errno)) | Err(errno) => {
+                    drop(descriptor);
+                    self.unpark();
+                    handler.closed(conn, close_kind(errno));
+                }
+            }
+        }
+    }
+
     /// Has the kernel accept for listeners that neither have enough to report nor are parked, and
     /// poll what is watched.
     fn arm(&mut self) {
@@ -526,9 +602,7 @@ impl UringDriver {
     fn report_accepted(&mut self, handler: &mut impl Handler) {
         for _ in 0..ACCEPTS_PER_TICK {
             let Some((id, socket)) = self.accepted.pop_front() else { return };
-            if let Some(conn) = handler.accepted(id) {
-                self.insert(conn, socket, false);
-            }
+            self.take(id, socket, handler);
         }
     }
 }
@@ -540,8 +614,28 @@ impl Driver for UringDriver {
         Ok(())
     }
 
+    fn unlisten(&mut self, id: u32, drain: bool, handler: &mut impl Handler) {
+        while let Some(index) = self.listeners.iter().position(|listener| listener.id == id) {
+            let Listener { epoch, socket, is_accepting, .. } = self.listeners.swap_remove(index);
+            if is_accepting {
+                let accepted = self.ring.stop_accepting(tag(u64::from(id), epoch, 0));
+                self.accepted.extend(accepted.into_iter().map(|socket| (id, socket)));
+            }
+            for _ in 0..self.accepted.len() {
+                match self.accepted.pop_front() {
+                    Some((listener, socket)) if listener == id => self.take(id, socket, handler),
+                    other => self.accepted.extend(other),
+                }
+            }
+            if drain {
+                self.drain(Draining::new(id, socket), handler);
+            }
+        }
+    }
+
     /// Clients that the kernel has accepted already are still reported.
     fn stop_listening(&mut self) {
+        self.draining.clear();
         for listener in &self.listeners {
             if listener.is_accepting {
                 let tag = tag(u64::from(listener.id), listener.epoch, 0);
@@ -575,6 +669,22 @@ impl Driver for UringDriver {
         Ok(())
     }
 
+    fn adopt(&mut self, conn: Token, socket: OwnedFd) -> io::Result<()> {
+        self.insert(conn, socket, false);
+        Ok(())
+    }
+
+    fn detach(&mut self, conn: Token) {
+        let Some(socket) = self.socket(conn) else { return };
+        if std::mem::replace(&mut socket.state.leaving, true) {
+            return;
+        }
+        self.leaving.push(conn);
+        if self.held.contains_key(&conn) {
+            self.resumed.push(conn);
+        }
+    }
+
     fn close(&mut self, conn: Token) {
         let Some((descriptor, state)) = self.remove(conn) else { return };
         if !state.ended {
@@ -589,6 +699,9 @@ impl Driver for UringDriver {
         let tag = tag(conn.0, socket.epoch, 0);
         let state = &mut socket.state;
         state.paused = true;
+        if state.leaving {
+            return;
+        }
         let is_receiving = state.receiving;
         let is_unwatched = !state.connecting && !std::mem::replace(&mut state.watched, true);
         if is_receiving {
@@ -611,6 +724,13 @@ impl Driver for UringDriver {
         }
     }
 
+    fn acknowledge(&mut self, conn: Token) {
+        if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
+            // A Unix socket has no such option, and needs none.
+            let _ = sockopt::set_tcp_quickack(descriptor, true);
+        }
+    }
+
     #[inline]
     fn send(&mut self, conn: Token, _: &mut impl Handler) {
         self.mark_dirty(conn);
@@ -625,11 +745,17 @@ impl Driver for UringDriver {
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         self.flush(handler);
         self.arm();
+        self.release_leaving();
         let mut timeout = timeout;
         if self.unpark_at.is_some() {
             timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
         }
-        if !(self.accepted.is_empty() && self.resumed.is_empty() && self.ends.is_empty()) {
+        let is_draining = !self.draining.is_empty() && self.unpark_at.is_none();
+        let is_at_rest = self.accepted.is_empty()
+            && self.resumed.is_empty()
+            && self.ends.is_empty()
+            && self.leaving.is_empty();
+        if !is_at_rest || is_draining {
             timeout = Some(Duration::ZERO);
         }
         self.ring.wait(timeout)?;
@@ -641,6 +767,12 @@ impl Driver for UringDriver {
         self.report_delayed(handler);
         self.report(handler);
         self.report_accepted(handler);
+        self.report_detached(handler);
+        if self.unpark_at.is_none() {
+            for draining in std::mem::take(&mut self.draining) {
+                self.drain(draining, handler);
+            }
+        }
         self.flush(handler);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! What every driver that works with sockets must do.
 
+#[macro_use]
 mod bench;
 
 use std::io::{ErrorKind, Read, Write};
@@ -9,30 +10,8 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bench::{
-    Bench, Event, QUIET, SocketPath, client, epoll_driver, has_uring, pattern, server, uring_driver,
-};
+use bench::{Bench, Event, QUIET, SocketPath, client, pattern, reset, server};
 use cashew_driver::{Address, CloseKind, Driver};
-
-macro_rules! contract {
-    ($($name:ident)*) => {
-        mod epoll {
-            $(#[test]
-            fn $name() {
-                super::$name(super::epoll_driver);
-            })*
-        }
-
-        mod uring {
-            $(#[test]
-            fn $name() {
-                if super::has_uring() {
-                    super::$name(super::uring_driver);
-                }
-            })*
-        }
-    };
-}
 
 contract! {
     accepts_tcp
@@ -258,11 +237,6 @@ fn writes_to_a_half_closed_peer<D: Driver>(new: fn() -> D) {
     bench.until(|recorder| recorder.is_all_sent(conn));
     bench.driver.close(conn);
     assert!(reader.join().unwrap().unwrap() == bytes);
-}
-
-/// Closes in a way that the other side takes for a reset.
-fn reset(peer: TcpStream) {
-    rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
 }
 
 fn reports_a_reset<D: Driver>(new: fn() -> D) {

@@ -16,8 +16,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 #[test]
 fn waits_for_descriptors_to_be_free() {
     waits_for_descriptors(epoll_driver);
+    stops_listening_without_descriptors(epoll_driver);
     if has_uring() {
         waits_for_descriptors(uring_driver);
+        stops_listening_without_descriptors(uring_driver);
     }
 }
 
@@ -62,6 +64,47 @@ fn waits_for_descriptors<D: Driver>(new: fn() -> D) {
     let last = TcpStream::connect(address).unwrap();
     bench.until(|recorder| recorder.accepted().len() == CLIENTS + 1);
     drop(last);
+}
+
+/// Who waits when a listener is let go of that rests for want of descriptors is accepted as they
+/// become free.
+fn stops_listening_without_descriptors<D: Driver>(new: fn() -> D) {
+    const CLIENTS: usize = 30;
+    const ROOM: usize = 5;
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let other = bench.listen(2, "127.0.0.1:0");
+    let mut peers: Vec<TcpStream> =
+        (0..CLIENTS).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let before = getrlimit(Resource::Nofile).current.expect("a limit");
+    let next = File::open("/dev/null").unwrap().as_raw_fd();
+    set_limit(next as u64 + ROOM as u64);
+    bench.until(|recorder| recorder.accepted().len() == ROOM);
+    bench.linger();
+
+    bench.driver.unlisten(1, true, &mut bench.recorder);
+    assert_no_hurry(&mut bench);
+    assert_eq!(bench.recorder.accepted().len(), ROOM);
+    // The descriptor of the other listener is one, too.
+    bench.driver.unlisten(2, false, &mut bench.recorder);
+    bench.until(|recorder| recorder.accepted().len() == ROOM + 1);
+    for left in 0..3 {
+        let conn = bench.recorder.accepted()[left];
+        bench.driver.close(conn);
+        bench.until(|recorder| recorder.accepted().len() == ROOM + 2 + left);
+        assert_no_hurry(&mut bench);
+    }
+    set_limit(before);
+    bench.until(|recorder| recorder.accepted().len() == CLIENTS);
+    let start = Instant::now();
+    while TcpStream::connect(address).is_ok() {
+        assert!(start.elapsed() < PATIENCE, "the socket is let go of in the end");
+        bench.tick(Duration::from_millis(10));
+    }
+    assert!(TcpStream::connect(other).is_err());
+    peers[CLIENTS - 1].write_all(b"ping").unwrap();
+    let last = bench.recorder.accepted()[CLIENTS - 1];
+    bench.until(|recorder| recorder.received(last) == b"ping");
 }
 
 /// A listener that cannot accept must not be reported again and again.

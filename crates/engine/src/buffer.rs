@@ -293,6 +293,17 @@ impl Output {
         count
     }
 
+    /// All that waits, in one piece that is not from a pool.
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.len as usize);
+        let mut skip = self.written;
+        for buf in self.front.iter().flat_map(|front| front.iter()).chain([&self.tail]) {
+            bytes.extend_from_slice(&buf[skip..]);
+            skip = 0;
+        }
+        bytes
+    }
+
     /// Drops the first `bytes` bytes: they are written, or need not be.
     ///
     /// # Panics

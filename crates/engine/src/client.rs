@@ -29,6 +29,8 @@ pub(crate) struct Client {
     pub(crate) asked_in: u32,
     /// Length of the chain.
     pub(crate) requests: u32,
+    /// Requests of late: see [`Crowd::take_count`].
+    pub(crate) asked: u32,
     /// Received and not consumed: the start of a request, or whatever came while paused.
     pub(crate) input: Vec<u8>,
     /// Where parsing the start of `input` got to, when it holds part of a request.
@@ -53,6 +55,9 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply (memcached).
     pub(crate) noreply: bool,
+    /// It counts for `client_connections`; who is refused for that does not.
+    pub(crate) has_place: bool,
+    pub(crate) departure: Departure,
     pub(crate) session: Session,
 }
 
@@ -72,6 +77,16 @@ pub(crate) enum State {
     Uploading,
     /// Reads nothing more; closes when the replies owed are written.
     Closing,
+}
+
+/// Whether it goes to another process: see [`crate::moving`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Departure {
+    No,
+    /// As soon as it is at rest; nothing more of it is dispatched.
+    Asked,
+    /// The driver is to let go of its connection.
+    HandedOff,
 }
 
 /// What a connection has agreed with its client: plain data, all that has to move with the
@@ -108,12 +123,13 @@ impl Client {
     pub(crate) fn append(&mut self, request: u32, requests: &mut Requests, crowd: &mut Crowd) {
         if self.head == NONE {
             self.head = request;
-            crowd.join(&mut self.asked_in);
+            crowd.join(&mut self.asked_in, &mut self.asked);
         } else {
             requests[self.tail].next_in_client = request;
         }
         self.tail = request;
         self.requests += 1;
+        self.asked = self.asked.wrapping_add(1);
     }
 
     /// Lists it, under its name, among the clients with something to send.
@@ -193,6 +209,7 @@ impl Client {
             tail: NONE,
             asked_in: 0,
             requests: 0,
+            asked: 0,
             input: Vec::new(),
             parser: None,
             output: Output::default(),
@@ -206,6 +223,8 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            has_place: false,
+            departure: Departure::No,
             session,
         }
     }

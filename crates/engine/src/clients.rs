@@ -7,7 +7,7 @@ use cashew_protocol::{memcached, resp};
 use crate::action::Action;
 use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
-use crate::client::{Parser, State};
+use crate::client::{Departure, Parser, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
 use crate::request::Role;
@@ -349,6 +349,8 @@ impl Engine {
         let pool = &self.pools[client.pool as usize];
         pool.held
             || client.throttled
+            // An upload goes on to its end.
+            || (client.departure != Departure::No && client.state != State::Uploading)
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
@@ -457,6 +459,10 @@ impl Engine {
             upload.closing = true;
             return;
         }
+        if client.departure == Departure::HandedOff {
+            // It is not for this process to write what it is owed.
+            return;
+        }
         client.state = State::Closing;
         client.paused = false;
         let input = std::mem::take(&mut client.input);
@@ -486,6 +492,9 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         let mut client = self.clients.remove(index);
+        if client.departure == Departure::HandedOff {
+            self.moving.forget_handed_off();
+        }
         if client.head != NONE {
             self.crowd.leave();
         }
@@ -511,7 +520,11 @@ impl Engine {
         }
         let pool = &mut self.pools[client.pool as usize];
         pool.clients -= 1;
-        self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.clients);
+        if client.has_place {
+            pool.places_taken -= 1;
+            self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
+            self.departed.push(pool.quota);
+        }
         if closed == Closed::ByUs {
             self.actions.push_back(Action::Close { conn });
         }

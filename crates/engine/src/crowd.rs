@@ -4,6 +4,8 @@ use crate::time::Time;
 
 /// Clients that asked within one to two such periods are the active ones.
 const PERIOD_US: u64 = 20_000;
+/// What clients ask is counted over so many periods, about five seconds.
+const PERIODS_COUNTED: u32 = 256;
 
 /// Counts the clients of all pools that have asked something lately, and those of them that have
 /// no answer yet: where nearly all wait, hardly anybody is left who could ask.
@@ -28,14 +30,34 @@ impl Crowd {
         self.asked.max(self.asked_before)
     }
 
-    /// A client that was owed nothing asks; `last` is the period in which it asked before.
+    /// A client that was owed nothing asks; `last` is the period in which it asked before, and
+    /// `count` how much it asked since its count was begun.
     #[inline]
-    pub(crate) fn join(&mut self, last: &mut u32) {
+    pub(crate) fn join(&mut self, last: &mut u32, count: &mut u32) {
         self.waiting += 1;
         if *last != self.period {
+            if *last / PERIODS_COUNTED != self.period / PERIODS_COUNTED {
+                *count = 0;
+            }
             *last = self.period;
             self.asked += 1;
         }
+    }
+
+    /// How much a client asked lately, given its `last` and `count` and whether it is owed
+    /// something. Its count begins anew.
+    pub(crate) fn take_count(&self, last: &mut u32, count: &mut u32, is_waiting: bool) -> u32 {
+        let counted = std::mem::take(count);
+        if *last / PERIODS_COUNTED == self.period / PERIODS_COUNTED {
+            return counted;
+        }
+        if !is_waiting {
+            return 0;
+        }
+        // It has been owed something ever since, so that its count was never begun anew.
+        let periods = self.period.wrapping_sub(std::mem::replace(last, self.period));
+        let lately = u64::from(counted) * u64::from(PERIODS_COUNTED.min(periods));
+        (lately / u64::from(periods.max(1))) as u32
     }
 
     /// A client is owed nothing any more, or has gone.
@@ -65,18 +87,51 @@ mod tests {
     fn clients_count_once_in_a_period_and_are_forgotten_after_two() {
         let mut crowd = Crowd::default();
         let mut clients = [0; 3];
+        let mut count = 0;
         crowd.tick(Time::from_micros(1));
         for _ in 0..2 {
-            clients.iter_mut().for_each(|last| crowd.join(last));
+            clients.iter_mut().for_each(|last| crowd.join(last, &mut count));
             (0..3).for_each(|_| crowd.leave());
         }
         assert_eq!((crowd.active(), crowd.waiting), (3, 0));
         crowd.tick(Time::from_micros(PERIOD_US + 1));
-        crowd.join(&mut clients[0]);
+        crowd.join(&mut clients[0], &mut count);
         assert_eq!((crowd.active(), crowd.waiting), (3, 1));
         crowd.tick(Time::from_micros(2 * PERIOD_US + 1));
         assert_eq!(crowd.active(), 1);
         crowd.tick(Time::from_micros(9 * PERIOD_US));
         assert_eq!(crowd.active(), 0);
+    }
+
+    #[test]
+    fn only_what_was_asked_lately_counts() {
+        let mut crowd = Crowd::default();
+        let mut periods = 0;
+        let mut pass = |crowd: &mut Crowd, count| {
+            for _ in 0..count {
+                crowd.tick(Time::from_micros(1 + periods * PERIOD_US));
+                periods += 1;
+            }
+        };
+        let mut client = (0, 0);
+        pass(&mut crowd, 1);
+        crowd.join(&mut client.0, &mut client.1);
+        client.1 += 100;
+        // Who is owed nothing and asks nothing does not count.
+        let (mut silent, mut busy) = (client, client);
+        busy.1 = 100 * PERIODS_COUNTED;
+        assert_eq!(crowd.take_count(&mut client.0, &mut client.1, false), 100);
+        assert_eq!(crowd.take_count(&mut client.0, &mut client.1, false), 0);
+        pass(&mut crowd, 10 * PERIODS_COUNTED);
+        assert_eq!(crowd.take_count(&mut silent.0, &mut silent.1, false), 0);
+        // Of who asks on and on the average does.
+        let count = 10 * busy.1;
+        busy.1 = count;
+        assert_eq!(crowd.take_count(&mut busy.0, &mut busy.1, true), count / 10);
+        // Who comes back begins anew.
+        silent.1 = 7;
+        silent.0 = 1;
+        crowd.join(&mut silent.0, &mut silent.1);
+        assert_eq!(silent.1, 0);
     }
 }

@@ -12,7 +12,7 @@ use cashew_protocol::resp;
 
 use crate::buffer::LARGE;
 use crate::bulk::Mark;
-use crate::client::State;
+use crate::client::{Departure, State};
 use crate::engine::Engine;
 use crate::id::ConnId;
 use crate::lane::{Link, Scanner};
@@ -95,6 +95,7 @@ impl Engine {
         let limits = &pool.limits;
         let is_clear = client.session.authenticated
             && client.state == State::Open
+            && client.departure == Departure::No
             && client.parser.is_none()
             && client.swallow == 0
             && !pool.held

@@ -430,7 +430,7 @@ fn quit_is_answered_and_what_follows_is_not() {
 #[test]
 fn a_client_too_many_is_told_so() {
     let mut world = World::new(&pool(REDIS, 1));
-    let client = world.engine.handle_accepted(0, Admission::Full, world.now);
+    let client = world.engine.handle_accepted(0, Admission::Full, 1, world.now);
     world.tick();
     world.expect(client, "-ERR max number of clients reached\r\n");
     assert!(world.closed.contains(&client));
@@ -468,7 +468,7 @@ fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
     );
     assert!(asked);
 
-    world.engine.handle_hold(0, 1, world.now);
+    world.engine.handle_hold(0, 1, 0, world.now);
     world.tick();
     assert!(world.actions.contains(&Action::Held { pool: 0, version: 1 }));
     world.send(client, get(A));

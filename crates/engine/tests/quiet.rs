@@ -277,7 +277,7 @@ fn peaks_leave_nothing_behind() {
     let set = redis(&format!("SET a {value}")) + &redis("MGET a e i") + "*2\r\n$3\r\nGET\r\n";
     let mut clients = Vec::new();
     for _ in 0..5000 {
-        let client = world.engine.handle_accepted(0, Admission::Welcome, world.now);
+        let client = world.engine.handle_accepted(0, Admission::Welcome, 1, world.now);
         world.engine.handle_received(client, set.as_bytes(), world.now);
         clients.push(client);
     }

@@ -27,6 +27,8 @@ pub struct Segments {
     layout: Layout,
     /// Slots that there is room for.
     slots_max: u32,
+    /// Device and inode of the memfd.
+    memory: Option<(u64, u64)>,
 }
 
 /// Who writes to a slot. All zero while nobody ever did.
@@ -64,7 +66,8 @@ impl Segments {
         ftruncate(&fd, words as u64 * 8)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Mapping::shared(fd.as_fd(), words)?;
-        Ok((fd, Self::initialized(mapping, layout, SLOTS_MAX)))
+        let memory = Some(memory(&fd)?);
+        Ok((fd, Self { memory, ..Self::initialized(mapping, layout, SLOTS_MAX) }))
     }
 
     /// Opens what [`create`](Self::create) made for the same layout, and refuses everything else.
@@ -89,7 +92,12 @@ impl Segments {
             return Err(invalid("metrics segments have another size than the configuration needs"));
         }
         let mapping = Mapping::shared(fd.as_fd(), words)?;
-        Ok(Self { mapping: Arc::new(mapping), layout: layout.clone(), slots_max: SLOTS_MAX })
+        Ok(Self {
+            mapping: Arc::new(mapping),
+            layout: layout.clone(),
+            slots_max: SLOTS_MAX,
+            memory: Some(memory(&fd)?),
+        })
     }
 
     /// Segments that only this process can see, of so many slots, all used.
@@ -101,10 +109,16 @@ impl Segments {
     }
 
     fn initialized(mapping: Mapping, layout: &Layout, slots_max: u32) -> Self {
-        let segments = Self { mapping: Arc::new(mapping), layout: layout.clone(), slots_max };
+        let mapping = Arc::new(mapping);
+        let segments = Self { mapping, layout: layout.clone(), slots_max, memory: None };
         segments.common()[common::MAGIC].store(MAGIC, Relaxed);
         segments.common()[common::FINGERPRINT].store(layout.fingerprint(), Relaxed);
         segments
+    }
+
+    /// Whether both are the same memfd.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.memory.is_some() && self.memory == other.memory
     }
 
     /// From now on the slot, and all below it, count for sums. The master calls it before it starts
@@ -301,6 +315,11 @@ impl Segments {
     }
 }
 
+fn memory(fd: impl AsFd) -> io::Result<(u64, u64)> {
+    let stat = fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
 /// Words of the whole memfd.
 fn words(layout: &Layout) -> io::Result<usize> {
     layout
@@ -382,6 +401,8 @@ mod tests {
         segments.use_slot(0);
         let other = Segments::open(&fd, &layout).unwrap();
         assert_eq!(other.slots(), 2);
+        assert!(other.is_same(&segments));
+        assert!(!other.is_same(&Segments::create(&layout).unwrap().1));
         let (pool, server) = (layout.pool(0), layout.server(1, 0));
         other.sum_pool_counter(pool, PoolCounter::Requests);
         other.sum_server_latency(server);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Setup};
+use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup};
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
 use crate::clock::{Clock, Event};
@@ -67,11 +67,10 @@ impl Gateway {
     pub(crate) fn new(id: u32, count: u32, snapshot: &Snapshot, fabric: &mut Fabric) -> Self {
         let metrics = Writer::in_memory(snapshot);
         let engine = Engine::new(Setup {
-            snapshot,
+            plan: Plan::whole(snapshot, id, count),
             metrics: metrics.clone(),
             seed: fabric.random.next(),
             slot: id,
-            workers: count,
             identity: Identity { version: "0.0.0", process_id: 1 },
             now: fabric.clock.time(),
         });
@@ -164,7 +163,8 @@ impl Gateway {
         let now = fabric.clock.time();
         match input {
             Input::Accept { conn, pool, admission } => {
-                let token = self.engine.handle_accepted(pool, admission, now).token();
+                let token =
+                    self.engine.handle_accepted(pool, admission, u64::from(conn) + 1, now).token();
                 fabric.network.name(conn, token);
                 let socket =
                     Socket { conn: Some(conn), paused: false, write_blocked: false, ended: false };
@@ -204,7 +204,7 @@ impl Gateway {
                     self.engine.handle_closed(ConnId::from_token(token), reason, now);
                 }
             }
-            Input::Hold { pool, version } => self.engine.handle_hold(pool, version, now),
+            Input::Hold { pool, version } => self.engine.handle_hold(pool, version, 0, now),
             Input::Release { pool, version, live } => {
                 let at = fabric.clock.now();
                 fabric.oracle.rings.released(pool, self.id, version, &live, at);
@@ -316,7 +316,10 @@ impl Gateway {
                 }
                 Action::Eject { pool, server, .. } => wishes.push(Wish::Eject { pool, server }),
                 Action::Readmit { pool, server } => wishes.push(Wish::Readmit { pool, server }),
-                Action::Pressed { .. }
+                Action::Prepared { .. }
+                | Action::Paused { .. }
+                | Action::HandOff { .. }
+                | Action::Pressed { .. }
                 | Action::Shed { .. }
                 | Action::ServerFailing { .. }
                 | Action::ServerRecovered { .. } => {}

@@ -341,10 +341,13 @@ mod tests {
     }
 
     #[test]
-    fn who_retires_is_watched_on() {
+    fn who_retires_has_to_beat_and_if_it_does_not_is_not_followed() {
         let (mut slot, now) = serving();
         slot.retire(now + Duration::from_secs(3600));
         assert_eq!(slot.beats_since(), Some(now));
+        slot.aborted(now);
+        assert_eq!(slot.poll(now + ABORT_GRACE), Some(Order::Kill));
+        assert_eq!(slot.died(now + ABORT_GRACE), None);
     }
 
     fn serving() -> (Slot, Instant) {

@@ -1,9 +1,10 @@
 //! A driver with a handler that writes down what it is told, and peers made of ordinary sockets.
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, unused_macros, reason = "each test file uses its own part")]
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,6 +12,27 @@ use std::time::{Duration, Instant};
 use cashew_driver::{
     Address, CloseKind, Driver, EpollDriver, Handler, Refusal, Token, UringDriver,
 };
+
+/// Tests that every driver passes.
+macro_rules! contract {
+    ($($name:ident)*) => {
+        mod epoll {
+            $(#[test]
+            fn $name() {
+                super::$name(crate::bench::epoll_driver);
+            })*
+        }
+
+        mod uring {
+            $(#[test]
+            fn $name() {
+                if crate::bench::has_uring() {
+                    super::$name(crate::bench::uring_driver);
+                }
+            })*
+        }
+    };
+}
 
 /// Longer than anything here takes, on a machine that is busy with something else.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,6 +46,7 @@ pub(crate) enum Event {
     Received(Token),
     ReadClosed(Token),
     Closed(Token, CloseKind),
+    Detached(Token),
     Readable(u32),
 }
 
@@ -65,6 +88,8 @@ pub(crate) struct Recorder {
     /// Accepts nobody.
     pub(crate) is_full: bool,
     pub(crate) events: Vec<Event>,
+    /// Sockets the driver has let go of.
+    pub(crate) detached: HashMap<Token, OwnedFd>,
     /// How often accepting was blocked.
     pub(crate) blocked: usize,
     pub(crate) woken: usize,
@@ -115,6 +140,7 @@ impl Recorder {
                 | Event::Connected(of)
                 | Event::Received(of)
                 | Event::ReadClosed(of)
+                | Event::Detached(of)
                 | Event::Closed(of, _) => *of == conn,
                 Event::Readable(_) => false,
             })
@@ -166,6 +192,11 @@ impl Handler for Recorder {
         let received_at = self.received_at.get(&conn);
         assert!(received_at.is_none_or(|at| *at < self.woken), "the end has a tick of its own");
         self.events.push(Event::ReadClosed(conn));
+    }
+
+    fn detached(&mut self, conn: Token, socket: OwnedFd) {
+        self.events.push(Event::Detached(conn));
+        assert!(self.detached.insert(conn, socket).is_none(), "it is let go of once");
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {
@@ -289,6 +320,35 @@ impl<D: Driver> Bench<D> {
         self.recorder.output.entry(conn).or_default().push_back(bytes.into());
     }
 
+    /// Lets go of a connection. `None` if it ended.
+    #[track_caller]
+    pub(crate) fn detach(&mut self, conn: Token) -> Option<OwnedFd> {
+        self.driver.detach(conn);
+        self.until(|recorder| {
+            recorder.has(Event::Detached(conn)) || recorder.close_kind(conn).is_some()
+        });
+        self.recorder.detached.remove(&conn)
+    }
+
+    /// Hands a connection over to another driver, under its token and with its unsent output.
+    #[track_caller]
+    pub(crate) fn hand_over<E: Driver>(&mut self, conn: Token, to: &mut Bench<E>) {
+        let socket = self.detach(conn).expect("it has not ended");
+        self.recorder.events.retain(|event| *event != Event::Detached(conn));
+        if let Some(received) = self.recorder.received.remove(&conn) {
+            to.recorder.received.entry(conn).or_default().extend(received);
+        }
+        if let Some(output) = self.recorder.output.remove(&conn) {
+            to.recorder.output.insert(conn, output);
+        }
+        if let Some(written) = self.recorder.written.remove(&conn) {
+            to.recorder.written.insert(conn, written);
+        }
+        self.recorder.received_at.remove(&conn);
+        to.driver.adopt(conn, socket).expect("it is a good socket");
+        to.flush(conn);
+    }
+
     /// Connects, and returns why not in whichever way it is said.
     pub(crate) fn connect(&mut self, conn: Token, address: &Address) -> Option<CloseKind> {
         if let Err(why) = self.driver.connect(conn, address) {
@@ -300,6 +360,11 @@ impl<D: Driver> Bench<D> {
         self.until(is_over);
         self.recorder.close_kind(conn)
     }
+}
+
+/// Closes in a way that the other side takes for a reset.
+pub(crate) fn reset(peer: TcpStream) {
+    rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
 }
 
 /// A path for a Unix socket that nobody else uses; removed with the value.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::IoSlice;
 
 use cashew_config::{Context, Snapshot};
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Setup, Time};
+use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup, Time};
 use cashew_metrics::Writer;
 
 /// The configuration in `yaml`, a flat file.
@@ -53,6 +53,8 @@ pub(crate) struct World {
     received: HashMap<ConnId, Vec<u8>>,
     /// Connections whose peers do not read.
     pub(crate) stuck: Vec<ConnId>,
+    /// Clients that have come.
+    ids: u64,
 }
 
 impl World {
@@ -60,11 +62,10 @@ impl World {
         let now = Time::from_micros(1);
         let metrics = Writer::in_memory(snapshot);
         let engine = Engine::new(Setup {
-            snapshot,
+            plan: Plan::whole(snapshot, 0, 1),
             metrics: metrics.clone(),
             seed: 7,
             slot: 0,
-            workers: 1,
             identity: Identity { version: "0.0.0", process_id: 1 },
             now,
         });
@@ -79,6 +80,7 @@ impl World {
             paused: Vec::new(),
             received: HashMap::new(),
             stuck: Vec::new(),
+            ids: 0,
         };
         world.tick();
         world
@@ -170,7 +172,8 @@ impl World {
     }
 
     pub(crate) fn client_of(&mut self, pool: u32) -> ConnId {
-        let conn = self.engine.handle_accepted(pool, Admission::Welcome, self.now);
+        self.ids += 1;
+        let conn = self.engine.handle_accepted(pool, Admission::Welcome, self.ids, self.now);
         self.tick();
         conn
     }

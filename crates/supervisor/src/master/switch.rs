@@ -193,9 +193,7 @@ impl Master {
         {
             raise_open_files(wanted);
         }
-        if old.worker_heartbeat_timeout_ms != new.worker_heartbeat_timeout_ms {
-            self.watchdog.set_timeout(new.worker_heartbeat_timeout_ms, now);
-        }
+        self.watchdog.set_timeout(new.worker_heartbeat_timeout_ms, now);
         let outbox_max = self.outbox_max();
         for running in self.members.values_mut().filter_map(|member| member.running.as_mut()) {
             running.set_outbox_max(outbox_max);

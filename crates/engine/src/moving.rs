@@ -1,0 +1,291 @@
+//! Clients that go to another process, and those that come from one.
+//!
+//! A client that is told to leave has nothing more dispatched, so that it comes to rest: it is owed
+//! no answer and is not in the middle of an upload. Then the driver is to let go of its connection,
+//! and it is exported with what it has sent and what it has not been sent yet. The start of a
+//! request is parsed again where it goes to, from its first byte.
+
+use cashew_metrics::PoolGauge;
+
+use crate::action::Action;
+use crate::client::{Client, Departure, Dirty, Session, State};
+use crate::engine::{Engine, shrink};
+use crate::id::ConnId;
+use crate::slab::NONE;
+use crate::time::Time;
+
+/// When all leave, so many at most are on their way out at once: they are served by nobody
+/// meanwhile, and whoever takes them takes one after the other.
+const DEPARTING_MAX: usize = 256;
+/// Clients that one call of [`Engine::leave_share`] picks.
+const SHARE_CLIENTS_MAX: usize = 256;
+
+/// What a client and this process have agreed on, as far as it holds elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionParts {
+    /// As CLIENT ID tells it.
+    pub id: u64,
+    pub authenticated: bool,
+    /// Set by CLIENT SETNAME.
+    pub name: Option<Vec<u8>>,
+    /// Bytes to come that belong to a request refused already.
+    pub swallow: u64,
+}
+
+/// A client that is no longer here, but for its socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    pub pool: u32,
+    pub parts: SessionParts,
+    /// Received and not consumed.
+    pub input: Vec<u8>,
+    /// To be written before anything else.
+    pub output: Vec<u8>,
+}
+
+/// Who is leaving.
+#[derive(Default)]
+pub(crate) struct Moving {
+    /// All are to leave, those too who come yet.
+    all: bool,
+    /// Clients that are to be told when others are gone.
+    next: Vec<ConnId>,
+    /// Clients that were told and are not at rest yet.
+    departing: Vec<ConnId>,
+    /// Clients of which the driver is to let go.
+    handed_off: usize,
+    /// Somebody waits only for the end of the tick.
+    is_pressing: bool,
+}
+
+impl Moving {
+    /// Whether [`Engine::settle`] is to be called again at once.
+    #[inline]
+    pub(crate) fn is_pressing(&self) -> bool {
+        self.is_pressing
+    }
+
+    /// Whether there is anybody to look after.
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        !(self.departing.is_empty() && self.next.is_empty())
+    }
+
+    /// A client of which the driver was to let go is gone.
+    pub(crate) fn forget_handed_off(&mut self) {
+        self.handed_off -= 1;
+    }
+}
+
+impl Engine {
+    /// The client is to go to another process: nothing more of it is dispatched, and
+    /// [`Action::HandOff`] follows when it is at rest. One that is about to be closed stays.
+    pub fn handle_leave(&mut self, conn: ConnId, now: Time) {
+        self.now = now;
+        if !conn.is_lane() && self.clients.is_current(conn.index(), conn.generation()) {
+            self.leave(conn.index());
+        }
+    }
+
+    /// The client need not leave after all, unless it has been handed off.
+    pub fn handle_stay(&mut self, conn: ConnId) {
+        if conn.is_lane() || !self.clients.is_current(conn.index(), conn.generation()) {
+            return;
+        }
+        let client = &mut self.clients[conn.index()];
+        if client.departure == Departure::Asked {
+            client.departure = Departure::No;
+            self.unblock(conn.index());
+        }
+    }
+
+    /// Every client is to leave, and who comes later too. See [`Engine::handle_leave`].
+    pub fn leave_all(&mut self, now: Time) {
+        self.now = now;
+        self.moving.all = true;
+        self.moving.next =
+            self.clients.indices().map(|index| self.client_conn(index)).collect::<Vec<ConnId>>();
+    }
+
+    /// Takes [`Engine::leave_all`] back, and all that was told to leave, but for those who have been
+    /// handed off already.
+    pub fn stay_all(&mut self, now: Time) {
+        self.now = now;
+        self.moving.all = false;
+        self.moving.is_pressing = false;
+        self.moving.next = Vec::new();
+        for conn in std::mem::take(&mut self.moving.departing) {
+            self.handle_stay(conn);
+        }
+    }
+
+    /// Whether all were to leave and nobody is left.
+    pub fn is_left(&self) -> bool {
+        self.moving.all && self.clients.len() == 0
+    }
+
+    /// Tells clients to leave that together made at most this share of the requests lately: since
+    /// the last call, or in the last seconds. Those who ask most come first, as far as they fit.
+    /// Returns how many leave.
+    pub fn leave_share(&mut self, permille: u32, now: Time) -> usize {
+        self.now = now;
+        let mut total = 0;
+        let mut movable = Vec::new();
+        for index in self.clients.indices().collect::<Vec<u32>>() {
+            let client = &mut self.clients[index];
+            let is_owed = client.head != NONE;
+            let asked = self.crowd.take_count(&mut client.asked_in, &mut client.asked, is_owed);
+            total += u64::from(asked);
+            if asked > 0 && client.departure == Departure::No && client.state != State::Closing {
+                movable.push((asked, index));
+            }
+        }
+        let mut budget = total * u64::from(permille.min(1000)) / 1000;
+        movable.sort_unstable_by(|a, b| b.cmp(a));
+        let mut count = 0;
+        for (asked, index) in movable {
+            if count < SHARE_CLIENTS_MAX && u64::from(asked) <= budget {
+                budget -= u64::from(asked);
+                count += 1;
+                self.leave(index);
+            }
+        }
+        count
+    }
+
+    fn leave(&mut self, index: u32) {
+        let client = &mut self.clients[index];
+        if client.departure != Departure::No || client.state == State::Closing {
+            return;
+        }
+        client.departure = Departure::Asked;
+        if client.state == State::Open {
+            self.pause(index);
+        }
+        let conn = self.client_conn(index);
+        self.moving.departing.push(conn);
+    }
+
+    /// Somebody new.
+    pub(crate) fn leave_new(&mut self, index: u32) {
+        if self.moving.all {
+            let conn = self.client_conn(index);
+            self.moving.next.push(conn);
+        }
+    }
+
+    /// Hands off who has come to rest; for the end of a tick.
+    #[cold]
+    pub(crate) fn tend_departing(&mut self) {
+        self.moving.is_pressing = false;
+        let mut departing = std::mem::take(&mut self.moving.departing);
+        departing.retain(|&conn| !self.depart(conn));
+        departing.append(&mut self.moving.departing);
+        self.moving.departing = departing;
+        shrink(&mut self.moving.departing);
+        for _ in self.moving.handed_off..DEPARTING_MAX {
+            let Some(conn) = self.moving.next.pop() else { break };
+            if self.clients.is_current(conn.index(), conn.generation()) {
+                self.leave(conn.index());
+                self.moving.is_pressing = true;
+            }
+        }
+    }
+
+    /// Hands the client off if it is at rest. Returns whether it need not be looked at again.
+    fn depart(&mut self, conn: ConnId) -> bool {
+        let index = conn.index();
+        let Some(client) = self.clients.get(index, conn.generation()) else { return true };
+        if client.departure != Departure::Asked || client.state == State::Closing {
+            return true;
+        }
+        if client.head != NONE || client.state == State::Uploading {
+            return false;
+        }
+        // What it is answered goes by the next write, as a rule; it would take longer elsewhere.
+        if client.dirty != Dirty::No {
+            self.moving.is_pressing = true;
+            return false;
+        }
+        self.pause(index);
+        self.clients[index].departure = Departure::HandedOff;
+        self.moving.handed_off += 1;
+        self.actions.push_back(Action::HandOff { conn });
+        true
+    }
+
+    /// Takes a client that was handed off out of here, now that the driver has let go of its
+    /// connection; `None` if it is gone. Whoever is told to may still take it in, here too.
+    pub fn export(&mut self, conn: ConnId, now: Time) -> Option<Export> {
+        self.now = now;
+        let client = self.clients.get(conn.index(), conn.generation())?;
+        if client.departure != Departure::HandedOff {
+            return None;
+        }
+        debug_assert!(client.head == NONE && client.state == State::Open, "it is at rest");
+        self.unpark(conn.index());
+        let mut client = self.clients.remove(conn.index());
+        self.moving.forget_handed_off();
+        let output = client.output.to_vec();
+        client.output.clear(&mut self.bufs);
+        self.bufs.discharge(client.input.capacity());
+        let pool = &mut self.pools[client.pool as usize];
+        pool.clients -= 1;
+        // Its place moves with it.
+        pool.places_taken -= u64::from(client.has_place);
+        self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
+        let Session { id, authenticated, name, .. } = client.session;
+        let name = name.map(Vec::from);
+        let parts = SessionParts { id, authenticated, name, swallow: client.swallow };
+        Some(Export { pool: client.pool, parts, input: client.input, output })
+    }
+
+    /// A client comes from another process, where it was welcome. Returns the id of the connection, which the driver is
+    /// to be given before the next [`Engine::settle`].
+    pub fn handle_adopted(
+        &mut self,
+        pool: u32,
+        parts: SessionParts,
+        input: Vec<u8>,
+        output: Vec<u8>,
+        now: Time,
+    ) -> ConnId {
+        self.now = now;
+        self.clients_seen += 1;
+        let SessionParts { id, authenticated, name, swallow } = parts;
+        let config = &mut self.pools[pool as usize];
+        let session = Session {
+            id,
+            protocol: config.protocol,
+            authenticated: authenticated || config.auth.is_none(),
+            name: name.map(Vec::into_boxed_slice),
+        };
+        config.clients += 1;
+        config.places_taken += 1;
+        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
+        let mut client = Client::new(pool, self.clients_seen as u32, session);
+        client.has_place = true;
+        client.swallow = swallow;
+        self.bufs.charge(output.capacity());
+        client.output.push_buf(output, &mut self.bufs);
+        self.bufs.charge(input.capacity());
+        client.input = input;
+        let (is_asking, is_owed) = (!client.input.is_empty(), !client.output.is_empty());
+        let (index, generation) = self.clients.insert(client);
+        self.leave_new(index);
+        if is_owed {
+            self.mark_client(index);
+        }
+        if self.draining {
+            self.finish(index);
+        } else {
+            self.throttle_new(index);
+            if is_asking {
+                // What it asked is looked at in its turn.
+                self.pause(index);
+                self.unblock(index);
+            }
+        }
+        ConnId::client(index, generation)
+    }
+}

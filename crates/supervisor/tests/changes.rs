@@ -1,0 +1,291 @@
+//! An instance that changes while it serves: other configurations, more and fewer workers, sessions
+//! that move. With real processes, of which only the master is real.
+
+mod fake;
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use fake::{Config, Guest, Instance, fake_processes, free_address, is_alive, kill, wait_until};
+use rustix::process::Signal;
+
+fake_processes!();
+
+#[test]
+fn all_workers_and_the_admin_go_on_by_another_configuration() {
+    let instance = Instance::new("reload-admin").start();
+    let mut guests: Vec<Guest> = (0..8).map(|_| instance.stay()).collect();
+    let before: Vec<u32> = guests.iter_mut().map(Guest::pid).collect();
+    let config = Config { servers: vec!["a", "b", "c"], ..instance.config() };
+    instance.reload(&config);
+    assert_eq!(instance.places(2), ["epoch 2, 0 of 2", "epoch 2, 1 of 2"]);
+    assert_eq!(instance.live(2), ["111"]);
+    let after: Vec<u32> = guests.iter_mut().map(Guest::pid).collect();
+    assert_eq!(after, before);
+    wait_until(|| fs::read_to_string(instance.path("admin-epoch")).is_ok_and(|it| it == "2"));
+
+    instance.reload(&config);
+    assert!(instance.log().contains("the configuration is the one in effect already"));
+    assert_eq!(instance.places(2), ["epoch 2, 0 of 2", "epoch 2, 1 of 2"]);
+}
+
+#[test]
+fn what_is_ejected_stays_ejected_and_the_next_worker_knows() {
+    let instance = Instance::new("carry-rings").start();
+    assert_eq!(instance.ask("down 1"), "ok");
+    wait_until(|| instance.live(2) == ["10"]);
+    instance.reload(&Config { servers: vec!["a", "b", "c"], ..instance.config() });
+    assert_eq!(instance.live(2), ["101"]);
+    kill_and_wait(&instance);
+    assert_eq!(instance.live(2), ["101"]);
+    assert_eq!(instance.places(2), ["epoch 2, 0 of 2", "epoch 2, 1 of 2"]);
+    assert_eq!(instance.ask("up 1"), "ok");
+    wait_until(|| instance.live(2) == ["111"]);
+}
+
+#[test]
+fn what_cannot_take_effect_leaves_everything_as_it_is() {
+    let instance = Instance::new("abort");
+    let config = Config { pools: Vec::new(), ..instance.config() };
+    let instance = instance.start_with(&config);
+    let unchanged = ["epoch 1, 0 of 2", "epoch 1, 1 of 2"];
+    let other = free_address();
+    let fails = |config: &Config, why: &str| {
+        instance.reload(config);
+        assert!(instance.log().contains(why), "{why}");
+        assert_eq!(instance.places(2), unchanged);
+    };
+
+    fs::write(instance.path("cashew.yml"), "pools: 7").unwrap();
+    instance.signal(Signal::HUP);
+    wait_until(|| instance.log().contains("the configuration stays as it is"));
+
+    let with = |name| Config { pools: vec![(name, other.to_string())], ..config.clone() };
+    fails(&with("refused"), "worker 1 refuses it: it is too hard");
+    assert!(TcpStream::connect(other).is_err(), "what was bound is closed again");
+
+    fails(&with("deadly"), "worker 1 died meanwhile");
+    assert!(TcpStream::connect(other).is_err());
+
+    let theirs = TcpListener::bind(other).unwrap();
+    fails(&with("second"), "pool 'second': cannot listen on");
+    drop(theirs);
+
+    fails(&Config { workers: 0, ..config.clone() }, "worker_processes cannot change from 2 to 0");
+
+    instance.reload(&with("second"));
+    assert_eq!(instance.places(2), ["epoch 4, 0 of 2", "epoch 4, 1 of 2"]);
+    TcpStream::connect(other).unwrap();
+}
+
+#[test]
+fn addresses_come_go_and_move() {
+    let mut instance = Instance::new("addresses").start();
+    let mut guest = instance.stay();
+    let before = instance.address;
+    let path = instance.path("socket");
+    assert!(path.exists());
+    instance.address = free_address();
+    // The address of one pool becomes that of another, which takes the guest along by its name.
+    let pools = vec![("third", before.to_string())];
+    instance.reload(&Config { pools, ..instance.config() });
+    assert!(!path.exists(), "nobody is to find it");
+    assert_eq!(instance.places(2).len(), 2);
+    guest.pid();
+    TcpStream::connect(before).unwrap();
+    instance.reload(&Config { pools: Vec::new(), ..instance.config() });
+    wait_until(|| TcpStream::connect(before).is_err());
+    guest.pid();
+    assert_eq!(instance.places(2).len(), 2);
+}
+
+#[test]
+fn workers_come_and_go_without_anybody_noticing() {
+    let instance = Instance::new("resize");
+    let same = instance.config();
+    let config = |workers| Config { workers, ..same.clone() };
+    let instance = instance.start_with(&config(4));
+    let mut guests: Vec<Guest> = (0..40).map(|_| instance.stay()).collect();
+    let (stop, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    instance.pid();
+                    asked.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        for workers in [1, 3, 2, 4, 1, 2] {
+            instance.reload(&config(workers));
+            let places = (0..workers).map(|rank| format!("{rank} of {workers}"));
+            let places: Vec<String> = places.collect();
+            wait_until(|| {
+                let found = instance.places(workers as usize);
+                found.iter().zip(&places).all(|(found, place)| found.ends_with(place))
+            });
+            let served: Vec<u32> = guests.iter_mut().map(Guest::pid).collect();
+            let current = instance.workers(workers as usize);
+            wait_until(|| guests.iter_mut().all(|guest| current.contains(&guest.pid())));
+            assert_eq!(served.len(), 40);
+        }
+        stop.store(true, Relaxed);
+    });
+    assert!(asked.load(Relaxed) > 100);
+    assert_eq!(instance.ask("taken"), "40");
+    let retired = instance.log().matches("has stopped").count();
+    assert_eq!(retired, 3 + 1 + 3);
+    assert!(!instance.log().contains("ERROR"));
+}
+
+#[test]
+fn fifty_reloads_in_two_seconds() {
+    let instance = Instance::new("flood").start();
+    let configs = [vec!["a"], vec!["a", "b", "c"]];
+    let configs = configs.map(|servers| Config { servers, ..instance.config() });
+    let stop = AtomicBool::new(false);
+    scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                instance.pid();
+            }
+        });
+        let mut guest = instance.stay();
+        let begin = Instant::now();
+        for round in 0..50 {
+            configs[round % 2].write(&instance.directory);
+            instance.signal(Signal::HUP);
+            guest.pid();
+            let due = Duration::from_millis(40) * (round as u32 + 1);
+            sleep(due.saturating_sub(begin.elapsed()));
+        }
+        wait_until(|| instance.live(2) == ["111"]);
+        stop.store(true, Relaxed);
+    });
+    let log = instance.log();
+    let epochs = log.matches("is in effect").count();
+    eprintln!("{epochs} epochs");
+    assert!(epochs > 10 && !log.contains("ERROR"));
+}
+
+#[test]
+fn workers_that_die_all_the_time_stop_no_reload() {
+    let instance = Instance::new("dying-reloads").start();
+    let configs = [vec!["a"], vec!["a", "b", "c"]];
+    let configs = configs.map(|servers| Config { servers, ..instance.config() });
+    for round in 0..12 {
+        configs[round % 2].write(&instance.directory);
+        instance.signal(Signal::HUP);
+        kill(instance.pid(), Signal::KILL);
+    }
+    instance.reload(&Config { servers: vec!["a", "b", "c", "d"], ..instance.config() });
+    wait_until(|| {
+        instance.signal(Signal::HUP);
+        instance.live(2) == ["1111"]
+    });
+}
+
+#[test]
+fn what_only_new_processes_take_on_comes_with_new_processes() {
+    let instance = Instance::new("renewal").start();
+    let mut guests: Vec<Guest> = (0..10).map(|_| instance.stay()).collect();
+    let before = instance.workers(2);
+    let global = "  io_engine: epoll\n".into();
+    instance.reload(&Config { global, ..instance.config() });
+    wait_until(|| before.iter().all(|&pid| !is_alive(pid)));
+    let after = instance.workers(2);
+    assert!(guests.iter_mut().all(|guest| after.contains(&guest.pid())));
+    assert_eq!(instance.places(2), ["epoch 2, 0 of 2", "epoch 2, 1 of 2"]);
+    assert!(!instance.log().contains("ERROR"));
+}
+
+#[test]
+fn numbers_are_carried_to_another_layout() {
+    let instance = Instance::new("numbers").start();
+    let config = |workers, servers| Config { workers, servers, ..instance.config() };
+    let count = || instance.ask("requests").parse::<u64>().unwrap();
+    let before = count();
+    assert!(before >= 1);
+    instance.reload(&config(2, vec!["a", "x", "y"]));
+    let carried = count();
+    assert!(carried > before, "{carried}");
+    // Those of a worker that is gone stay too.
+    instance.reload(&config(1, vec!["a", "x", "y"]));
+    wait_until(|| instance.log().contains("has stopped"));
+    let carried = count();
+    instance.reload(&config(1, vec!["a"]));
+    assert_eq!(count(), carried + 1);
+}
+
+#[test]
+fn clients_of_the_dead_are_counted_off() {
+    let instance = Instance::new("quotas").start();
+    let mut guests: Vec<Guest> = (0..12).map(|_| instance.stay()).collect();
+    assert_eq!(instance.ask("taken"), "12");
+    let killed = guests[0].pid();
+    let lost = guests.iter_mut().filter_map(|it| (it.pid() == killed).then_some(())).count();
+    kill(killed, Signal::KILL);
+    wait_until(|| instance.ask("taken") == (12 - lost).to_string());
+}
+
+#[test]
+fn the_busiest_worker_sheds_to_the_other() {
+    let instance = Instance::new("rebalance").start();
+    let mut guests: Vec<Guest> = (0..20).map(|_| instance.stay()).collect();
+    let busy = guests[0].pid();
+    let had = guests.iter_mut().filter_map(|it| (it.pid() == busy).then_some(())).count();
+    wait_until(|| instance.ask(&format!("busy {busy} 900")) == "ok");
+    wait_until(|| instance.log().contains("of its load to worker"));
+    wait_until(|| {
+        guests.iter_mut().filter_map(|it| (it.pid() == busy).then_some(())).count() < had
+    });
+    assert_eq!(instance.ask("taken"), "20");
+}
+
+#[test]
+fn an_admin_that_refuses_is_started_anew_and_stops_nothing() {
+    let instance = Instance::new("refusing-admin").start();
+    let admin = instance.admin();
+    instance.reload(&Config { servers: vec!["a"], ..instance.config() });
+    assert_eq!(instance.places(2), ["epoch 2, 0 of 2", "epoch 2, 1 of 2"]);
+    wait_until(|| instance.admin() != admin);
+    assert!(instance.log().contains("started anew: no room for it"));
+}
+
+#[test]
+fn an_instance_stops_in_the_middle_of_a_reload() {
+    let mut instance = Instance::new("stop-reload").start();
+    let pools = vec![("endless", "endless".to_owned())];
+    Config { pools, ..instance.config() }.write(&instance.directory);
+    instance.signal(Signal::HUP);
+    wait_until(|| instance.path("endless").exists());
+    assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
+    assert!(!instance.path("endless").exists());
+}
+
+#[test]
+fn one_process_reloads_too() {
+    let instance = Instance::new("threads-reload").start();
+    let mut guest = instance.stay();
+    let config = Config { workers: 0, servers: vec!["a", "b", "c"], ..instance.config() };
+    instance.reload(&config);
+    assert_eq!(instance.live(1), ["111"]);
+    guest.pid();
+    instance.reload(&Config { workers: 2, ..config.clone() });
+    assert!(instance.log().contains("worker_processes cannot change from 0 to 2"));
+    let global = "  io_engine: epoll\n".into();
+    instance.reload(&Config { global, ..config });
+    wait_until(|| instance.log().contains("worker 0 (a thread) has stopped"));
+    guest.pid();
+    assert_eq!(instance.places(1), ["epoch 3, 0 of 1"]);
+}
+
+/// Kills a worker and waits for the next.
+fn kill_and_wait(instance: &Instance) {
+    let before = instance.workers(2);
+    kill(before[0], Signal::KILL);
+    wait_until(|| instance.workers(2).iter().any(|pid| !before.contains(pid)));
+}
