@@ -81,9 +81,9 @@ fn an_instance_tells_how_it_is_and_what_would_change() {
         let place = Place::new(&format!("operators-{workers}"));
         place.configure(workers);
         let file = place.file("cashew.yml");
-        let _master = Running(place.command().stderr(Stdio::null()).spawn().unwrap());
+        let master = Running(place.command().stderr(Stdio::null()).spawn().unwrap());
         wait_until(|| Path::new(&place.file("pid")).exists());
-        let pid = fs::read_to_string(place.file("pid")).unwrap().trim().to_owned();
+        let pid = master.0.id();
 
         let told = stdout(&cashew(&["status", "-c", &file]));
         assert!(told.contains(" serving for "), "{told}");
@@ -114,6 +114,33 @@ fn an_instance_tells_how_it_is_and_what_would_change() {
         assert!(told.contains("epoch 1, ") && told.contains("\nlast reload: "), "{told}");
         assert!(told.contains(", failed: "), "{told}");
     }
+}
+
+#[test]
+fn an_instance_is_reloaded() {
+    let place = Place::new("reload");
+    place.configure(1);
+    let file = place.file("cashew.yml");
+    let mut master = Running(place.command().stderr(Stdio::null()).spawn().unwrap());
+    wait_until(|| Path::new(&place.file("pid")).exists());
+    let mut client = TcpStream::connect(place.address).unwrap();
+    let (text, control) = (fs::read_to_string(&file).unwrap(), place.file("control"));
+    let more = format!("worker_processes: 2\n  control_socket: {control}");
+    fs::write(&file, text.replace("worker_processes: 1", &more)).unwrap();
+    let told = stdout(&cashew(&["reload", "-c", &file]));
+    let change = format!("\ncontrol_socket: none -> {control}\n");
+    assert!(told.starts_with("worker_processes: 1 -> 2\n") && told.contains(&change), "{told}");
+    assert!(told.ends_with("\nepoch 2 serves\n"), "{told}");
+    // It is heard at the new place.
+    let told = stdout(&cashew(&["status", "--control", &control]));
+    assert!(told.contains(", epoch 2, ") && told.contains(", done\n"), "{told}");
+    assert_eq!(stdout(&cashew(&["reload", "-c", &file])), "nothing changes\nepoch 2 serves\n");
+    client.write_all(b"nonsense\r\n").unwrap();
+    client.read_exact(&mut [0; 7]).unwrap();
+    assert!(Path::new(&place.file("pid")).exists(), "it is kept");
+    kill(master.0.id(), Signal::TERM);
+    assert_eq!(master.0.wait().unwrap().code(), Some(0));
+    assert!(!Path::new(&place.file("pid")).exists() && !Path::new(&control).exists());
 }
 
 #[test]
@@ -169,10 +196,10 @@ fn sockets_that_are_open_already_are_used() {
     let mut master = Running(command().stderr(Stdio::null()).spawn().unwrap());
     wait_until(|| Path::new(&place.file("pid")).exists());
     early.set_read_timeout(Some(PATIENCE)).unwrap();
-    early.write_all(b"version\r\n").unwrap();
-    let mut reply = [0; 8];
+    early.write_all(b"nonsense\r\n").unwrap();
+    let mut reply = [0; 7];
     early.read_exact(&mut reply).unwrap();
-    assert_eq!(&reply, b"VERSION ");
+    assert_eq!(&reply, b"ERROR\r\n");
     kill(master.0.id(), Signal::TERM);
     assert_eq!(master.0.wait().unwrap().code(), Some(0));
 

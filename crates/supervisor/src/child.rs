@@ -61,7 +61,9 @@ impl Spawn {
                 // for the master alone.
                 command.stdin(Stdio::from(control)).process_group(0);
                 // What is said there is said to the master.
-                VARIABLES.iter().for_each(|variable| drop(command.env_remove(variable)));
+                for variable in VARIABLES {
+                    command.env_remove(variable);
+                }
                 spawn_process(command)
             }
             Self::Threads { worker, admin } => {
