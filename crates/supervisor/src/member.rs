@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Instant;
 
-use cashew_control::{MasterChannel, ReceiveError, SendError, Session, ToChild, ToMaster};
+use cashew_control::{MasterChannel, ReceiveError, SendError, ToChild, ToMaster};
 use rustix::process::Signal;
 use tracing::{error, warn};
 
@@ -159,13 +159,9 @@ impl Running {
         self.channel.is_some().then_some(self.outbox.len())
     }
 
-    /// The child, and the sessions that were not sent to it yet.
-    pub(crate) fn into_parts(self) -> (Child, Vec<(Session, Vec<Rc<OwnedFd>>)>) {
-        let session = |letter: Letter| match letter.message {
-            ToChild::Adopt { session } => Some((session, letter.descriptors)),
-            _ => None,
-        };
-        (self.child, self.outbox.into_iter().filter_map(session).collect())
+    /// The child, and what it has not been sent.
+    pub(crate) fn into_parts(self) -> (Child, VecDeque<Letter>) {
+        (self.child, self.outbox)
     }
 
     /// The channel while it is open, and whether there is mail to send.

@@ -31,7 +31,8 @@ enum Stage {
         /// Names are looked up for it, which takes as long as it takes.
         loading: Errand<Result<Loaded, String>>,
     },
-    /// Until no ring of a single pool is being changed.
+    /// Until no ring of a single pool is being changed, and nobody is dying who could still serve
+    /// by the old epoch when the others do not any more.
     Quieting { askers: Vec<Asker>, snapshot: Box<Snapshot> },
     /// The workers are being changed.
     Changing { askers: Vec<Asker> },
@@ -96,7 +97,9 @@ impl Master {
         }
         match std::mem::take(&mut self.reload.stage) {
             Stage::Idle if !self.reload.waiting.is_empty() => self.load(),
-            Stage::Quieting { askers, snapshot } if self.rings.is_quiet() => {
+            Stage::Quieting { askers, snapshot }
+                if self.rings.is_quiet() && !self.is_anybody_dying() =>
+            {
                 match self.prepare_next(*snapshot) {
                     Ok(next) => {
                         self.reload.stage = Stage::Changing { askers };
