@@ -85,6 +85,11 @@ pub(crate) struct Arguments {
     #[arg(long, hide = true)]
     pub(crate) report_on_stdin: bool,
 
+    /// Set by a master for the program that it becomes: standard input has what is taken over.
+    /// Other versions say it too, so it is not to be changed.
+    #[arg(long, hide = true)]
+    pub(crate) take_over: bool,
+
     #[command(subcommand)]
     pub(crate) command: Option<CommandArguments>,
 }
@@ -131,6 +136,10 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         started_at: u64,
     },
+    /// What a master asks of a program before it becomes that program. Other versions ask it too,
+    /// so it is not to be changed.
+    #[command(hide = true)]
+    Rehearse,
 }
 
 /// Which instance is meant.
@@ -272,7 +281,8 @@ mod tests {
     #[test]
     fn children_stay_hidden() {
         assert!(!Arguments::help().contains("worker --") && !Arguments::help().contains("admin"));
-        assert!(!Arguments::help().contains("stdin"));
+        assert!(!Arguments::help().contains("stdin") && !Arguments::help().contains("--take"));
+        assert!(!Arguments::help().contains("rehearse"));
         let child = parse("worker --slot 3 --log-level 5").unwrap().command;
         assert!(matches!(child, Some(CommandArguments::Worker { slot: 3, log_level: 5 })));
     }

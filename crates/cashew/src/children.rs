@@ -17,15 +17,15 @@ use crate::admin;
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 pub(crate) fn spawn_processes() -> Spawn {
-    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Spawn::Processes(Box::new(move |role, log_level| {
+    Spawn::Processes(Box::new(|role, log_level, started| {
+        let started_at = started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         // The running image, even when the file it came from has been replaced.
         let mut command = Command::new("/proc/self/exe");
         // So `ps` tells "cashew: worker --slot 0".
         command.arg0("cashew:");
         match role {
             Role::Worker { slot } => command.args(["worker", "--slot", &slot.to_string()]),
-            Role::Admin => command.args(["admin", "--started-at", &started.as_secs().to_string()]),
+            Role::Admin => command.args(["admin", "--started-at", &started_at.to_string()]),
         };
         command.args(["--log-level", &log_level.to_string()]);
         command
@@ -65,10 +65,14 @@ fn child(name: String, log_level: u8, serve: impl FnOnce(OwnedFd) -> Result<()>)
 
 fn take_control() -> io::Result<OwnedFd> {
     set_process_name()?;
-    let control = io::stdin().as_fd().try_clone_to_owned()?;
-    // The channel must be closed when its owner closes it.
+    take_stdin()
+}
+
+/// What was handed over as standard input. It is closed when its new owner closes it.
+pub(crate) fn take_stdin() -> io::Result<OwnedFd> {
+    let input = io::stdin().as_fd().try_clone_to_owned()?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
-    Ok(control)
+    Ok(input)
 }
 
 /// Started from /proc/self/exe, the kernel knows a process by the name "exe".

@@ -7,6 +7,7 @@ mod arguments;
 mod children;
 mod daemon;
 mod operate;
+mod rehearse;
 mod run;
 mod tell;
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Some(CommandArguments::Admin { log_level, started_at }) => {
             children::admin(log_level, started_at)
         }
+        Some(CommandArguments::Rehearse) => rehearse::rehearse(),
         Some(CommandArguments::Reload { instance, dry_run }) => operate::reload(&instance, dry_run),
         Some(CommandArguments::Upgrade { instance, binary }) => operate::upgrade(&instance, binary),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),

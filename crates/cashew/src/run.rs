@@ -8,14 +8,17 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use cashew_process::log;
-use cashew_supervisor::Options;
+use cashew_supervisor::{Options, TakeOver};
 use tracing::{error, info, warn};
 
 use crate::arguments::Arguments;
 use crate::daemon::Report;
-use crate::{children, tell};
+use crate::{children, rehearse, tell};
 
 pub(crate) fn instance(arguments: Arguments) -> ExitCode {
+    if arguments.take_over {
+        return take_over(arguments);
+    }
     let told = match Told::new(&arguments) {
         Ok(told) => Rc::new(told),
         Err(error) => {
@@ -48,14 +51,43 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
     let ready = Rc::clone(told);
     cashew_supervisor::run(Options {
         snapshot: loaded.snapshot,
-        conf_file: arguments.conf_file,
         stats: Some(stats),
         spawn: if alone { children::spawn_threads() } else { children::spawn_processes() },
+        program: rehearse::program(&arguments),
+        conf_file: arguments.conf_file,
         log_level: arguments.verbose,
         log_file: arguments.output,
         pid_file: arguments.pid_file,
         on_ready: Box::new(move || ready.ready()),
     })?;
+    Ok(())
+}
+
+/// Goes on as another program of this process began. Its standard error is the log already.
+fn take_over(arguments: Arguments) -> ExitCode {
+    log::init("master", arguments.verbose);
+    match go_on(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn go_on(arguments: Arguments) -> Result<(), Box<dyn Error>> {
+    children::set_process_name()?;
+    let input = children::take_stdin()?;
+    cashew_supervisor::take_over(
+        input,
+        TakeOver {
+            program: rehearse::program(&arguments),
+            conf_file: arguments.conf_file,
+            spawn: children::spawn_processes(),
+            log_file: arguments.output,
+            pid_file: arguments.pid_file,
+        },
+    )?;
     Ok(())
 }
 

@@ -8,6 +8,9 @@ use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
 use serde::{Deserialize, Serialize};
 
 /// One numbered configuration of the whole instance.
+///
+/// In an upgrade another version of cashew reads it: what that one does not know it ignores. A field
+/// that is added after a release needs a `serde(default)` that is right for snapshots without it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Grows by one with every configuration that takes effect; the first is 1.

@@ -15,9 +15,15 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// First byte of every message. Both ends are the same binary until a binary upgrade makes them
-/// differ, and then this tells.
-pub const VERSION: u8 = 1;
+use crate::frozen::Frozen;
+
+/// First byte of every message, raised with any change of a message that is not
+/// [frozen](crate::frozen). Both ends are the same binary until a binary upgrade makes them differ,
+/// and then this tells.
+///
+/// With `CASHEW_TEST_BUMP` in the environment of the compiler it is one more, as in a release after
+/// this one: to test upgrades, and for nothing else.
+pub const VERSION: u8 = 1 + option_env!("CASHEW_TEST_BUMP").is_some() as u8;
 
 /// Largest message with its version byte. The largest legitimate one, the ring of a pool of 65,536
 /// servers, takes a quarter of it; it must stay below the kernel's default socket buffer.
@@ -30,6 +36,8 @@ pub const DESCRIPTORS_MAX: usize = 4;
 #[derive(Debug)]
 pub struct Channel<S, R> {
     socket: OwnedFd,
+    /// What the other end speaks.
+    version: u8,
     buf: Box<[u8]>,
     messages: PhantomData<fn(S) -> R>,
 }
@@ -48,6 +56,8 @@ pub enum SendError {
     TooManyDescriptors(usize),
     #[error("the message cannot be written as JSON: {0}")]
     Unwritable(serde_json::Error),
+    #[error("the other side speaks version {0} and does not understand the message")]
+    Version(u8),
     #[error("cannot send on the channel: {0}")]
     Io(io::Error),
 }
@@ -59,8 +69,8 @@ pub enum ReceiveError {
     Closed,
     #[error("a message came truncated")]
     Truncated,
-    #[error("a message of version {0} came, version {VERSION} is spoken here")]
-    Version(u8),
+    #[error("a message of version {came} came, not of version {expected}")]
+    Version { came: u8, expected: u8 },
     #[error("a message makes no sense: {0}")]
     Malformed(serde_json::Error),
     #[error("cannot receive from the channel: {0}")]
@@ -73,17 +83,36 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-impl<S: Serialize, R: DeserializeOwned> Channel<S, R> {
+impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
     /// `socket` is one end of a [`pair`].
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, buf: vec![0; MESSAGE_BYTES_MAX].into_boxed_slice(), messages: PhantomData }
+        Self::speaking(socket, VERSION)
+    }
+
+    /// The other end may be of another version: then only what is [frozen](crate::frozen) is said
+    /// and heard, and all else that it says is skipped.
+    pub fn speaking(socket: OwnedFd, version: u8) -> Self {
+        let buf = vec![0; MESSAGE_BYTES_MAX].into_boxed_slice();
+        Self { socket, version, buf, messages: PhantomData }
+    }
+
+    /// What the other end speaks.
+    pub fn version(&self) -> u8 {
+        self.version
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.version != VERSION
     }
 
     pub fn send(&self, message: &S, descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(SendError::TooManyDescriptors(descriptors.len()));
         }
-        let mut bytes = vec![VERSION];
+        if self.is_foreign() && !message.is_frozen() {
+            return Err(SendError::Version(self.version));
+        }
+        let mut bytes = vec![self.version];
         serde_json::to_writer(&mut bytes, message).map_err(SendError::Unwritable)?;
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(SendError::TooLarge(bytes.len()));
@@ -112,17 +141,40 @@ impl<S: Serialize, R: DeserializeOwned> Channel<S, R> {
 
     /// The next message with its descriptors, or `None` when there is none now.
     pub fn receive(&mut self) -> Result<Option<(R, Vec<OwnedFd>)>, ReceiveError> {
+        loop {
+            let Some((len, descriptors)) = self.receive_bytes()? else { return Ok(None) };
+            // An empty datagram is never sent, so this is the end.
+            let Some((&version, json)) = self.buf[..len].split_first() else {
+                return Err(ReceiveError::Closed);
+            };
+            if version != self.version {
+                return Err(ReceiveError::Version { came: version, expected: self.version });
+            }
+            match serde_json::from_slice::<R>(json) {
+                Ok(message) if !self.is_foreign() || message.is_frozen() => {
+                    return Ok(Some((message, descriptors)));
+                }
+                Err(error) if !self.is_foreign() => return Err(ReceiveError::Malformed(error)),
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
+    /// The next datagram, in `buf`.
+    fn receive_bytes(&mut self) -> Result<Option<(usize, Vec<OwnedFd>)>, ReceiveError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut iov = [IoSliceMut::new(&mut self.buf)];
-        let received =
-            match retry(|| rustix::net::recvmsg(&self.socket, &mut iov, &mut control, flags)) {
-                Ok(received) => received,
+        let received = loop {
+            match rustix::net::recvmsg(&self.socket, &mut iov, &mut control, flags) {
+                Ok(received) => break received,
+                // The other side died with mail unread. This is told once, before what it said.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::CONNRESET) => return Err(ReceiveError::Closed),
                 Err(errno) => return Err(ReceiveError::Io(errno.into())),
-            };
+            }
+        };
         let mut descriptors = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -132,15 +184,7 @@ impl<S: Serialize, R: DeserializeOwned> Channel<S, R> {
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(ReceiveError::Truncated);
         }
-        // An empty datagram is never sent, so this is the end.
-        let Some((&version, json)) = self.buf[..received.bytes].split_first() else {
-            return Err(ReceiveError::Closed);
-        };
-        if version != VERSION {
-            return Err(ReceiveError::Version(version));
-        }
-        let message = serde_json::from_slice(json).map_err(ReceiveError::Malformed)?;
-        Ok(Some((message, descriptors)))
+        Ok(Some((received.bytes, descriptors)))
     }
 }
 
@@ -222,10 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_dies_with_mail_unread_shows_as_closed() {
+    fn a_peer_that_dies_with_mail_unread_is_heard_and_then_shows_as_closed() {
         let (mut master, worker) = channels();
         master.send(&ToChild::Start, &[]).unwrap();
+        worker.send(&ToMaster::Ready, &[]).unwrap();
         drop(worker);
+        let (message, _) = master.receive().unwrap().unwrap();
+        assert_eq!(message, ToMaster::Ready);
         assert!(matches!(master.receive(), Err(ReceiveError::Closed)));
     }
 
@@ -284,7 +331,8 @@ mod tests {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
-        let iov = [IoSlice::new(b"\x01\"ready\"")];
+        let bytes = [VERSION, b'1'];
+        let iov = [IoSlice::new(&bytes)];
         rustix::net::sendmsg(&raw, &iov, &mut control, SendFlags::empty()).unwrap();
         assert!(matches!(worker.receive(), Err(ReceiveError::Truncated)));
         assert!(worker.receive().unwrap().is_none());
@@ -294,15 +342,20 @@ mod tests {
     fn garbage_is_refused_and_skipped() {
         let (raw, end) = pair().unwrap();
         let mut worker = ChildChannel::new(end);
-        for bytes in
-            [&b"\x01"[..], b"\x01{", b"\x01{\"type\":\"sing\"}", b"\x01{\"type\":\"hold\"}"]
-        {
-            rustix::net::send(&raw, bytes, SendFlags::empty()).unwrap();
-            assert!(matches!(worker.receive(), Err(ReceiveError::Malformed(_))), "{bytes:?}");
+        let say = |version: u8, json: &str| {
+            let bytes = [&[version], json.as_bytes()].concat();
+            rustix::net::send(&raw, &bytes, SendFlags::empty()).unwrap();
+        };
+        for json in ["", "{", r#"{"type":"sing"}"#, r#"{"type":"hold"}"#] {
+            say(VERSION, json);
+            assert!(matches!(worker.receive(), Err(ReceiveError::Malformed(_))), "{json:?}");
         }
-        rustix::net::send(&raw, b"\x02{\"type\":\"start\"}", SendFlags::empty()).unwrap();
-        assert!(matches!(worker.receive(), Err(ReceiveError::Version(2))));
-        rustix::net::send(&raw, b"\x01{\"type\":\"start\"}", SendFlags::empty()).unwrap();
+        let other = VERSION + 1;
+        say(other, r#"{"type":"start"}"#);
+        assert!(
+            matches!(worker.receive(), Err(ReceiveError::Version { came, .. }) if came == other)
+        );
+        say(VERSION, r#"{"type":"start"}"#);
         assert_eq!(worker.receive().unwrap().unwrap().0, ToChild::Start);
     }
 

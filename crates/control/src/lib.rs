@@ -6,6 +6,7 @@
 
 mod channel;
 mod epoch;
+pub mod frozen;
 mod live;
 mod message;
 mod sealed;
@@ -17,7 +18,7 @@ pub use channel::{
 pub use epoch::{Epoch, PoolState};
 pub use message::{ToChild, ToMaster};
 pub use sealed::{SEALED_BYTES_MAX, seal, unseal};
-pub use session::{SESSION_VERSION, Session};
+pub use session::{SESSION_VERSION, SESSION_VERSION_MIN, Session};
 
 /// The master's end of the channel to one child.
 pub type MasterChannel = Channel<ToChild, ToMaster>;

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 /// field may be added without that, if its default is right for sessions that lack it.
 pub const SESSION_VERSION: u32 = 1;
 
+/// The oldest version of a session that is understood here.
+pub const SESSION_VERSION_MIN: u32 = 1;
+
 /// All that a client and its worker have agreed on, but for the bytes on their way.
 ///
 /// Two binaries may have to understand it, during an upgrade: what is unknown is ignored, what is

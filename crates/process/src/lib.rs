@@ -1,7 +1,9 @@
 //! What every process of an instance does to itself, be it master, worker or admin: where its log
-//! goes and how much of it, whose rights it runs with, and what memory it keeps.
+//! goes and how much of it, whose rights it runs with, what memory it keeps, and how it becomes
+//! another program.
 #![deny(unsafe_code)]
 
+pub mod exec;
 pub mod log;
 pub mod memory;
 mod privileges;

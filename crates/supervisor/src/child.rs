@@ -5,20 +5,26 @@ use std::fmt;
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{self, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::rc::Rc;
 use std::thread::{self, JoinHandle};
+use std::time::SystemTime;
+
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
+};
 
 use crate::notify::VARIABLES;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// Serves as a child until told to stop. Its end of the control channel is all it is given.
 pub type Serve = fn(OwnedFd) -> Result<(), Box<dyn Error + Send + Sync>>;
 
 /// How children are started.
 pub enum Spawn {
-    /// As processes. The command to run for a role at a log level; the child's end of the control
-    /// channel is made its standard input.
-    Processes(Box<dyn Fn(Role, u8) -> Command>),
+    /// As processes. The command to run for a role at a log level, of an instance that was started
+    /// then; the child's end of the control channel is made its standard input.
+    Processes(Box<dyn Fn(Role, u8, SystemTime) -> Command>),
     /// As threads of the master's process.
     Threads { worker: Serve, admin: Serve },
 }
@@ -33,8 +39,8 @@ pub enum Role {
 #[derive(Debug)]
 pub(crate) enum Child {
     Process {
-        process: process::Child,
-        pidfd: OwnedFd,
+        pid: Pid,
+        pidfd: Rc<OwnedFd>,
     },
     /// The thread has the other end of the pipe, which closes when the thread ends.
     Thread {
@@ -47,16 +53,24 @@ pub(crate) enum Child {
 #[derive(Debug)]
 pub(crate) enum Exit {
     Status(ExitStatus),
+    /// Somebody else has learnt how: the program that was the master for a moment.
+    Unknown,
     Returned,
     Error(Box<dyn Error + Send + Sync>),
     Panicked,
 }
 
 impl Spawn {
-    pub(crate) fn spawn(&self, role: Role, level: u8, control: OwnedFd) -> io::Result<Child> {
+    pub(crate) fn spawn(
+        &self,
+        role: Role,
+        level: u8,
+        started: SystemTime,
+        control: OwnedFd,
+    ) -> io::Result<Child> {
         match self {
             Self::Processes(command) => {
-                let mut command = command(role, level);
+                let mut command = command(role, level, started);
                 // A group of its own: what the terminal sends to the foreground, such as ^C, is
                 // for the master alone.
                 command.stdin(Stdio::from(control)).process_group(0);
@@ -79,9 +93,10 @@ impl Spawn {
 
 fn spawn_process(mut command: Command) -> io::Result<Child> {
     let mut process = command.spawn()?;
+    let pid = Pid::from_child(&process);
     // Not reaped yet, so the number is still its own.
-    match pidfd_open(Pid::from_child(&process), PidfdFlags::empty()) {
-        Ok(pidfd) => Ok(Child::Process { process, pidfd }),
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => Ok(Child::Process { pid, pidfd: Rc::new(pidfd) }),
         Err(errno) => {
             process.kill()?;
             process.wait()?;
@@ -101,6 +116,19 @@ fn spawn_thread(role: Role, serve: Serve, control: OwnedFd) -> io::Result<Child>
 }
 
 impl Child {
+    /// A child of this process that the program before this one started.
+    pub(crate) fn inherited(pid: Pid, pidfd: OwnedFd) -> Self {
+        Self::Process { pid, pidfd: Rc::new(pidfd) }
+    }
+
+    /// What a program after this one needs to know it; threads do not outlive a program.
+    pub(crate) fn process(&self) -> Option<(Pid, Rc<OwnedFd>)> {
+        match self {
+            Self::Process { pid, pidfd } => Some((*pid, Rc::clone(pidfd))),
+            Self::Thread { .. } => None,
+        }
+    }
+
     /// Becomes readable, or hangs up, when the child is dead.
     pub(crate) fn death(&self) -> BorrowedFd<'_> {
         match self {
@@ -124,7 +152,7 @@ impl Child {
     /// The number of a process.
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {
-            Self::Process { process, .. } => Some(process.id()),
+            Self::Process { pid, .. } => u32::try_from(pid.as_raw_pid()).ok(),
             Self::Thread { .. } => None,
         }
     }
@@ -132,7 +160,16 @@ impl Child {
     /// To be called only when [`death`](Self::death) told of it: it would wait otherwise.
     pub(crate) fn reap(self) -> io::Result<Exit> {
         match self {
-            Self::Process { mut process, .. } => Ok(Exit::Status(process.wait()?)),
+            Self::Process { pid, .. } => loop {
+                return match waitpid(Some(pid), WaitOptions::empty()) {
+                    Ok(Some((_, status))) => {
+                        Ok(Exit::Status(ExitStatus::from_raw(status.as_raw())))
+                    }
+                    Err(Errno::CHILD) => Ok(Exit::Unknown),
+                    Ok(None) | Err(Errno::INTR) => continue,
+                    Err(errno) => Err(errno.into()),
+                };
+            },
             Self::Thread { handle, .. } => Ok(match handle.join() {
                 Ok(Ok(())) => Exit::Returned,
                 Ok(Err(error)) => Exit::Error(error),
@@ -145,7 +182,7 @@ impl Child {
 impl fmt::Display for Child {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Process { process, .. } => write!(f, "process {}", process.id()),
+            Self::Process { pid, .. } => write!(f, "process {pid}"),
             Self::Thread { .. } => f.write_str("a thread"),
         }
     }
@@ -171,7 +208,7 @@ impl fmt::Display for Exit {
                 }
                 (None, None) => write!(f, "ended: {status}"),
             },
-            Self::Returned => f.write_str("ended"),
+            Self::Returned | Self::Unknown => f.write_str("ended"),
             Self::Error(error) => write!(f, "ended: {error}"),
             Self::Panicked => f.write_str("panicked"),
         }

@@ -4,9 +4,12 @@
 //! On the socket one line of JSON asks, lines of JSON answer, the last of them [`Answer::Done`] or
 //! [`Answer::Failed`].
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
+use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
+use tracing::debug;
 
 use crate::status::Status;
 
@@ -46,6 +49,53 @@ pub(crate) trait Reply {
     fn status(&mut self, status: Status);
     fn done(self: Box<Self>);
     fn failed(self: Box<Self>, why: &str);
+
+    /// Where it says so, for another program to go on saying it with [`resume`].
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Who asked the program before this one.
+struct Handed(OwnedFd);
+
+/// The reply to somebody whose socket another program has handed over.
+pub(crate) fn resume(socket: OwnedFd) -> Box<dyn Reply> {
+    Box::new(Handed(socket))
+}
+
+impl Handed {
+    /// Never waits: who asked and does not read has its socket's buffer, and no more.
+    fn write(&self, answer: &Answer) {
+        let mut line = serde_json::to_vec(answer).expect("answers are plain JSON");
+        line.push(b'\n');
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        if let Err(errno) = rustix::net::send(&self.0, &line, flags) {
+            debug!("who asked for the upgrade is gone: {errno}");
+        }
+    }
+}
+
+impl Reply for Handed {
+    fn say(&mut self, text: &str) {
+        self.write(&Answer::Say(text.into()));
+    }
+
+    fn status(&mut self, status: Status) {
+        self.write(&Answer::Status(Box::new(status)));
+    }
+
+    fn done(self: Box<Self>) {
+        self.write(&Answer::Done(true));
+    }
+
+    fn failed(self: Box<Self>, why: &str) {
+        self.write(&Answer::Failed(why.into()));
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
 }
 
 /// For a signal, whose sender has the log to look at.

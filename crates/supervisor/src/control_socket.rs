@@ -25,8 +25,9 @@ use rustix::process::geteuid;
 use tracing::{info, warn};
 
 use crate::command::{Answer, Command, Reply};
+use crate::state::Pack;
 use crate::status::Status;
-use crate::unix_socket::{self, BindError, UnixSocket};
+use crate::unix_socket::{self, BindError, UnixSocket, UnixSocketState};
 
 /// Operators at a time; who comes on top is told to come later.
 const CLIENTS_MAX: usize = 16;
@@ -63,6 +64,8 @@ pub(crate) struct ControlSocket {
 
 struct Mailbox {
     id: OperatorId,
+    /// To answer without the socket that leads here, which does not outlive a program.
+    stream: Option<UnixStream>,
     answers: Rc<RefCell<Vec<(OperatorId, Answer)>>>,
 }
 
@@ -220,6 +223,10 @@ impl ControlSocket {
         self.socket.path()
     }
 
+    pub(crate) fn state(&self, pack: &mut Pack) -> io::Result<UnixSocketState> {
+        self.socket.state(pack)
+    }
+
     /// What to wait for; whichever is ready, [`ControlSocket::handle`] looks at all.
     pub(crate) fn interest(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let operators = self.operators.iter().map(|it| (it.stream.as_fd(), it.interest()));
@@ -244,7 +251,9 @@ impl ControlSocket {
 
     /// Through which the one who asked is answered, at the next [`ControlSocket::deliver`].
     pub(crate) fn reply(&self, id: OperatorId) -> Box<dyn Reply> {
-        Box::new(Mailbox { id, answers: Rc::clone(&self.answers) })
+        let operator = self.operators.iter().find(|operator| operator.id == id);
+        let stream = operator.and_then(|operator| operator.stream.try_clone().ok());
+        Box::new(Mailbox { id, stream, answers: Rc::clone(&self.answers) })
     }
 
     /// Takes answers to those who asked. Nothing happens when one has gone: what was asked is done
@@ -310,6 +319,10 @@ impl Reply for Mailbox {
 
     fn failed(self: Box<Self>, why: &str) {
         self.push(Answer::Failed(why.into()));
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.as_ref().map(|stream| stream.as_fd())
     }
 }
 

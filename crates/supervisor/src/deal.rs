@@ -44,6 +44,16 @@ pub(crate) struct Deal {
 }
 
 impl Deal {
+    /// As [`owners`](Self::owners) were.
+    pub(crate) fn resume(owners: BTreeMap<ListenerId, BTreeSet<Slot>>) -> Self {
+        Self { owners }
+    }
+
+    /// Who accepts from which socket.
+    pub(crate) fn owners(&self) -> &BTreeMap<ListenerId, BTreeSet<Slot>> {
+        &self.owners
+    }
+
     /// Deals anew, and tells the differences: first those who begin to listen. Sockets that are in
     /// no hand any more are drained.
     pub(crate) fn update<'a>(

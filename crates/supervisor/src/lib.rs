@@ -12,6 +12,7 @@ mod deal;
 mod epochs;
 mod errand;
 mod fleet;
+mod handover;
 mod interests;
 mod limits;
 mod listeners;
@@ -20,16 +21,20 @@ mod member;
 mod notify;
 mod pid_file;
 mod quotas;
+mod rehearsal;
 mod ring;
 mod sessions;
 mod signals;
 mod slots;
+mod state;
 mod status;
+mod trial;
 mod unix_socket;
 mod watchdog;
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use cashew_config::Snapshot;
@@ -38,7 +43,9 @@ pub use child::{Role, Serve, Spawn};
 pub use command::{Answer, Command};
 pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
+pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
+pub use trial::{Program, Verdict};
 
 /// What an instance is to be.
 pub struct Options {
@@ -48,6 +55,8 @@ pub struct Options {
     /// Where the admin tells the statistics; without it there is no admin.
     pub stats: Option<SocketAddr>,
     pub spawn: Spawn,
+    /// To become another version of it.
+    pub program: Program,
     /// 0..=11, as nutcracker's `-v`.
     pub log_level: u8,
     /// The file that standard error already goes to, to be opened anew when asked for.
@@ -56,6 +65,16 @@ pub struct Options {
     pub pid_file: Option<PathBuf>,
     /// Called once, when everybody is ready.
     pub on_ready: Box<dyn FnOnce()>,
+}
+
+/// What another program that takes over has to know beside what is handed over.
+pub struct TakeOver {
+    pub conf_file: PathBuf,
+    pub spawn: Spawn,
+    pub program: Program,
+    /// Both as at the start of the instance.
+    pub log_file: Option<PathBuf>,
+    pub pid_file: Option<PathBuf>,
 }
 
 /// Why an instance did not start, or could not go on.
@@ -72,6 +91,8 @@ pub enum Error {
     Stuck { role: Role },
     #[error("cannot write pid file {path}: {source}")]
     PidFile { path: PathBuf, source: io::Error },
+    #[error("cannot take over: {0}")]
+    TakeOver(String),
     #[error("cannot {step}: {source}")]
     System { step: &'static str, source: io::Error },
 }
@@ -80,6 +101,12 @@ pub enum Error {
 /// SIGTERM at once; both are a success.
 pub fn run(options: Options) -> Result<(), Error> {
     master::run(options)
+}
+
+/// Goes on with an instance where another program of the same process has stopped, with what that
+/// one handed over. When its own workers do not get ready this process becomes that program again.
+pub fn take_over(input: OwnedFd, options: TakeOver) -> Result<(), Error> {
+    master::take_over(input, options)
 }
 
 trait Step<T> {

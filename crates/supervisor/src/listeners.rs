@@ -15,9 +15,11 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::{Listen, Pool};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::deal::{Hand, ListenerId};
+use crate::state::{Pack, Place, Text, Unpack};
 use crate::unix_socket::{self, BindError};
 
 /// Dropping it closes the sockets and removes the paths of those that have one.
@@ -207,6 +209,109 @@ impl Listeners {
 
     pub(crate) fn of_stats(&self) -> Option<Rc<OwnedFd>> {
         self.stats.clone()
+    }
+}
+
+/// The sockets, for another program to go on with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ListenersState {
+    groups: Vec<GroupState>,
+    stats: Option<Place>,
+    given: Vec<(PlainAddress, Place)>,
+    next_id: ListenerId,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct GroupState {
+    pool: String,
+    address: AddressState,
+    sockets: Vec<(ListenerId, Place)>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum AddressState {
+    Tcp(SocketAddr),
+    Unix { path: Text, inode: (u64, u64) },
+    Given(PlainAddress),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum PlainAddress {
+    Tcp(SocketAddr),
+    Unix(Text),
+}
+
+impl From<&Address> for PlainAddress {
+    fn from(address: &Address) -> Self {
+        match address {
+            Address::Tcp(address) => Self::Tcp(*address),
+            Address::Unix(path) => Self::Unix(path.as_path().into()),
+        }
+    }
+}
+
+impl From<PlainAddress> for Address {
+    fn from(address: PlainAddress) -> Self {
+        match address {
+            PlainAddress::Tcp(address) => Self::Tcp(address),
+            PlainAddress::Unix(path) => Self::Unix(PathBuf::from(path)),
+        }
+    }
+}
+
+impl Listeners {
+    pub(crate) fn state(&self, pack: &mut Pack) -> ListenersState {
+        let group = |(address, group): (&Address, &Group)| GroupState {
+            pool: group.pool.clone(),
+            address: match (address, &group.sockets) {
+                (address, Sockets::Given(_)) => AddressState::Given(address.into()),
+                (Address::Tcp(address), _) => AddressState::Tcp(*address),
+                (Address::Unix(path), Sockets::Unix { inode, .. }) => {
+                    AddressState::Unix { path: path.as_path().into(), inode: *inode }
+                }
+                (Address::Unix(_), Sockets::Tcp(_)) => unreachable!("a path is of a Unix socket"),
+            },
+            sockets: group.sockets.all().iter().map(|it| (it.id, pack.put(&it.fd))).collect(),
+        };
+        let groups = self.groups.iter().map(group).collect();
+        let stats = self.stats.as_ref().map(|stats| pack.put(stats));
+        let given = self.given.iter().map(|(address, fd)| (address.into(), pack.put(fd))).collect();
+        ListenersState { groups, stats, given, next_id: self.next_id }
+    }
+
+    pub(crate) fn resume(state: ListenersState, descriptors: &Unpack) -> Result<Self, String> {
+        let stats = state.stats.map(|place| descriptors.get(place)).transpose()?;
+        // All sockets first: a failure must not drop a group, which would remove its path.
+        let mut found = Vec::new();
+        for group in state.groups {
+            let socket = |(id, place)| Ok(Socket { id, fd: descriptors.get(place)? });
+            let sockets: Vec<Socket> =
+                group.sockets.into_iter().map(socket).collect::<Result<_, String>>()?;
+            if sockets.is_empty() {
+                return Err(format!("the sockets of pool '{}' are missing", group.pool));
+            }
+            found.push((group.pool, group.address, sockets));
+        }
+        let group = |(pool, address, mut sockets): (String, AddressState, Vec<Socket>)| {
+            let (address, sockets) = match address {
+                AddressState::Tcp(address) => (Address::Tcp(address), Sockets::Tcp(sockets)),
+                AddressState::Given(address) => (address.into(), Sockets::Given(sockets.remove(0))),
+                AddressState::Unix { path, inode } => {
+                    let path = PathBuf::from(path);
+                    let socket = sockets.remove(0);
+                    (Address::Unix(path.clone()), Sockets::Unix { socket, path, inode })
+                }
+            };
+            (address, Group { pool, sockets })
+        };
+        let given = |(address, place): (PlainAddress, Place)| -> Result<_, String> {
+            Ok((address.into(), descriptors.get(place)?))
+        };
+        let given = state.given.into_iter().map(given).collect::<Result<_, _>>()?;
+        let groups = found.into_iter().map(group).collect();
+        Ok(Self { groups, stats, given, next_id: state.next_id })
     }
 }
 
@@ -407,6 +512,8 @@ impl From<Errno> for Why {
 mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Barrier;
+    use std::thread;
 
     use super::*;
 
@@ -543,6 +650,27 @@ mod tests {
         assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "no hidden name is left");
         drop(group);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_two_who_find_a_stale_unix_socket_one_gets_it() {
+        let dir = Directory::new("two");
+        let path = dir.0.join("socket");
+        for _ in 0..100 {
+            drop(UnixListener::bind(&path).unwrap());
+            let both = Barrier::new(2);
+            let is_bound = || {
+                both.wait();
+                let bound = bind_unix(&path, None, 16);
+                both.wait();
+                bound.is_ok()
+            };
+            let (one, other) = thread::scope(|scope| {
+                let threads = [scope.spawn(is_bound), scope.spawn(is_bound)];
+                threads.map(|thread| thread.join().unwrap()).into()
+            });
+            assert!(one != other, "{one} {other}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod operators;
 mod reload;
 mod stop;
 mod switch;
+mod upgrade;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ use std::time::{Instant, SystemTime};
 use cashew_config::Snapshot;
 use cashew_control::{ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Shared};
-use cashew_process::log;
+use cashew_process::{exec, log};
 use rustix::event::PollFlags;
 use tracing::{debug, error, info, warn};
 
@@ -29,6 +30,7 @@ use crate::child::{Role, Spawn};
 use crate::command::{Command, Nobody};
 use crate::deal::Deal;
 use crate::epochs::Epochs;
+use crate::handover;
 use crate::interests::Interests;
 use crate::limits::raise_open_files;
 use crate::listeners::Listeners;
@@ -40,10 +42,11 @@ use crate::ring::{RingConfig, Rings};
 use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
 use crate::watchdog::Watchdog;
-use crate::{Error, Options, Step};
+use crate::{Error, Options, Program, Step, TakeOver};
 use operators::Operators;
 use reload::Reload;
 use switch::{InEffect, Next};
+use upgrade::{Fallback, Upgrade};
 
 /// How much one child may say before others are listened to. More than its channel can hold, so
 /// that one turn reads all that a dead one said.
@@ -56,8 +59,27 @@ pub(crate) fn run(options: Options) -> Result<(), Error> {
     result
 }
 
+pub(crate) fn take_over(input: OwnedFd, options: TakeOver) -> Result<(), Error> {
+    let (text, descriptors) = handover::receive(&input).step("take anything over")?;
+    drop(input);
+    let fallback = Fallback::new(text, descriptors);
+    let program = options.program.clone();
+    let mut master = match Master::resume(&fallback, options) {
+        Ok(master) => master,
+        Err(error) => return Err(fallback.give_back(&program, &error)),
+    };
+    master.may_go_back(fallback);
+    let result = exec::release_signals().step("handle signals").and_then(|()| master.run());
+    master.kill_all();
+    match (result, master.take_fallback()) {
+        (Err(error), Some(fallback)) => Err(fallback.give_back(&program, &error)),
+        (result, _) => result,
+    }
+}
+
 struct Master {
     spawn: Spawn,
+    program: Program,
     signals: Signals,
     conf_file: PathBuf,
     /// `None` from the moment the instance is told to stop: nobody is to wait in a queue that will
@@ -78,6 +100,7 @@ struct Master {
     epochs: Epochs,
     watchdog: Watchdog,
     reload: Reload,
+    upgrade: Upgrade,
     operators: Operators,
     notify: Notify,
     sessions: Sessions,
@@ -113,6 +136,7 @@ enum Source {
     Channel(Role),
     Death(Role),
     Loaded,
+    Trial,
     Operators,
     /// The status with this place among those that are worked on.
     Digested(usize),
@@ -120,8 +144,17 @@ enum Source {
 
 impl Master {
     fn new(options: Options) -> Result<Self, Error> {
-        let Options { snapshot, conf_file, stats, spawn, log_level, log_file, pid_file, on_ready } =
-            options;
+        let Options {
+            snapshot,
+            conf_file,
+            stats,
+            spawn,
+            program,
+            log_level,
+            log_file,
+            pid_file,
+            on_ready,
+        } = options;
         let now = Instant::now();
         // First of all, so that a signal that comes early is not lost.
         let signals = Signals::new().step("handle signals")?;
@@ -150,6 +183,7 @@ impl Master {
         let member = |(role, rank)| (role, Member::new(role, rank, now));
         Ok(Self {
             spawn,
+            program,
             signals,
             conf_file,
             listeners: Some(listeners),
@@ -165,6 +199,7 @@ impl Master {
             epochs: Epochs::default(),
             watchdog,
             reload: Reload::default(),
+            upgrade: Upgrade::default(),
             operators,
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
@@ -199,6 +234,8 @@ impl Master {
                     Source::Channel(role) => self.handle_channel(role, now)?,
                     Source::Death(role) => self.handle_death(role, now)?,
                     Source::Loaded => self.handle_loaded(now),
+                    // Looked at whenever things settle.
+                    Source::Trial => {}
                     Source::Operators => self.handle_operators(now),
                     Source::Digested(index) => self.handle_digested(index),
                 }
@@ -212,6 +249,9 @@ impl Master {
         interests.add(Source::Signals, self.signals.as_fd(), PollFlags::IN);
         if let Some(loading) = self.reload.loading() {
             interests.add(Source::Loaded, loading, PollFlags::IN);
+        }
+        if let Some(trial) = self.upgrade.event().filter(|_| self.rings.is_quiet()) {
+            interests.add(Source::Trial, trial, PollFlags::IN);
         }
         self.operators.add_interests(&mut interests);
         for (&role, member) in &self.members {
@@ -240,6 +280,7 @@ impl Master {
         slots
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
+            .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.notify.poll_timeout())
             .chain(self.watchdog.poll_timeout())
@@ -271,6 +312,7 @@ impl Master {
             self.adjust_fleet(now);
         }
         self.forward_sessions(now);
+        self.advance_upgrade(now);
         self.operators.deliver(now);
     }
 
@@ -371,11 +413,17 @@ impl Master {
             on_ready();
         }
         self.notify.ready(&self.summary());
+        self.end_take_over(Instant::now());
         Ok(())
     }
 
     fn handle_signals(&mut self, now: Instant) {
-        for request in self.signals.receive() {
+        let requests = self.signals.receive();
+        self.handle_requests(requests, now);
+    }
+
+    fn handle_requests(&mut self, requests: Vec<Request>, now: Instant) {
+        for request in requests {
             match request {
                 Request::Stop if self.phase == Phase::Stopping => self.stop_now(now, "SIGTERM"),
                 Request::Stop => self.stop(now),
@@ -389,9 +437,11 @@ impl Master {
                 Request::LogReopen => self.reopen_log(now),
                 Request::Reload => {
                     self.reopen_log(now);
-                    self.command(Command::Reload { dry_run: false }, Box::new(Nobody));
+                    self.command(Command::Reload { dry_run: false }, Box::new(Nobody), now);
                 }
-                Request::Unknown(name) => info!("{name} means nothing here"),
+                Request::Upgrade => {
+                    self.command(Command::Upgrade { binary: None }, Box::new(Nobody), now);
+                }
             }
         }
     }

@@ -2,16 +2,21 @@
 //! child has yet to take.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use cashew_control::{MasterChannel, ReceiveError, SendError, ToChild, ToMaster};
-use rustix::process::Signal;
+use cashew_control::frozen::Frozen;
+use cashew_control::{
+    MasterChannel, ReceiveError, SESSION_VERSION, SendError, ToChild, ToMaster, VERSION,
+};
+use rustix::process::{Pid, Signal};
 use tracing::{error, warn};
 
 use crate::child::{Child, Role};
 use crate::slots::Slot;
+use crate::state::{ChildState, MemberState, Pack, Unpack};
 use crate::watchdog::Hang;
 
 pub(crate) struct Member {
@@ -38,6 +43,11 @@ pub(crate) struct Running {
     pub(crate) is_ready: bool,
     /// It has handed sessions over, and may go on to.
     pub(crate) hands_over: bool,
+    /// What it speaks, which may be of another version than this program.
+    control_version: u8,
+    pub(crate) session_version: u32,
+    /// Whether it counts in the metrics in use: one that another version started may not.
+    pub(crate) counts: bool,
 }
 
 pub(crate) struct Letter {
@@ -52,7 +62,9 @@ impl Member {
 
     pub(crate) fn post(&mut self, letter: Letter, now: Instant) {
         let Some(running) = &mut self.running else { return };
-        if running.channel.is_none() {
+        // What another version would not understand is nothing that it needs.
+        let is_foreign = running.is_foreign() && !letter.message.is_frozen();
+        if running.channel.is_none() || is_foreign {
             return;
         }
         if running.outbox.len() == running.outbox_max {
@@ -74,7 +86,8 @@ impl Member {
                     running.outbox.pop_front();
                 }
                 Err(SendError::WouldBlock) => return,
-                Err(SendError::Closed) => return self.closed(now),
+                // What it said before is still to be read.
+                Err(SendError::Closed) => return self.slot.doomed(now),
                 Err(error) => return self.condemn(&error.to_string(), now),
             }
         }
@@ -128,6 +141,55 @@ impl Member {
         killed
     }
 
+    /// For another program to go on with.
+    pub(crate) fn state(&self, pack: &mut Pack, now: Instant) -> io::Result<MemberState> {
+        let child = self.running.as_ref().map(|running| running.state(pack)).transpose()?.flatten();
+        Ok(MemberState {
+            slot: match self.role {
+                Role::Worker { slot } => Some(slot),
+                Role::Admin => None,
+            },
+            rank: self.rank,
+            generation: self.generation,
+            restarts: self.restarts,
+            retire_within_ms: self.slot.retire_within(now).map(|left| left.as_millis() as u64),
+            child,
+        })
+    }
+
+    /// `None` for one who was to go and is gone.
+    pub(crate) fn resume(
+        state: MemberState,
+        descriptors: &Unpack,
+        now: Instant,
+    ) -> Result<Option<Self>, String> {
+        let mut member = Self {
+            generation: state.generation,
+            restarts: state.restarts,
+            ..Self::new(state.role(), state.rank, now)
+        };
+        match (state.child, state.retire_within_ms) {
+            (None, None) => {}
+            (None, Some(_)) => return Ok(None),
+            (Some(child), retire_within_ms) => {
+                member.running = Some(Running::resume(child, descriptors)?);
+                member.slot.spawned(now);
+                member.slot.ready(now);
+                if let Some(left) = retire_within_ms {
+                    member.slot.retire(now + Duration::from_millis(left));
+                }
+            }
+        }
+        Ok(Some(member))
+    }
+
+    /// The metrics in use are others from now on.
+    pub(crate) fn lose_count(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.counts = false;
+        }
+    }
+
     /// Its end is closed: it is dying.
     fn closed(&mut self, now: Instant) {
         if let Some(running) = &mut self.running {
@@ -147,7 +209,43 @@ impl Running {
             failed: None,
             is_ready: false,
             hands_over: false,
+            control_version: VERSION,
+            session_version: SESSION_VERSION,
+            counts: true,
         }
+    }
+
+    /// `None` when it will not be heard of any more.
+    fn state(&self, pack: &mut Pack) -> io::Result<Option<ChildState>> {
+        let (Some((pid, pidfd)), Some(channel)) = (self.child.process(), &self.channel) else {
+            return Ok(None);
+        };
+        Ok(Some(ChildState {
+            pid: pid.as_raw_pid(),
+            pidfd: pack.put(&pidfd),
+            channel: pack.put_copy(channel)?,
+            control_version: self.control_version,
+            session_version: self.session_version,
+            counts: self.counts,
+        }))
+    }
+
+    fn resume(state: ChildState, descriptors: &Unpack) -> Result<Self, String> {
+        let pid = Pid::from_raw(state.pid).ok_or("a process has the id 0")?;
+        let child = Child::inherited(pid, descriptors.copy(state.pidfd)?);
+        let channel = descriptors.copy(state.channel)?;
+        Ok(Self {
+            is_ready: true,
+            control_version: state.control_version,
+            session_version: state.session_version,
+            counts: state.counts,
+            ..Self::new(child, MasterChannel::speaking(channel, state.control_version), 0)
+        })
+    }
+
+    /// Whether it speaks another version.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.control_version != VERSION
     }
 
     pub(crate) fn set_outbox_max(&mut self, outbox_max: usize) {

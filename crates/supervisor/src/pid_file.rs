@@ -17,10 +17,16 @@ impl PidFile {
     /// Written in place, as the operator may have made the file in a directory where the master
     /// may not.
     pub(crate) fn write(path: &Path) -> io::Result<Self> {
+        let file = Self::resume(path);
+        fs::write(path, &file.content)?;
+        Ok(file)
+    }
+
+    /// That this process wrote when it ran another program.
+    pub(crate) fn resume(path: &Path) -> Self {
         let content = format!("{}\n", std::process::id());
-        fs::write(path, &content)?;
         // Absolute, should the working directory change.
-        Ok(Self { path: std::path::absolute(path)?, content })
+        Self { path: std::path::absolute(path).unwrap_or_else(|_| path.into()), content }
     }
 }
 

@@ -43,6 +43,15 @@ impl Quotas {
         Self { numbers, suspects: BTreeMap::new() }
     }
 
+    pub(crate) fn from_numbers(numbers: BTreeMap<String, u32>) -> Self {
+        Self { numbers, suspects: BTreeMap::new() }
+    }
+
+    /// By the names of the pools.
+    pub(crate) fn numbers(&self) -> &BTreeMap<String, u32> {
+        &self.numbers
+    }
+
     /// `None` when there is no pool of that name.
     pub(crate) fn number(&self, pool: &str) -> Option<u32> {
         self.numbers.get(pool).copied()

@@ -17,7 +17,7 @@ pub(crate) enum Request {
     LevelDown,
     LogReopen,
     Reload,
-    Unknown(&'static str),
+    Upgrade,
 }
 
 /// SIGPIPE needs no handling: Rust's runtime ignores it from the start.
@@ -51,7 +51,7 @@ fn request(signal: i32) -> Request {
         SIGTTOU => Request::LevelDown,
         SIGUSR1 => Request::LogReopen,
         SIGHUP => Request::Reload,
-        SIGUSR2 => Request::Unknown("SIGUSR2"),
+        SIGUSR2 => Request::Upgrade,
         other => unreachable!("signal {other} was not asked for"),
     }
 }

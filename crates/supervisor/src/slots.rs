@@ -118,6 +118,11 @@ impl Slot {
         self.retire_by = Some(deadline);
     }
 
+    /// How much of its time is left, if it retires.
+    pub(crate) fn retire_within(&self, now: Instant) -> Option<Duration> {
+        self.retire_by.map(|deadline| deadline.saturating_duration_since(now))
+    }
+
     pub(crate) fn unretire(&mut self) {
         self.retire_by = None;
     }

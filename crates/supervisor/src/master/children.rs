@@ -74,7 +74,7 @@ impl Master {
             self.current.segments.use_slot(slot);
         }
         let (ours, theirs) = cashew_control::pair()?;
-        let child = self.spawn.spawn(role, self.log_level, theirs)?;
+        let child = self.spawn.spawn(role, self.log_level, self.started, theirs)?;
         Ok(Running::new(child, MasterChannel::new(ours), self.outbox_max()))
     }
 
@@ -137,6 +137,10 @@ impl Master {
             return Err(Error::Start { role, why: how });
         }
         match self.vacate(role, now) {
+            // It ends by itself only when it is to be started anew.
+            Some(_) if role == Role::Admin && is_clean(&exit) => {
+                info!("{role} ({name}) has stopped")
+            }
             Some(pause) => {
                 let member = self.member(role);
                 member.restarts += 1;
@@ -221,6 +225,10 @@ impl Master {
     /// no more.
     pub(super) fn deal_sockets(&mut self, now: Instant) {
         let Some(listeners) = &self.listeners else { return };
+        // Whom a worker accepted that turns out to be of no use could not be given back.
+        if self.upgrade.is_taking_over() {
+            return;
+        }
         let player = |(slot, member): (u32, &Member)| {
             let is_ready = member.slot.is_serving();
             let plays = is_ready || member.slot.is_starting();
@@ -303,7 +311,8 @@ impl Master {
         let deadline = now + Duration::from_millis(timeout_ms) + KILL_GRACE;
         self.member(role).slot.retire(deadline);
         self.deal_sockets(now);
-        self.post(role, ToChild::Retire { timeout_ms }, Vec::new(), now);
+        let farewell = self.farewell(role, timeout_ms);
+        self.post(role, farewell, Vec::new(), now);
     }
 
     /// For the way out after an error. Waits only for what SIGKILL ends.
@@ -333,6 +342,6 @@ fn is_clean(exit: &Exit) -> bool {
     match exit {
         Exit::Status(status) => status.success(),
         Exit::Returned => true,
-        Exit::Error(_) | Exit::Panicked => false,
+        Exit::Unknown | Exit::Error(_) | Exit::Panicked => false,
     }
 }

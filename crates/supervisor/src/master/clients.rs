@@ -66,7 +66,7 @@ impl Master {
 
     pub(super) fn rebalance(&mut self, now: Instant) {
         let Some(percent) = self.current.snapshot.global.rebalance_threshold else { return };
-        if self.epochs.is_changing() {
+        if self.epochs.is_changing() || self.upgrade.is_in_the_way() {
             return;
         }
         let load = |(slot, _)| (slot, self.current.segments.header(slot).busy);
@@ -80,7 +80,10 @@ impl Master {
 
     /// Brings the counts of clients in line with what the workers say they have.
     pub(super) fn repair_quotas(&mut self, now: Instant) {
-        if self.epochs.is_changing() || self.sessions.is_moving(now) {
+        // Of some nobody here can read how many clients they have.
+        let counts = |member: &Member| member.running.as_ref().is_none_or(|it| it.counts);
+        let is_unknown = !self.members.values().all(counts);
+        if self.epochs.is_changing() || self.sessions.is_moving(now) || is_unknown {
             self.quotas.forget_figures();
             return;
         }

@@ -1,6 +1,7 @@
 //! Operators: what they ask for over their socket, and how the instance is.
 
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +19,7 @@ use crate::errand::Errand;
 use crate::fleet::Life;
 use crate::interests::Interests;
 use crate::member::Member;
+use crate::state::{OperatorsState, Pack};
 use crate::status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
@@ -52,6 +54,24 @@ impl Operators {
             info!("operators are heard at {}", socket.path().display());
         }
         Ok(Self { socket, digesting: Vec::new(), last_reload: None })
+    }
+
+    /// For another program to go on with.
+    pub(super) fn state(&self, pack: &mut Pack) -> io::Result<OperatorsState> {
+        let socket = self.socket.as_ref().map(|socket| socket.state(pack)).transpose()?;
+        Ok(OperatorsState { socket, last_reload: self.last_reload.clone() })
+    }
+
+    /// `socket` is the descriptor of that in the state.
+    pub(super) fn resume(state: OperatorsState, socket: Option<OwnedFd>) -> Self {
+        let resume = |(state, fd)| ControlSocket::new(UnixSocket::resume(state, fd));
+        let socket = state.socket.zip(socket).map(resume);
+        Self { socket, digesting: Vec::new(), last_reload: state.last_reload }
+    }
+
+    /// Whether threads work on answers, which do not outlive a program.
+    pub(super) fn is_working(&self) -> bool {
+        !self.digesting.is_empty()
     }
 
     pub(super) fn add_interests<'a>(&'a self, interests: &mut Interests<'a, Source>) {
@@ -109,7 +129,7 @@ impl Master {
             .map(|(id, command)| (command, socket.reply(id)))
             .collect();
         for (command, reply) in commands {
-            self.command(command, reply);
+            self.command(command, reply, now);
         }
     }
 
@@ -166,6 +186,7 @@ impl Master {
             Phase::Starting => "starting",
             Phase::Stopping => "stopping",
             Phase::Serving if self.reload.is_under_way() => "reloading",
+            Phase::Serving if self.upgrade.is_under_way() => "upgrading",
             Phase::Serving => "serving",
         };
         let workers = self.workers().map(|(slot, member)| self.worker_status(slot, member));
@@ -183,7 +204,7 @@ impl Master {
             digest: String::new(),
         };
         Status {
-            version: env!("CARGO_PKG_VERSION").into(),
+            version: self.program.version.clone(),
             pid: std::process::id(),
             state: state.into(),
             configuration: self.conf_file.clone(),
@@ -193,7 +214,7 @@ impl Master {
             admin,
             pools: (0..).zip(&self.current.snapshot.pools).map(pool).collect(),
             last_reload: self.operators.last_reload.clone(),
-            last_upgrade: None,
+            last_upgrade: self.upgrade.last.clone(),
         }
     }
 

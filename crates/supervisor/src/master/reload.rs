@@ -80,19 +80,19 @@ impl Reload {
 }
 
 impl Master {
-    pub(super) fn command(&mut self, command: Command, reply: Box<dyn Reply>) {
+    pub(super) fn command(&mut self, command: Command, reply: Box<dyn Reply>, now: Instant) {
         match command {
             Command::Reload { .. } if self.phase == Phase::Stopping => {
                 reply.failed("the instance is stopping");
             }
             Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
             Command::Status => self.tell_status(reply),
-            Command::Upgrade { .. } => reply.failed("this program cannot hand over to another one"),
+            Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
     }
 
     pub(super) fn advance_reload(&mut self, now: Instant) {
-        if self.phase != Phase::Serving {
+        if self.phase != Phase::Serving || self.upgrade.is_in_the_way() {
             return;
         }
         match std::mem::take(&mut self.reload.stage) {

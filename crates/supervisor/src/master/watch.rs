@@ -26,7 +26,9 @@ impl Master {
     /// Threads have none: there is nobody left to replace a process that aborts.
     fn vitals(&self, slot: u32) -> Option<(u32, Vitals)> {
         let member = &self.members[&Role::Worker { slot }];
-        let pid = member.running.as_ref()?.child.pid()?;
+        // Of another version's metrics nothing can be read here.
+        let running = member.running.as_ref().filter(|running| running.counts)?;
+        let pid = running.child.pid()?;
         let since = member.slot.beats_since()?;
         let beat_ms = self.epoch_of(slot).segments.header(slot).heartbeat_ms;
         let age = Duration::from_millis(monotonic_ms().saturating_sub(beat_ms));

@@ -2,15 +2,18 @@
 //! itself again, with the name of the "test" to be, see [`fake_processes`].
 #![allow(dead_code, reason = "each file of tests needs another part")]
 
+use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cashew_supervisor::{Options, Role, Spawn};
+use cashew_supervisor::{Options, Program, Role, Spawn, TakeOver};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 mod child;
@@ -285,33 +288,78 @@ pub(crate) fn scenario() -> Option<(String, PathBuf)> {
 pub(crate) fn master() {
     let Some((scenario, directory)) = scenario() else { return };
     cashew_process::log::init("master", 5);
+    let takes_over = std::env::args().any(|argument| argument == TAKE_OVER);
     let spawn = if scenario.starts_with("threads") {
         Spawn::Threads { worker: child::serve_thread, admin: child::serve_thread }
     } else {
         let (scenario, directory) = (scenario.clone(), directory.clone());
-        Spawn::Processes(Box::new(move |role, _| {
+        Spawn::Processes(Box::new(move |role, _, _| {
             let test = match role {
                 Role::Worker { .. } => "child_process",
                 Role::Admin => "admin_process",
             };
-            myself(test, &scenario, &directory)
+            let mut command = myself(test, &scenario, &directory);
+            if takes_over {
+                command.env(TAKEN_OVER, "1");
+            }
+            command
         }))
     };
+    if takes_over {
+        let input = io::stdin().as_fd().try_clone_to_owned().unwrap();
+        rustix::stdio::dup2_stdin(File::open("/dev/null").unwrap()).unwrap();
+        exit(cashew_supervisor::take_over(
+            input,
+            TakeOver {
+                conf_file: directory.join("cashew.yml"),
+                spawn,
+                program: program(&scenario),
+                log_file: Some(directory.join("log")),
+                pid_file: Some(directory.join("pid")),
+            },
+        ));
+    }
     let options = Options {
         snapshot: snapshot(&scenario, &directory),
         conf_file: directory.join("cashew.yml"),
         stats: scenario.ends_with("admin").then(free_address),
         spawn,
+        program: program(&scenario),
         log_level: 5,
         log_file: Some(directory.join("log")),
         pid_file: Some(directory.join("pid")),
         on_ready: Box::new(|| {}),
     };
-    if let Err(error) = cashew_supervisor::run(options) {
+    exit(cashew_supervisor::run(options));
+}
+
+fn exit(result: Result<(), cashew_supervisor::Error>) -> ! {
+    if let Err(error) = result {
         eprintln!("{error}");
         std::process::exit(1);
     }
     std::process::exit(0);
+}
+
+/// An argument of a master that takes over: it matches no test, and can be found.
+const TAKE_OVER: &str = "take-over";
+
+/// In the environment of its children.
+pub(crate) const TAKEN_OVER: &str = "CASHEW_TAKEN_OVER";
+
+/// This executable as the next version of itself.
+fn program(scenario: &str) -> Program {
+    let role = |test: &str| -> Vec<OsString> {
+        [test, "--exact", "--ignored", "--nocapture"].map(Into::into).to_vec()
+    };
+    Program {
+        path: std::env::current_exe().unwrap(),
+        argv: std::env::args_os().filter(|argument| argument != TAKE_OVER).collect(),
+        test: if scenario == "untested" { role("bad_process") } else { vec!["--list".into()] },
+        rehearse: role("rehearsal_process"),
+        take_over: vec![TAKE_OVER.into()],
+        version: "test".into(),
+    }
 }
 
 fn snapshot(scenario: &str, directory: &Path) -> cashew_config::Snapshot {

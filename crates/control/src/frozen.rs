@@ -1,0 +1,115 @@
+//! What never changes, whatever [`VERSION`](crate::VERSION) says.
+//!
+//! After an upgrade a master of one version has workers of another for as long as these have
+//! clients. With them it speaks only what is listed here: names, fields and descriptors of these
+//! messages stay as they are for ever, and so does the framing, a version byte before one JSON
+//! object. Fields may be added if what lacks them is understood. Everything else may change with
+//! a new version, since only master and children of the same version say it to each other.
+//!
+//! What a [`Session`](crate::Session) says has a version of its own.
+
+use crate::{ToChild, ToMaster};
+
+/// A message that has a frozen part of its language.
+pub trait Frozen {
+    /// Whether another version understands it.
+    fn is_frozen(&self) -> bool;
+}
+
+impl Frozen for ToChild {
+    fn is_frozen(&self) -> bool {
+        matches!(self, Self::Retire { .. } | Self::Shutdown)
+    }
+}
+
+impl Frozen for ToMaster {
+    fn is_frozen(&self) -> bool {
+        matches!(self, Self::HandOver { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::os::fd::AsFd;
+
+    use rustix::net::SendFlags;
+
+    use super::*;
+    use crate::{MasterChannel, Session, VERSION, pair};
+
+    /// As the first version wrote it. A change that breaks this test breaks upgrades.
+    const HAND_OVER: &str = r#"{"type":"hand_over","session":{"version":1,"pool":"alpha","id":7,"authenticated":true,"name":[97],"swallow":0,"input":3,"output":2}}"#;
+
+    #[test]
+    fn what_is_frozen_is_written_as_ever() {
+        let expected = [
+            (ToChild::Retire { timeout_ms: 5 }, r#"{"type":"retire","timeout_ms":5}"#),
+            (ToChild::Shutdown, r#"{"type":"shutdown"}"#),
+        ];
+        for (message, json) in expected {
+            assert!(message.is_frozen());
+            assert_eq!(serde_json::to_string(&message).unwrap(), json);
+            assert_eq!(serde_json::from_str::<ToChild>(json).unwrap(), message);
+        }
+        let message: ToMaster = serde_json::from_str(HAND_OVER).unwrap();
+        let session = Session {
+            version: 1,
+            pool: "alpha".into(),
+            id: 7,
+            authenticated: true,
+            name: Some(b"a".to_vec()),
+            swallow: 0,
+            input: 3,
+            output: 2,
+        };
+        assert_eq!(message, ToMaster::HandOver { session });
+        assert!(message.is_frozen());
+    }
+
+    #[test]
+    fn what_a_later_version_adds_is_ignored() {
+        let json = r#"{"type":"retire","timeout_ms":5,"colour":"green"}"#;
+        let message: ToChild = serde_json::from_str(json).unwrap();
+        assert_eq!(message, ToChild::Retire { timeout_ms: 5 });
+        let json = r#"{"type":"hand_over","session":{"version":2,"id":7,"protocol":3}}"#;
+        let message: ToMaster = serde_json::from_str(json).unwrap();
+        let session = Session { version: 2, id: 7, ..Session::default() };
+        assert_eq!(message, ToMaster::HandOver { session });
+    }
+
+    #[test]
+    fn of_another_version_only_what_is_frozen_is_heard() {
+        let (ours, theirs) = pair().unwrap();
+        let other = VERSION + 1;
+        let mut master = MasterChannel::speaking(ours, other);
+        let say = |version: u8, json: &str| {
+            let bytes = [&[version], json.as_bytes()].concat();
+            rustix::net::send(&theirs, &bytes, SendFlags::empty()).unwrap();
+        };
+        say(other, r#"{"type":"sing"}"#);
+        say(other, r#"{"type":"held","pool":1,"version":1}"#);
+        say(other, r#"["not even an object"]"#);
+        say(other, HAND_OVER);
+        let (message, _) = master.receive().unwrap().unwrap();
+        assert!(matches!(message, ToMaster::HandOver { .. }));
+        assert!(master.receive().unwrap().is_none());
+
+        say(VERSION, r#"{"type":"ready"}"#);
+        assert!(master.receive().is_err(), "it does not change its version");
+    }
+
+    #[test]
+    fn to_another_version_only_what_is_frozen_is_said() {
+        let (ours, theirs) = pair().unwrap();
+        let master = MasterChannel::speaking(ours, VERSION + 1);
+        assert_eq!(master.version(), VERSION + 1);
+        let (_, end) = io::pipe().unwrap();
+        assert!(master.send(&ToChild::Start, &[end.as_fd()]).is_err());
+        master.send(&ToChild::Shutdown, &[]).unwrap();
+        let mut buf = [0; 64];
+        let (len, _) =
+            rustix::net::recv(&theirs, &mut buf, rustix::net::RecvFlags::empty()).unwrap();
+        assert_eq!(&buf[..len], [&[VERSION + 1], &br#"{"type":"shutdown"}"#[..]].concat());
+    }
+}

@@ -1,0 +1,525 @@
+//! Becoming another version of the program, and back again if that one does not get ready.
+//!
+//! The program that runs tries the next one first ([`Trial`]), waits until the instance is at rest,
+//! and becomes it: the process stays, with its id and its children. The next program starts workers
+//! of its own beside the ones that serve, and does not touch those: it neither reads what they say
+//! nor tells them anything. If all of its own get ready the others retire, and their sessions move.
+//! If not it kills its own, and becomes the program before it again, with the very state that it
+//! was given, to which nothing has happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use cashew_control::{SESSION_VERSION, ToChild, VERSION};
+use cashew_metrics::{Layout, Segments};
+use cashew_process::{exec, log};
+use rustix::fs::{Mode, OFlags};
+use tracing::{error, info, warn};
+
+use super::operators::Operators;
+use super::switch::InEffect;
+use super::{Master, Phase, workers_of};
+use crate::child::{Role, Spawn};
+use crate::command::Reply;
+use crate::deal::Deal;
+use crate::listeners::Listeners;
+use crate::member::{Member, Running};
+use crate::notify::Notify;
+use crate::pid_file::PidFile;
+use crate::quotas::Quotas;
+use crate::rehearsal::{Kit, understands_sessions};
+use crate::ring::Rings;
+use crate::signals::Signals;
+use crate::state::{FORMAT, Head, Pack, REHEARSED, State, Unpack};
+use crate::status::Outcome;
+use crate::trial::{Candidate, Trial};
+use crate::watchdog::Watchdog;
+use crate::{Error, Program, Step, TakeOver};
+
+/// How long the instance may take to come to rest, once a program has passed its trial.
+const REST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What there is of an upgrade now, and what became of those before it.
+#[derive(Default)]
+pub(super) struct Upgrade {
+    stage: Stage,
+    askers: Vec<Box<dyn Reply>>,
+    /// The way back, as long as there is one: this program has taken over and is not ready yet.
+    fallback: Option<Fallback>,
+    /// Who serves meanwhile, untouched.
+    held: BTreeMap<Role, Member>,
+    /// Rings and epochs stay as they are while there are workers who cannot be told of them.
+    frozen: bool,
+    /// How the last one ended.
+    pub(super) last: Option<Outcome>,
+}
+
+#[derive(Default)]
+enum Stage {
+    #[default]
+    Idle,
+    Trying(Trial),
+    /// Waits until nothing is under way.
+    Resting {
+        candidate: Candidate,
+        deadline: Instant,
+    },
+}
+
+/// All that was handed over, to hand it back.
+pub(crate) struct Fallback {
+    text: Vec<u8>,
+    descriptors: Unpack,
+}
+
+impl Fallback {
+    pub(crate) fn new(text: Vec<u8>, descriptors: Vec<OwnedFd>) -> Self {
+        Self { text, descriptors: Unpack::new(descriptors) }
+    }
+
+    /// Becomes the program that was before this one. Returns only if that fails.
+    pub(crate) fn give_back(self, program: &Program, failed: &Error) -> Error {
+        let why = &match failed {
+            Error::TakeOver(why) => why.clone(),
+            other => other.to_string(),
+        };
+        error!("the upgrade has failed, the program before goes on: {why}");
+        let result = Head::read(&self.text).and_then(|head| {
+            if head.failed.is_some() {
+                return Err("it has handed this back already".into());
+            }
+            let before = self.descriptors.get(head.program)?;
+            let text = State::write_failed(&self.text, why);
+            Err(become_program(&before, program, &text, &self.descriptors.repack()).to_string())
+        });
+        let Err::<Infallible, _>(error) = result;
+        Error::TakeOver(format!("{why}; and the program before cannot go on: {error}"))
+    }
+}
+
+impl Upgrade {
+    pub(super) fn event(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stage {
+            Stage::Trying(trial) => Some(trial.event()),
+            Stage::Idle | Stage::Resting { .. } => None,
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Trying(trial) => Some(trial.poll_timeout()),
+            Stage::Resting { deadline, .. } => Some(*deadline),
+            Stage::Idle => None,
+        }
+    }
+
+    /// Whether the program has taken over, and its own workers are not ready yet.
+    pub(super) fn is_taking_over(&self) -> bool {
+        self.fallback.is_some()
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        self.is_taking_over() || !matches!(self.stage, Stage::Idle)
+    }
+
+    /// Whether nothing may be begun that changes what workers go by.
+    pub(super) fn is_in_the_way(&self) -> bool {
+        self.frozen || matches!(self.stage, Stage::Resting { .. })
+    }
+}
+
+impl Master {
+    pub(super) fn begin_upgrade(
+        &mut self,
+        binary: Option<PathBuf>,
+        reply: Box<dyn Reply>,
+        now: Instant,
+    ) {
+        let refuse = |reply: Box<dyn Reply>, why: &str| {
+            error!("the upgrade is refused: {why}");
+            reply.failed(why);
+        };
+        if matches!(self.spawn, Spawn::Threads { .. }) {
+            let why = "with worker_processes: 0 there is nobody who could serve meanwhile; restart \
+                       the instance";
+            return refuse(reply, why);
+        }
+        if self.phase != Phase::Serving {
+            return refuse(reply, "the instance is starting or stopping");
+        }
+        if !matches!(self.upgrade.stage, Stage::Idle) {
+            return refuse(reply, "an upgrade is under way already");
+        }
+        let path = binary.unwrap_or_else(|| self.program.path.clone());
+        info!("trying {} for an upgrade", path.display());
+        match Trial::begin(&self.program, &path, now) {
+            Ok(trial) => {
+                self.upgrade.stage = Stage::Trying(trial);
+                self.upgrade.askers.push(reply);
+            }
+            Err(why) => {
+                self.upgrade.askers.push(reply);
+                self.upgrade_failed(&why);
+            }
+        }
+    }
+
+    pub(super) fn advance_upgrade(&mut self, now: Instant) {
+        if self.upgrade.frozen && !self.has_foreigners() {
+            self.upgrade.frozen = false;
+            self.rings.thaw(now);
+        }
+        match std::mem::take(&mut self.upgrade.stage) {
+            Stage::Idle => {}
+            // Its state is copied for the rehearsal, which takes no change under way.
+            Stage::Trying(trial) if !self.rings.is_quiet() => {
+                self.upgrade.stage = Stage::Trying(trial);
+            }
+            Stage::Trying(mut trial) => {
+                let program = self.program.clone();
+                let copy = || {
+                    let (text, pack) = self.state(program.path.clone(), now)?;
+                    pack.send(&text, REHEARSED)
+                };
+                match trial.poll(&program, copy, now) {
+                    None => self.upgrade.stage = Stage::Trying(trial),
+                    Some(Ok(candidate)) => {
+                        for note in &candidate.verdict.notes {
+                            warn!("upgrade: {note}");
+                            self.upgrade.askers.iter_mut().for_each(|asker| asker.say(note));
+                        }
+                        let deadline = now + REST_TIMEOUT;
+                        self.upgrade.stage = Stage::Resting { candidate, deadline };
+                        self.advance_upgrade(now);
+                    }
+                    Some(Err(why)) => self.upgrade_failed(&why),
+                }
+            }
+            Stage::Resting { candidate, deadline } => self.rest(candidate, deadline, now),
+        }
+    }
+
+    /// Becomes the candidate as soon as nothing is under way.
+    fn rest(&mut self, candidate: Candidate, deadline: Instant, now: Instant) {
+        // A reload freezes and thaws the rings itself.
+        if !self.reload.is_under_way() {
+            self.rings.freeze();
+        }
+        match self.unrest() {
+            None => {}
+            Some(what) if deadline <= now => {
+                let why = format!("the instance does not come to rest: {what}");
+                self.rings.thaw(now);
+                return self.upgrade_failed(&why);
+            }
+            Some(_) => {
+                self.upgrade.stage = Stage::Resting { candidate, deadline };
+                return;
+            }
+        }
+        // What comes from here on waits for the next program.
+        if let Err(error) = exec::hold_signals() {
+            warn!("signals cannot wait: {error}");
+        }
+        let requests = self.signals.receive();
+        let error = if requests.is_empty() { Some(self.exchange(&candidate, now)) } else { None };
+        if let Err(error) = exec::release_signals() {
+            warn!("signals still wait: {error}");
+        }
+        match error {
+            Some(error) => {
+                self.rings.thaw(now);
+                let path = candidate.path.display();
+                self.upgrade_failed(&format!("{path} cannot take over: {error}"));
+            }
+            None => {
+                self.upgrade.stage = Stage::Resting { candidate, deadline };
+                self.handle_requests(requests, now);
+            }
+        }
+    }
+
+    /// What is still under way that another program could not go on with.
+    fn unrest(&self) -> Option<String> {
+        if self.reload.is_under_way() || self.epochs.is_changing() {
+            return Some("the configuration is being changed".into());
+        }
+        if !self.rings.is_quiet() {
+            return Some("a ring is being changed".into());
+        }
+        if self.operators.is_working() {
+            return Some("operators wait for an answer".into());
+        }
+        if !self.sessions.is_empty() {
+            return Some("sessions are on their way".into());
+        }
+        let restless = self.members.iter().find(|(_, member)| match &member.running {
+            Some(running) => {
+                let is_well = member.slot.is_serving() || member.slot.is_retiring();
+                !is_well || running.mail() != Some(0)
+            }
+            None => false,
+        });
+        restless.map(|(role, _)| format!("{role} is starting, stopping or slow to read"))
+    }
+
+    fn exchange(&mut self, candidate: &Candidate, now: Instant) -> io::Error {
+        let path = candidate.path.display();
+        info!("becoming cashew {} from {path}", candidate.verdict.version);
+        self.operators.deliver(now);
+        match self.state(candidate.path.clone(), now) {
+            Ok((text, pack)) => become_program(&candidate.file, &self.program, &text, &pack),
+            Err(error) => error,
+        }
+    }
+
+    /// Everything that another program needs to go on from here.
+    fn state(&self, next_path: PathBuf, now: Instant) -> io::Result<(Vec<u8>, Pack)> {
+        let mut pack = Pack::default();
+        let epoch = pack.put(&self.current.sealed);
+        let metrics = pack.put(&self.current.metrics);
+        let shared = pack.put(&self.shared_memfd);
+        debug_assert_eq!(pack.len(), REHEARSED);
+        let running =
+            rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let program = pack.put(&Rc::new(running));
+        let members = self.members.values();
+        let members =
+            members.map(|member| member.state(&mut pack, now)).collect::<io::Result<_>>()?;
+        let listeners = self.listeners.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let listeners = listeners.state(&mut pack);
+        let sockets = self.upgrade.askers.iter().filter_map(|asker| asker.socket());
+        let askers = sockets.map(|socket| pack.put_copy(socket)).collect::<io::Result<_>>()?;
+        let state = State {
+            format: FORMAT,
+            version: self.program.version.clone(),
+            program,
+            failed: None,
+            path: self.program.path.as_path().into(),
+            next_path: next_path.as_path().into(),
+            epoch,
+            metrics,
+            shared,
+            last_epoch: self.last_epoch,
+            control_version: VERSION,
+            session_version: SESSION_VERSION,
+            listeners,
+            owners: self.deal.owners().clone(),
+            members,
+            generation: self.generation,
+            rings: self.rings.state(now),
+            quotas: self.quotas.numbers().clone(),
+            log_level: self.log_level,
+            started_at: self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+            operators: self.operators.state(&mut pack)?,
+            askers,
+        };
+        Ok((state.write(), pack))
+    }
+
+    /// Goes on where another program has stopped. Nobody is started or told anything yet.
+    pub(crate) fn resume(fallback: &Fallback, options: TakeOver) -> Result<Self, Error> {
+        let Fallback { text, descriptors } = fallback;
+        let state = State::read(text).map_err(Error::TakeOver)?;
+        let kit = Kit::open(&state, descriptors).map_err(Error::TakeOver)?;
+        let TakeOver { conf_file, spawn, mut program, log_file, pid_file } = options;
+        let now = Instant::now();
+        let signals = Signals::new().step("handle signals")?;
+        log::set_level(state.log_level);
+        let is_back = state.failed.is_some();
+        program.path = if is_back { state.path } else { state.next_path }.into();
+
+        let mut members = BTreeMap::new();
+        for member in state.members {
+            if let Some(member) =
+                Member::resume(member, descriptors, now).map_err(Error::TakeOver)?
+            {
+                members.insert(member.role, member);
+            }
+        }
+        let rings = Rings::from_state(state.rings, now);
+        let quotas = Quotas::from_numbers(state.quotas);
+        let (metrics, segments) = match kit.segments {
+            Ok(segments) => (descriptors.get(state.metrics).map_err(Error::TakeOver)?, segments),
+            Err(why) => {
+                warn!("counters start anew: {why}");
+                members.values_mut().for_each(Member::lose_count);
+                let (metrics, segments) = Segments::create(&Layout::new(&kit.epoch.snapshot))
+                    .step("make the shared memory of the metrics")?;
+                (Rc::new(metrics), segments)
+            }
+        };
+        let snapshot = kit.epoch.snapshot;
+        let workers = workers_of(&snapshot);
+        let heartbeat_timeout_ms = snapshot.global.worker_heartbeat_timeout_ms;
+        let current = InEffect::new(snapshot, (metrics, Rc::new(segments)), &quotas, &rings)
+            .step("seal the configuration")?;
+        let askers = state.askers.into_iter().map(|place| descriptors.copy(place));
+        let askers = askers.collect::<Result<Vec<_>, _>>().map_err(Error::TakeOver)?;
+        let shared_memfd = descriptors.get(state.shared).map_err(Error::TakeOver)?;
+        let operators = state.operators.socket.as_ref();
+        let operators = operators.map(|it| descriptors.copy(it.socket)).transpose();
+        let operators = operators.map_err(Error::TakeOver)?;
+        // These last of all, since dropping them would remove files.
+        let listeners = Listeners::resume(state.listeners, descriptors).map_err(Error::TakeOver)?;
+        let mut master = Self {
+            spawn,
+            signals,
+            conf_file: std::path::absolute(&conf_file).unwrap_or(conf_file),
+            program,
+            listeners: Some(listeners),
+            deal: Deal::resume(state.owners),
+            current,
+            previous: None,
+            next: None,
+            last_epoch: state.last_epoch,
+            shared_memfd,
+            shared: kit.shared,
+            quotas,
+            rings,
+            epochs: Default::default(),
+            watchdog: Watchdog::new(heartbeat_timeout_ms, now),
+            reload: Default::default(),
+            upgrade: Upgrade::default(),
+            sessions: Default::default(),
+            balance: crate::balance::Balance::new(),
+            members,
+            generation: state.generation,
+            is_unsettled: true,
+            look_at: now,
+            phase: Phase::Serving,
+            log_level: state.log_level,
+            log_file,
+            pid_path: None,
+            pid_file: pid_file.map(|path| PidFile::resume(&path)),
+            on_ready: None,
+            started: UNIX_EPOCH + Duration::from_secs(state.started_at),
+            operators: Operators::resume(state.operators, operators),
+            // As at the first start: the environment stays over an exec.
+            notify: Notify::from_env(now),
+        };
+        let outbox_max = master.outbox_max();
+        for running in master.members.values_mut().filter_map(|member| member.running.as_mut()) {
+            running.set_outbox_max(outbox_max);
+        }
+        master.upgrade.askers =
+            askers.into_iter().map(|socket| crate::command::resume(socket)).collect();
+        match state.failed {
+            Some(why) => {
+                master.rings.thaw(now);
+                master.upgrade_failed(&why);
+            }
+            None => master.hold_members(workers, now),
+        }
+        Ok(master)
+    }
+
+    /// Puts those aside who serve, and makes places for the workers of this program.
+    fn hold_members(&mut self, workers: u32, now: Instant) {
+        self.phase = Phase::Starting;
+        self.generation += 1;
+        self.upgrade.held = std::mem::take(&mut self.members);
+        let taken: BTreeSet<Role> = self.upgrade.held.keys().copied().collect();
+        let free = (0..cashew_metrics::SLOTS_MAX)
+            .map(|slot| Role::Worker { slot })
+            .filter(|role| !taken.contains(role));
+        self.members =
+            free.zip(0..workers).map(|(role, rank)| (role, Member::new(role, rank, now))).collect();
+    }
+
+    /// Whether this program has what it needs to try.
+    pub(super) fn may_go_back(&mut self, fallback: Fallback) {
+        if self.phase == Phase::Starting {
+            self.upgrade.fallback = Some(fallback);
+        }
+    }
+
+    /// The way back, if it is still open.
+    pub(super) fn take_fallback(&mut self) -> Option<Fallback> {
+        self.upgrade.fallback.take()
+    }
+
+    /// All workers of this program are ready, or it is to stop: there is no way back any more.
+    pub(super) fn end_take_over(&mut self, now: Instant) {
+        if self.upgrade.fallback.take().is_none() {
+            return;
+        }
+        self.members.append(&mut self.upgrade.held);
+        self.is_unsettled = true;
+        self.upgrade.frozen = true;
+        if self.phase == Phase::Stopping {
+            return;
+        }
+        self.upgrade.last = Some(Outcome::new(None));
+        let version = self.program.version.clone();
+        info!("the upgrade is done: this is cashew {version}, the workers before it retire");
+        // It is started anew, by this program.
+        self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
+        let done = format!("this is cashew {version}");
+        for mut asker in std::mem::take(&mut self.upgrade.askers) {
+            asker.say(&done);
+            asker.done();
+        }
+    }
+
+    /// Whether somebody speaks another version.
+    pub(super) fn has_foreigners(&self) -> bool {
+        self.members.values().any(|member| member.running.as_ref().is_some_and(Running::is_foreign))
+    }
+
+    pub(super) fn cancel_upgrade(&mut self, why: &str, now: Instant) {
+        if !matches!(self.upgrade.stage, Stage::Idle) {
+            self.upgrade_failed(why);
+        }
+        for asker in std::mem::take(&mut self.upgrade.askers) {
+            asker.failed(why);
+        }
+        self.end_take_over(now);
+    }
+
+    fn upgrade_failed(&mut self, why: &str) {
+        error!("the upgrade has failed, nothing is changed: {why}");
+        self.upgrade.stage = Stage::Idle;
+        self.upgrade.last = Some(Outcome::new(Some(why.to_owned())));
+        for asker in std::mem::take(&mut self.upgrade.askers) {
+            asker.failed(why);
+        }
+    }
+
+    /// What a worker is told that is to go, so that its sessions go on elsewhere if they can.
+    pub(super) fn farewell(&self, role: Role, timeout_ms: u64) -> ToChild {
+        let running = self.members.get(&role).and_then(|member| member.running.as_ref());
+        match running {
+            Some(running) if !understands_sessions(running.session_version) => {
+                warn!(
+                    "{role} closes its connections as they come to rest: its sessions are of \
+                       version {}, {SESSION_VERSION} is spoken here",
+                    running.session_version
+                );
+                ToChild::Shutdown
+            }
+            _ => ToChild::Retire { timeout_ms },
+        }
+    }
+}
+
+/// Returns only if that fails, and then everything is as before.
+fn become_program(file: &OwnedFd, program: &Program, text: &[u8], pack: &Pack) -> io::Error {
+    let attempt = || -> io::Result<io::Error> {
+        let socket = pack.send(text, pack.len())?;
+        rustix::stdio::dup2_stdin(&socket)?;
+        drop(socket);
+        let argv: Vec<_> = program.argv.iter().chain(&program.take_over).cloned().collect();
+        let error = exec::replace(file, &argv);
+        // What is in the socket is let go with it.
+        rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+        Ok(error)
+    };
+    attempt().unwrap_or_else(|error| error)
+}

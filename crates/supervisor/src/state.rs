@@ -1,0 +1,238 @@
+//! All that the program of a master must know to go on where another one stopped: a text of JSON,
+//! and the descriptors that it speaks of by their places.
+//!
+//! Two versions of cashew have to understand it. What is unknown is ignored, what is missing has
+//! its default, so a field may be added if its default is right for what was written without it.
+//! For all other changes there is [`FORMAT`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::child::Role;
+use crate::listeners::ListenersState;
+use crate::ring::RingsState;
+use crate::status::Outcome;
+use crate::unix_socket::UnixSocketState;
+
+/// Raised when a state cannot be understood any more by who knows only the format before.
+pub(crate) const FORMAT: u32 = 1;
+
+/// The first descriptors are those that a rehearsal may look at: the epoch, the metrics, what all
+/// processes share.
+pub(crate) const REHEARSED: usize = 3;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub(crate) format: u32,
+    /// Of the cashew that wrote it.
+    pub(crate) version: String,
+    /// The file of the program that wrote it, to go back to.
+    pub(crate) program: Place,
+    /// Why the program that took over has given it back.
+    #[serde(default)]
+    pub(crate) failed: Option<String>,
+    /// Where that program was found, and the one that takes over.
+    pub(crate) path: Text,
+    pub(crate) next_path: Text,
+    pub(crate) epoch: Place,
+    pub(crate) metrics: Place,
+    pub(crate) shared: Place,
+    /// The highest number that any epoch ever had, taken effect or not.
+    pub(crate) last_epoch: u64,
+    /// What the children speak that it started itself.
+    pub(crate) control_version: u8,
+    pub(crate) session_version: u32,
+    pub(crate) listeners: ListenersState,
+    /// Who accepts from which listening socket.
+    pub(crate) owners: BTreeMap<u32, BTreeSet<u32>>,
+    pub(crate) members: Vec<MemberState>,
+    pub(crate) generation: u64,
+    pub(crate) rings: RingsState,
+    /// Under which number the clients of each pool are counted, by the pool's name.
+    pub(crate) quotas: BTreeMap<String, u32>,
+    pub(crate) log_level: u8,
+    /// Of the instance, in seconds since 1970.
+    pub(crate) started_at: u64,
+    #[serde(default)]
+    pub(crate) operators: OperatorsState,
+    /// Who is to be told how it ends.
+    #[serde(default)]
+    pub(crate) askers: Vec<Place>,
+}
+
+/// What is understood of a state of any format, so that there is always a way back.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Head {
+    format: u32,
+    #[serde(default)]
+    version: String,
+    pub(crate) program: Place,
+    #[serde(default)]
+    pub(crate) failed: Option<String>,
+}
+
+/// The operators' socket, and what they are told.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct OperatorsState {
+    pub(crate) socket: Option<UnixSocketState>,
+    pub(crate) last_reload: Option<Outcome>,
+}
+
+/// One child, or the place for one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemberState {
+    /// `None` is the admin.
+    pub(crate) slot: Option<u32>,
+    pub(crate) rank: u32,
+    /// Workers of an earlier one are replaced.
+    pub(crate) generation: u64,
+    pub(crate) restarts: u64,
+    /// Is handing its work over, and has so much time left for that.
+    #[serde(default)]
+    pub(crate) retire_within_ms: Option<u64>,
+    /// `None` where there is to be one and is none just now.
+    #[serde(default)]
+    pub(crate) child: Option<ChildState>,
+}
+
+/// A process: it serves, or retires.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ChildState {
+    pub(crate) pid: i32,
+    pub(crate) pidfd: Place,
+    pub(crate) channel: Place,
+    /// What it speaks on the channel.
+    pub(crate) control_version: u8,
+    pub(crate) session_version: u32,
+    /// Whether it counts in the metrics that the state names.
+    #[serde(default = "yes")]
+    pub(crate) counts: bool,
+}
+
+/// Where a descriptor is among those that come along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place(u32);
+
+/// What the system calls a text; any bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Text(Vec<u8>);
+
+/// The descriptors that come along, on their way out.
+#[derive(Debug, Default)]
+pub(crate) struct Pack(Vec<Rc<OwnedFd>>);
+
+/// The descriptors that came along.
+#[derive(Debug)]
+pub(crate) struct Unpack(Vec<Rc<OwnedFd>>);
+
+impl Head {
+    pub(crate) fn read(text: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(text).map_err(unreadable)
+    }
+}
+
+fn unreadable(error: serde_json::Error) -> String {
+    format!("the state cannot be read: {error}")
+}
+
+impl State {
+    /// Reads what another program wrote, which may be of another version.
+    pub(crate) fn read(text: &[u8]) -> Result<Self, String> {
+        // First of all, since of another format nothing else may be understood.
+        let head = Head::read(text)?;
+        if head.format != FORMAT {
+            return Err(format!(
+                "the state of cashew {} has format {}, and {FORMAT} is understood here",
+                head.version, head.format
+            ));
+        }
+        serde_json::from_slice(text).map_err(unreadable)
+    }
+
+    pub(crate) fn write(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a state has string keys and no failing serializer")
+    }
+
+    /// The same text, with whatever this version does not know, saying that the take-over failed.
+    pub(crate) fn write_failed(text: &[u8], why: &str) -> Vec<u8> {
+        let failed = || -> serde_json::Result<Vec<u8>> {
+            let mut state: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_slice(text)?;
+            state.insert("failed".into(), why.into());
+            serde_json::to_vec(&state)
+        };
+        // What cannot be understood here is understood by who wrote it.
+        failed().unwrap_or_else(|_| text.to_vec())
+    }
+}
+
+impl MemberState {
+    pub(crate) fn role(&self) -> Role {
+        self.slot.map_or(Role::Admin, |slot| Role::Worker { slot })
+    }
+}
+
+impl Pack {
+    pub(crate) fn put(&mut self, descriptor: &Rc<OwnedFd>) -> Place {
+        self.0.push(Rc::clone(descriptor));
+        Place(u32::try_from(self.0.len() - 1).expect("descriptors are numbered by an i32"))
+    }
+
+    pub(crate) fn put_copy(&mut self, descriptor: impl AsFd) -> io::Result<Place> {
+        Ok(self.put(&Rc::new(descriptor.as_fd().try_clone_to_owned()?)))
+    }
+
+    /// For [`handover::send`](crate::handover::send), the first `count` of them.
+    pub(crate) fn send(&self, text: &[u8], count: usize) -> io::Result<OwnedFd> {
+        let descriptors: Vec<_> = self.0.iter().take(count).map(|it| it.as_fd()).collect();
+        crate::handover::send(text, &descriptors)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Unpack {
+    pub(crate) fn new(descriptors: Vec<OwnedFd>) -> Self {
+        Self(descriptors.into_iter().map(Rc::new).collect())
+    }
+
+    pub(crate) fn get(&self, place: Place) -> Result<Rc<OwnedFd>, String> {
+        let found = self.0.get(place.0 as usize).map(Rc::clone);
+        found.ok_or_else(|| format!("descriptor {} is missing", place.0))
+    }
+
+    pub(crate) fn copy(&self, place: Place) -> Result<OwnedFd, String> {
+        self.get(place)?.try_clone().map_err(|error| error.to_string())
+    }
+
+    /// To hand all of it on, as it came.
+    pub(crate) fn repack(&self) -> Pack {
+        Pack(self.0.clone())
+    }
+}
+
+impl From<&Path> for Text {
+    fn from(path: &Path) -> Self {
+        Self(path.as_os_str().as_bytes().to_vec())
+    }
+}
+
+impl From<Text> for PathBuf {
+    fn from(text: Text) -> Self {
+        OsString::from_vec(text.0).into()
+    }
+}
+
+fn yes() -> bool {
+    true
+}
