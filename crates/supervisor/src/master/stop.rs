@@ -34,6 +34,7 @@ impl Master {
 
     fn begin_stop(&mut self, now: Instant) {
         self.phase = Phase::Stopping;
+        self.notify.stopping();
         self.cancel_upgrade("the instance is stopping", now);
         self.epochs.abort("the instance is stopping".into());
         self.act_on_epochs(now);
