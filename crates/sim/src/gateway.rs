@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Setup};
+use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Setup};
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
 use crate::clock::{Clock, Event};
+use crate::moves::Leave;
 use crate::network::{Peer, Side, piece};
 use crate::world::Fabric;
 
@@ -28,22 +29,27 @@ pub(crate) enum Input {
     Hold { pool: u32, version: u64 },
     Release { pool: u32, version: u64, live: Vec<bool> },
     Drain,
+    Leave(Leave),
+    Detached { token: u64 },
+    Adopt { conn: u32, export: Export },
 }
 
 /// What a gateway wants of the world.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Wish {
     Connect { token: u64, pool: u32, server: u32 },
     Held { pool: u32, version: u64 },
     Eject { pool: u32, server: u32 },
     Readmit { pool: u32, server: u32 },
+    HandOver { conn: u32, export: Export },
 }
 
 pub(crate) struct Gateway {
-    id: u32,
+    pub(crate) id: u32,
     pub(crate) engine: Engine,
     metrics: Writer,
-    sockets: BTreeMap<u64, Socket>,
+    pub(crate) sockets: BTreeMap<u64, Socket>,
+    pub(crate) wishes: Vec<Wish>,
     inbox: VecDeque<Input>,
     /// When the next tick is planned; later ones are stale.
     tick_at: u64,
@@ -54,13 +60,27 @@ pub(crate) struct Gateway {
 /// Closed connections that are remembered.
 const STALE_MAX: usize = 8;
 
-struct Socket {
+pub(crate) struct Socket {
     /// `None` while connecting.
-    conn: Option<u32>,
+    pub(crate) conn: Option<u32>,
     paused: bool,
     write_blocked: bool,
     /// The engine knows that the peer sends nothing more.
     ended: bool,
+    /// It is about to be let go of: read, perhaps, but not written.
+    pub(crate) detaching: bool,
+}
+
+impl Socket {
+    pub(crate) fn of(conn: u32) -> Self {
+        Self {
+            conn: Some(conn),
+            paused: false,
+            write_blocked: false,
+            ended: false,
+            detaching: false,
+        }
+    }
 }
 
 impl Gateway {
@@ -80,6 +100,7 @@ impl Gateway {
             engine,
             metrics,
             sockets: BTreeMap::new(),
+            wishes: Vec::new(),
             inbox: VecDeque::new(),
             tick_at: u64::MAX,
             stale: VecDeque::new(),
@@ -107,9 +128,8 @@ impl Gateway {
 
     /// One turn of the loop, in the order of the worker's. Says what the world has to do.
     pub(crate) fn tick(&mut self, fabric: &mut Fabric) -> Vec<Wish> {
-        let mut wishes = Vec::new();
         if self.tick_at != fabric.clock.now() {
-            return wishes;
+            return Vec::new();
         }
         self.tick_at = u64::MAX;
         for input in std::mem::take(&mut self.inbox) {
@@ -123,15 +143,21 @@ impl Gateway {
             self.engine.handle_timeout(now);
         }
         self.engine.settle(now);
-        self.act(fabric, &mut wishes);
+        self.act(fabric);
         while let Some(conn) = self.engine.poll_dirty() {
             self.send(conn.token(), fabric);
         }
-        self.act(fabric, &mut wishes);
+        self.act(fabric);
         self.check_bounds(fabric);
         let next = Clock::instant(self.engine.poll_timeout()).max(fabric.clock.now() + 10);
         self.wake(next, &mut fabric.clock);
-        wishes
+        std::mem::take(&mut self.wishes)
+    }
+
+    /// What the engine calls a connection; 0 if it is another gateway's by now.
+    fn token_of(&self, conn: u32, fabric: &Fabric) -> u64 {
+        let conn = fabric.network.conn(conn);
+        if conn.gateway == self.id { conn.token } else { 0 }
     }
 
     /// Reports something of a connection that is closed, which the engine must ignore.
@@ -151,7 +177,7 @@ impl Gateway {
     }
 
     /// Forgets a connection. Its token may come back to no good use.
-    fn remove(&mut self, token: u64) -> Option<Socket> {
+    pub(crate) fn remove(&mut self, token: u64) -> Option<Socket> {
         let socket = self.sockets.remove(&token)?;
         if self.stale.len() == STALE_MAX {
             self.stale.pop_front();
@@ -167,9 +193,10 @@ impl Gateway {
                 let token =
                     self.engine.handle_accepted(pool, admission, u64::from(conn) + 1, now).token();
                 fabric.network.name(conn, token);
-                let socket =
-                    Socket { conn: Some(conn), paused: false, write_blocked: false, ended: false };
-                assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
+                assert!(
+                    self.sockets.insert(token, Socket::of(conn)).is_none(),
+                    "a token names two"
+                );
                 self.read(conn, fabric);
             }
             Input::Connected { token, conn } => {
@@ -191,7 +218,7 @@ impl Gateway {
             }
             Input::Readable { conn } => self.read(conn, fabric),
             Input::Writable { conn } => {
-                let token = fabric.network.conn(conn).token;
+                let token = self.token_of(conn, fabric);
                 if let Some(socket) = self.sockets.get_mut(&token)
                     && std::mem::take(&mut socket.write_blocked)
                 {
@@ -199,7 +226,7 @@ impl Gateway {
                 }
             }
             Input::Reset { conn } => {
-                let token = fabric.network.conn(conn).token;
+                let token = self.token_of(conn, fabric);
                 if self.remove(token).is_some() {
                     let reason = CloseReason::Reset;
                     self.engine.handle_closed(ConnId::from_token(token), reason, now);
@@ -215,15 +242,18 @@ impl Gateway {
                 fabric.oracle.draining(self.id);
                 self.engine.handle_drain(now);
             }
+            Input::Leave(leave) => self.leave(leave, fabric),
+            Input::Detached { token } => self.detached(token, fabric),
+            Input::Adopt { conn, export } => self.adopt(conn, export, fabric),
         }
     }
 
     /// One read, of any size.
-    fn read(&mut self, conn: u32, fabric: &mut Fabric) {
+    pub(crate) fn read(&mut self, conn: u32, fabric: &mut Fabric) {
         let now = fabric.clock.time();
-        let token = fabric.network.conn(conn).token;
+        let token = self.token_of(conn, fabric);
         let Some(socket) = self.sockets.get_mut(&token) else { return };
-        if socket.paused || fabric.network.is_reset(conn, Side::Gateway) {
+        if (socket.paused && !socket.detaching) || fabric.network.is_reset(conn, Side::Gateway) {
             return;
         }
         let ready = fabric.network.readable(conn, Side::Gateway).min(READ_SIZE);
@@ -260,7 +290,7 @@ impl Gateway {
         loop {
             let Some(socket) = self.sockets.get_mut(&token) else { return };
             let Some(conn) = socket.conn else { return };
-            if socket.write_blocked {
+            if socket.write_blocked || socket.detaching {
                 return;
             }
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
@@ -281,15 +311,14 @@ impl Gateway {
         }
     }
 
-    fn act(&mut self, fabric: &mut Fabric, wishes: &mut Vec<Wish>) {
+    fn act(&mut self, fabric: &mut Fabric) {
         while let Some(action) = self.engine.poll_action() {
             match action {
                 Action::Connect { conn, pool, server } => {
                     let token = conn.token();
-                    let socket =
-                        Socket { conn: None, paused: false, write_blocked: false, ended: false };
+                    let socket = Socket { conn: None, ..Socket::of(0) };
                     assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
-                    wishes.push(Wish::Connect { token, pool, server });
+                    self.wishes.push(Wish::Connect { token, pool, server });
                 }
                 Action::Close { conn } => {
                     // It may have ended by itself in the same tick.
@@ -313,12 +342,16 @@ impl Gateway {
                 }
                 Action::Held { pool, version } => {
                     fabric.oracle.rings.held(pool, self.id, fabric.clock.now());
-                    wishes.push(Wish::Held { pool, version });
+                    self.wishes.push(Wish::Held { pool, version });
                 }
-                Action::Eject { pool, server, .. } => wishes.push(Wish::Eject { pool, server }),
-                Action::Readmit { pool, server } => wishes.push(Wish::Readmit { pool, server }),
-                Action::HandOff { .. }
-                | Action::Pressed { .. }
+                Action::Eject { pool, server, .. } => {
+                    self.wishes.push(Wish::Eject { pool, server })
+                }
+                Action::Readmit { pool, server } => {
+                    self.wishes.push(Wish::Readmit { pool, server })
+                }
+                Action::HandOff { conn } => self.detach(conn.token(), fabric),
+                Action::Pressed { .. }
                 | Action::Shed { .. }
                 | Action::ServerFailing { .. }
                 | Action::ServerRecovered { .. } => {}
