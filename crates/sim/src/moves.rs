@@ -85,6 +85,9 @@ impl World<'_> {
             takers.retain(|&gateway| gateway != from);
         }
         if takers.is_empty() {
+            // The others have drained meanwhile: it has to go on.
+            self.retired.remove(&from);
+            self.tell(from, Input::Leave(Leave::Nobody));
             takers.push(from);
         }
         let gateway = self.fabric.random.pick(&takers);
