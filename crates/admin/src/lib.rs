@@ -18,5 +18,5 @@ mod stats;
 mod testing;
 
 pub use describe::describe;
-pub use server::serve;
+pub use server::{Change, Changer, Changes, changes, serve};
 pub use source::Source;

@@ -3,7 +3,7 @@
 use std::fmt::{Display, Write};
 
 use cashew_metrics::{
-    Histogram, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
+    Histogram, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader,
 };
 
 use crate::source::Source;
@@ -15,6 +15,69 @@ const BOUNDS_US: [u64; 17] = [
     50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000, 2_000_000, 5_000_000, 10_000_000,
 ];
+
+type WorkerStat = (&'static str, &'static str, &'static str, fn(&SlotHeader) -> Number);
+
+/// What is told of each worker by itself.
+const WORKER_STATS: [WorkerStat; 7] = [
+    (
+        "cashew_worker_buffered_bytes",
+        "gauge",
+        "What buffers and requests of the worker in the slot take",
+        |header| Number::Whole(header.buffered),
+    ),
+    (
+        "cashew_worker_memory_pressed_total",
+        "counter",
+        "Times that the worker took no new requests for want of memory",
+        |header| Number::Whole(header.pressed),
+    ),
+    (
+        "cashew_worker_batch_window_seconds",
+        "gauge",
+        "How long the worker in the slot holds back what gains from company",
+        |header| Number::Micros(header.window_us),
+    ),
+    (
+        "cashew_worker_busy_ratio",
+        "gauge",
+        "Share of the last second that the worker in the slot was not waiting for events",
+        |header| Number::Micros(u64::from(header.busy) * 1000),
+    ),
+    (
+        "cashew_worker_sessions_in_total",
+        "counter",
+        "Client connections that came from another worker",
+        |header| Number::Whole(header.sessions_in),
+    ),
+    (
+        "cashew_worker_sessions_out_total",
+        "counter",
+        "Client connections that went to another worker",
+        |header| Number::Whole(header.sessions_out),
+    ),
+    (
+        "cashew_worker_sessions_cut_total",
+        "counter",
+        "Client connections closed because they did not come to rest in worker_shutdown_timeout",
+        |header| Number::Whole(header.sessions_cut),
+    ),
+];
+
+enum Number {
+    Whole(u64),
+    /// Millionths, shown as a fraction.
+    Micros(u64),
+}
+
+impl Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {
+            Self::Whole(number) => number.fmt(f),
+            Self::Micros(micros) => Seconds(micros).fmt(f),
+        }
+    }
+}
 
 pub(crate) fn exposition(source: &Source) -> String {
     let mut text = Exposition(String::new());
@@ -40,25 +103,12 @@ fn instance(text: &mut Exposition, source: &Source) {
             text.sample(name, &label("slot", &worker.slot.to_string()), Seconds(age_ms * 1000));
         }
     }
-    let name = "cashew_worker_buffered_bytes";
-    text.family(name, "gauge", "What buffers and requests of the worker in the slot take");
-    for worker in source.workers() {
-        text.sample(name, &label("slot", &worker.slot.to_string()), worker.header.buffered);
-    }
-    let name = "cashew_worker_memory_pressed_total";
-    text.family(name, "counter", "Times that the worker took no new requests for want of memory");
-    for worker in source.workers() {
-        text.sample(name, &label("slot", &worker.slot.to_string()), worker.header.pressed);
-    }
-    let name = "cashew_worker_batch_window_seconds";
-    text.family(
-        name,
-        "gauge",
-        "How long the worker in the slot holds back what gains from company",
-    );
-    for worker in source.workers() {
-        let window = Seconds(worker.header.window_us);
-        text.sample(name, &label("slot", &worker.slot.to_string()), window);
+    for (name, kind, help, number) in WORKER_STATS {
+        text.family(name, kind, help);
+        for worker in source.workers() {
+            let number = number(&worker.header);
+            text.sample(name, &label("slot", &worker.slot.to_string()), number);
+        }
     }
 }
 
@@ -268,6 +318,8 @@ mod tests {
         assert_eq!(value(&samples, "cashew_workers", &[]), 2.0);
         assert_eq!(value(&samples, "cashew_info", &[("version", "1.2.3")]), 1.0);
         assert!(value(&samples, "cashew_worker_heartbeat_age_seconds", &[("slot", "0")]) < 5.0);
+        assert_eq!(value(&samples, "cashew_worker_busy_ratio", &[("slot", "2")]), 0.25);
+        assert_eq!(value(&samples, "cashew_worker_sessions_out_total", &[("slot", "0")]), 6.0);
         let le = |le| [("pool", "alpha"), ("server", "one"), ("le", le)];
         let name = "cashew_server_duration_seconds_bucket";
         assert_eq!(value(&samples, name, &le("0.005")), 0.0);

@@ -1,8 +1,8 @@
 //! The loop of the stats port: one thread, all connections polled, none waited for.
 
-use std::io;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::net::TcpListener;
-use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,9 +16,47 @@ const CONNECTIONS_MAX: usize = 32;
 /// How long nothing is accepted after accepting failed, as it does without a free descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop` becomes readable or its other end is closed, as a pipe's does with its
-/// writer. Fails only when it cannot wait for the listener.
-pub fn serve(listener: TcpListener, source: Source, stop: impl AsFd) -> io::Result<()> {
+/// What another thread changes while [`serve`] serves.
+pub enum Change {
+    /// Tell from now on of this.
+    Source(Source),
+    /// Accept from now on from this instead.
+    Listener(TcpListener),
+}
+
+/// Changes on their way.
+pub struct Changes {
+    receiver: Receiver<Change>,
+    /// Readable while there may be some, or when none will come any more.
+    wake: PipeReader,
+}
+
+/// Where changes are told. Dropping it ends the serving.
+pub struct Changer {
+    sender: Sender<Change>,
+    waker: PipeWriter,
+}
+
+pub fn changes() -> io::Result<(Changer, Changes)> {
+    let (sender, receiver) = channel();
+    let (wake, waker) = io::pipe()?;
+    Ok((Changer { sender, waker }, Changes { receiver, wake }))
+}
+
+impl Changer {
+    /// Fails when nobody serves any more.
+    pub fn change(&mut self, change: Change) -> io::Result<()> {
+        self.sender.send(change).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        self.waker.write_all(&[0])
+    }
+}
+
+/// Serves until the [`Changer`] is dropped. Fails only when it cannot wait for the listener.
+pub fn serve(
+    mut listener: TcpListener,
+    mut source: Source,
+    mut changes: Changes,
+) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let mut connections: Vec<Connection> = Vec::with_capacity(CONNECTIONS_MAX);
     let mut accept_from = Instant::now();
@@ -30,9 +68,23 @@ pub fn serve(listener: TcpListener, source: Source, stop: impl AsFd) -> io::Resu
             .map(Connection::deadline)
             .chain((accept_from > now).then_some(accept_from))
             .min();
-        let ready = wait(&listener, accepting, &connections, &stop, wake)?;
-        if ready.stop {
+        let ready = wait(&listener, accepting, &connections, &changes.wake, wake)?;
+        if ready.changes && changes.wake.read(&mut [0; 64])? == 0 {
             return Ok(());
+        }
+        // Whoever is told, is told of one snapshot only: a response is made in one go.
+        let mut is_new_listener = false;
+        for change in changes.receiver.try_iter() {
+            match change {
+                Change::Source(new) => source = new,
+                Change::Listener(new) => {
+                    new.set_nonblocking(true)?;
+                    // Who waits at the old one would be reset.
+                    accept(&listener, &mut connections, Instant::now());
+                    listener = new;
+                    is_new_listener = true;
+                }
+            }
         }
         let now = Instant::now();
         for (connection, is_ready) in connections.iter_mut().zip(ready.connections) {
@@ -44,14 +96,14 @@ pub fn serve(listener: TcpListener, source: Source, stop: impl AsFd) -> io::Resu
             }
         }
         connections.retain(|connection| !connection.is_closed());
-        if ready.listener && !accept(&listener, &mut connections, now) {
+        if (ready.listener || is_new_listener) && !accept(&listener, &mut connections, now) {
             accept_from = now + ACCEPT_PAUSE;
         }
     }
 }
 
 struct Ready {
-    stop: bool,
+    changes: bool,
     listener: bool,
     connections: Vec<bool>,
 }
@@ -60,11 +112,11 @@ fn wait(
     listener: &TcpListener,
     accepting: bool,
     connections: &[Connection],
-    stop: &impl AsFd,
+    changes: &PipeReader,
     wake: Option<Instant>,
 ) -> io::Result<Ready> {
     let listening = if accepting { PollFlags::IN } else { PollFlags::empty() };
-    let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(listener, listening)];
+    let mut fds = vec![PollFd::new(changes, PollFlags::IN), PollFd::new(listener, listening)];
     fds.extend(connections.iter().map(|connection| {
         let interest = if connection.wants_write() { PollFlags::OUT } else { PollFlags::IN };
         PollFd::new(connection.stream(), interest)
@@ -76,7 +128,7 @@ fn wait(
     }
     let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
     Ok(Ready {
-        stop: ready.next().expect("stop is polled"),
+        changes: ready.next().expect("changes are polled"),
         listener: ready.next().expect("the listener is polled") && accepting,
         connections: ready.collect(),
     })
@@ -112,7 +164,7 @@ fn accept(listener: &TcpListener, connections: &mut Vec<Connection>, now: Instan
 
 #[cfg(test)]
 mod tests {
-    use std::io::{ErrorKind, PipeWriter, Read, Write};
+    use std::io::ErrorKind;
     use std::net::{Shutdown, SocketAddr, TcpStream};
     use std::thread::JoinHandle;
 
@@ -121,7 +173,7 @@ mod tests {
 
     struct Server {
         address: SocketAddr,
-        stop: Option<PipeWriter>,
+        changer: Option<Changer>,
         thread: Option<JoinHandle<io::Result<()>>>,
     }
 
@@ -129,9 +181,9 @@ mod tests {
         fn start(source: Source) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
-            let (stopped, stop) = io::pipe().unwrap();
-            let thread = std::thread::spawn(move || serve(listener, source, stopped));
-            Self { address, stop: Some(stop), thread: Some(thread) }
+            let (changer, changes) = changes().unwrap();
+            let thread = std::thread::spawn(move || serve(listener, source, changes));
+            Self { address, changer: Some(changer), thread: Some(thread) }
         }
 
         fn connect(&self) -> TcpStream {
@@ -149,7 +201,7 @@ mod tests {
 
     impl Drop for Server {
         fn drop(&mut self) {
-            drop(self.stop.take());
+            drop(self.changer.take());
             self.thread.take().unwrap().join().unwrap().unwrap();
         }
     }
@@ -264,6 +316,25 @@ mod tests {
             })
         });
         assert!(failed);
+    }
+
+    #[test]
+    fn tells_of_another_snapshot_and_listens_elsewhere_when_told() {
+        let mut server = Server::start(busy_source());
+        let mut waiting = server.connect();
+        waiting.write_all(b"GET /stats HTTP/1.1\r\n").unwrap();
+        let (source, _) = source_of(snapshot(&[("other", &["x"])]), 1);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let changer = server.changer.as_mut().unwrap();
+        changer.change(Change::Source(source)).unwrap();
+        changer.change(Change::Listener(listener)).unwrap();
+        let old = std::mem::replace(&mut server.address, address);
+        let text = server.ask(b"GET /stats HTTP/1.1\r\n\r\n");
+        assert!(text.contains("\"other\"") && !text.contains("\"alpha\""), "{text}");
+        assert!(TcpStream::connect(old).is_err());
+        waiting.write_all(b"\r\n").unwrap();
+        assert!(answer(waiting).contains("\"other\""), "who was connected stays so");
     }
 
     #[test]

@@ -274,6 +274,10 @@ fn worker_state<'a>(worker: &Worker) -> Object<'a> {
     object.insert("buffered_bytes", worker.header.buffered);
     object.insert("memory_pressed", worker.header.pressed);
     object.insert("batch_window_us", worker.header.window_us);
+    object.insert("busy_permille", u64::from(worker.header.busy));
+    object.insert("sessions_in", worker.header.sessions_in);
+    object.insert("sessions_out", worker.header.sessions_out);
+    object.insert("sessions_cut", worker.header.sessions_cut);
     object
 }
 
@@ -384,6 +388,9 @@ mod tests {
         assert_eq!(workers[0]["buffered_bytes"], 4096);
         assert_eq!(workers[1]["memory_pressed"], 1);
         assert_eq!(workers[0]["batch_window_us"], 150);
+        assert_eq!(workers[0]["busy_permille"], 250);
+        let sessions = ["sessions_in", "sessions_out", "sessions_cut"];
+        assert_eq!(sessions.map(|name| workers[1][name].as_u64().unwrap()), [5, 6, 7]);
         assert_eq!(ours["cashew"]["epoch"], 3);
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
+    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
 };
 use cashew_metrics::{
     Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, monotonic_ms,
@@ -30,6 +30,10 @@ pub(crate) fn busy_source() -> Source {
         worker.set_buffered(4096);
         worker.add_pressed();
         worker.set_window_us(150);
+        worker.set_busy(250);
+        worker.add_sessions_in(5);
+        worker.add_sessions_out(6);
+        worker.add_sessions_cut(7);
         worker.set_started_at(1_700_000_000);
         worker.add_pool(pool, PoolCounter::Fragments, times);
         worker.add_pool(pool, PoolCounter::ClientsAccepted, 10);
@@ -65,6 +69,11 @@ pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
         batch_window_max_us: 0,
         worker_memory_max: None,
         io_engine: IoEngine::Auto,
+        reload_drain_timeout_ms: 5000,
+        control_socket: None,
+        worker_cpu_affinity: Affinity::Off,
+        worker_heartbeat_timeout_ms: 700,
+        rebalance_threshold: None,
     };
     let pools = pools.iter().map(|(name, servers)| pool(name, servers)).collect();
     Snapshot { epoch: 1, global, pools }
@@ -89,6 +98,7 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         backlog: 512,
         client_connections: 0,
         tcp_keepalive: false,
+        tcp_quickack: false,
         reuseport: true,
         redis_auth: None,
         redis_db: 0,

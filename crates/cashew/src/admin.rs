@@ -1,16 +1,15 @@
 //! The admin child: what the master says on one side, the stats port on the other.
 
 use std::error::Error;
-use std::io::{self, PipeWriter};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::SystemTime;
 
-use cashew_admin::Source;
+use cashew_admin::{Change, Changer, Source};
 use cashew_config::Snapshot;
-use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster};
+use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments};
 use cashew_process::{drop_privileges, log};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -32,9 +31,10 @@ pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
         }
     };
     channel.send(&ToMaster::Ready, &[])?;
-    let (stop, stopping) = io::pipe()?;
-    thread::Builder::new().name("control".into()).spawn(move || obey(channel, stopping))?;
-    Ok(cashew_admin::serve(listener, source, stop)?)
+    let (changer, changes) = cashew_admin::changes()?;
+    let control = Control { channel, changer, started, prepared: None };
+    thread::Builder::new().name("control".into()).spawn(move || control.run())?;
+    Ok(cashew_admin::serve(listener, source, changes)?)
 }
 
 /// Takes everything there is to serve with, until the master says to start. `None` when it says to
@@ -48,12 +48,12 @@ fn prepare(
     loop {
         let Some((message, mut descriptors)) = receive(channel)? else { return Ok(None) };
         match message {
-            ToChild::Init { workers, .. } => {
-                let [snapshot, metrics] = <[OwnedFd; 2]>::try_from(descriptors)
-                    .map_err(|_| "the snapshot or the metrics are missing")?;
-                let snapshot = cashew_config::from_json(&cashew_control::unseal(snapshot)?)?;
+            ToChild::Init { .. } => {
+                let [epoch, metrics, _shared] = <[OwnedFd; 3]>::try_from(descriptors)
+                    .map_err(|_| "the epoch or the metrics are missing")?;
+                let snapshot = Epoch::unseal(epoch)?.snapshot;
                 drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())?;
-                source = Some(open(snapshot, metrics, workers, started)?);
+                source = Some(open(snapshot, metrics, started)?);
             }
             ToChild::Listen { .. } => listener = descriptors.pop().map(TcpListener::from),
             ToChild::Start => {
@@ -63,28 +63,92 @@ fn prepare(
                 };
             }
             ToChild::Shutdown => return Ok(None),
-            other => handle(other, &descriptors),
+            other => log_or_warn(other, &descriptors),
         }
     }
 }
 
-fn open(snapshot: Snapshot, metrics: OwnedFd, workers: u32, started: SystemTime) -> Result<Source> {
-    let segments = Segments::open(metrics, &Layout::new(&snapshot), workers)?;
+fn open(snapshot: Snapshot, metrics: OwnedFd, started: SystemTime) -> Result<Source> {
+    let segments = Segments::open(metrics, &Layout::new(&snapshot))?;
     Ok(Source::new(Arc::new(snapshot), Arc::new(segments), started, VERSION))
 }
 
-/// Does what the master says. Dropping `_stopping` ends the serving.
-fn obey(mut channel: ChildChannel, _stopping: PipeWriter) {
-    loop {
-        match receive(&mut channel) {
-            Ok(None | Some((ToChild::Shutdown, _))) => return,
-            Ok(Some((message, descriptors))) => handle(message, &descriptors),
-            Err(error) => return error!("{error}"),
+/// Does what the master says while the stats port is served. Dropping it ends the serving.
+struct Control {
+    channel: ChildChannel,
+    changer: Changer,
+    started: SystemTime,
+    /// The next epoch, until it is committed or aborted.
+    prepared: Option<(u64, Source)>,
+}
+
+impl Control {
+    fn run(mut self) {
+        loop {
+            let done = match receive(&mut self.channel) {
+                Ok(None | Some((ToChild::Shutdown, _))) => return,
+                Ok(Some((message, descriptors))) => self.obey(message, descriptors),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = done {
+                return error!("{error}");
+            }
+        }
+    }
+
+    fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) -> Result<()> {
+        match message {
+            ToChild::Prepare { epoch, .. } => {
+                let answer = match open_epoch(descriptors, self.started) {
+                    Ok(source) => {
+                        self.prepared = Some((epoch, source));
+                        ToMaster::Prepared { epoch }
+                    }
+                    Err(error) => ToMaster::Refused { epoch, why: error.to_string() },
+                };
+                self.say(&answer)
+            }
+            // Nothing is on its way from here.
+            ToChild::Pause { epoch, .. } => self.say(&ToMaster::Paused { epoch, unfinished: 0 }),
+            ToChild::Commit { epoch } => {
+                let prepared = self.prepared.take().filter(|(number, _)| *number == epoch);
+                let (_, source) = prepared.ok_or("an epoch is committed that is not prepared")?;
+                self.changer.change(Change::Source(source))?;
+                self.say(&ToMaster::Committed { epoch })
+            }
+            ToChild::Abort { .. } => {
+                self.prepared = None;
+                Ok(())
+            }
+            ToChild::Listen { .. } => {
+                let socket = descriptors.pop().ok_or("a socket to listen at is missing")?;
+                Ok(self.changer.change(Change::Listener(TcpListener::from(socket)))?)
+            }
+            other => {
+                log_or_warn(other, &descriptors);
+                Ok(())
+            }
+        }
+    }
+
+    /// The master always reads on, so waiting for it to do so ends.
+    fn say(&self, message: &ToMaster) -> Result<()> {
+        loop {
+            match self.channel.send(message, &[]) {
+                Err(SendError::WouldBlock) => wait(&self.channel, PollFlags::OUT)?,
+                done => return Ok(done?),
+            }
         }
     }
 }
 
-fn handle(message: ToChild, descriptors: &[OwnedFd]) {
+fn open_epoch(descriptors: Vec<OwnedFd>, started: SystemTime) -> Result<Source> {
+    let [epoch, metrics] = <[OwnedFd; 2]>::try_from(descriptors)
+        .map_err(|_| "the epoch or the metrics are missing")?;
+    open(Epoch::unseal(epoch)?.snapshot, metrics, started)
+}
+
+fn log_or_warn(message: ToChild, descriptors: &[OwnedFd]) {
     match message {
         ToChild::LogLevel { level } => log::set_level(level),
         ToChild::LogReopen => {
@@ -101,12 +165,97 @@ fn receive(channel: &mut ChildChannel) -> Result<Option<(ToChild, Vec<OwnedFd>)>
     loop {
         match channel.receive() {
             Ok(Some(message)) => return Ok(Some(message)),
-            Ok(None) => match poll(&mut [PollFd::new(channel, PollFlags::IN)], None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            },
+            Ok(None) => wait(channel, PollFlags::IN)?,
             Err(ReceiveError::Closed) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+fn wait(channel: &ChildChannel, until: PollFlags) -> Result<()> {
+    match poll(&mut [PollFd::new(channel, until)], None) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpStream;
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use cashew_config::Context;
+    use cashew_control::{MasterChannel, PoolState, pair};
+
+    use super::*;
+
+    /// A sealed epoch with a pool of that name, and its metrics.
+    fn epoch(number: u64, pool: &str) -> (OwnedFd, OwnedFd) {
+        let yaml = format!(
+            "{pool}:\n  listen: 127.0.0.1:1\n  redis: true\n  servers:\n   - 127.0.0.1:2:1\n"
+        );
+        let Ok(loaded) = cashew_config::parse("test.yml", &yaml, &Context::of_system()) else {
+            panic!("{yaml}");
+        };
+        let mut snapshot = loaded.snapshot;
+        snapshot.epoch = number;
+        let (metrics, _) = Segments::create(&Layout::new(&snapshot)).unwrap();
+        let pools = vec![PoolState { quota: 0, ring_version: 1, live: vec![true] }];
+        (Epoch { snapshot, pools }.seal().unwrap(), metrics)
+    }
+
+    fn answer(master: &mut MasterChannel) -> ToMaster {
+        loop {
+            if let Some((message, _)) = master.receive().unwrap() {
+                return message;
+            }
+            poll(&mut [PollFd::new(&*master, PollFlags::IN)], None).unwrap();
+        }
+    }
+
+    fn stats(listener: &TcpListener) -> String {
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn epochs_are_prepared_aborted_refused_and_committed() {
+        let (ours, theirs) = pair().unwrap();
+        let mut master = MasterChannel::new(ours);
+        let thread = thread::spawn(move || serve(theirs, SystemTime::now()));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (sealed, metrics) = epoch(1, "first");
+        let init = ToChild::Init { slot: 0, rank: 0, workers: 1 };
+        master.send(&init, &[sealed.as_fd(), metrics.as_fd(), metrics.as_fd()]).unwrap();
+        master.send(&ToChild::Listen { listener: 0, pool: 0 }, &[listener.as_fd()]).unwrap();
+        master.send(&ToChild::Start, &[]).unwrap();
+        assert_eq!(answer(&mut master), ToMaster::Ready);
+        assert!(stats(&listener).contains("\"first\""));
+
+        let (sealed, metrics) = epoch(2, "second");
+        let prepare = |epoch| ToChild::Prepare { epoch, rank: 0, workers: 1 };
+        let descriptors = [sealed.as_fd(), metrics.as_fd()];
+        master.send(&prepare(2), &descriptors).unwrap();
+        assert_eq!(answer(&mut master), ToMaster::Prepared { epoch: 2 });
+        master.send(&ToChild::Abort { epoch: 2 }, &[]).unwrap();
+        master.send(&prepare(3), &descriptors[..1]).unwrap();
+        assert!(matches!(answer(&mut master), ToMaster::Refused { epoch: 3, .. }));
+        assert!(stats(&listener).contains("\"first\""));
+
+        master.send(&prepare(4), &descriptors).unwrap();
+        assert_eq!(answer(&mut master), ToMaster::Prepared { epoch: 4 });
+        master.send(&ToChild::Pause { epoch: 4, drain_ms: 10 }, &[]).unwrap();
+        assert_eq!(answer(&mut master), ToMaster::Paused { epoch: 4, unfinished: 0 });
+        master.send(&ToChild::Commit { epoch: 4 }, &[]).unwrap();
+        assert_eq!(answer(&mut master), ToMaster::Committed { epoch: 4 });
+        assert!(stats(&listener).contains("\"second\""));
+
+        master.send(&ToChild::Shutdown, &[]).unwrap();
+        thread.join().unwrap().unwrap();
     }
 }

@@ -159,7 +159,7 @@ fn parse_host(text: &str) -> Result<&str, Complaint> {
     }
 }
 
-fn unix_path(text: &str) -> Result<PathBuf, Complaint> {
+pub(crate) fn unix_path(text: &str) -> Result<PathBuf, Complaint> {
     if text.len() > UNIX_PATH_SIZE_MAX {
         return Err(Complaint::new(format!("the path has {} bytes", text.len()))
             .hint(format!("a Unix socket's path has at most {UNIX_PATH_SIZE_MAX}")));

@@ -6,9 +6,11 @@ use cashew_placement::{Distribution, Hash, HashTag};
 use crate::address::ListenText;
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
-use crate::snapshot::IoEngine;
+use crate::snapshot::{Affinity, IoEngine};
 use crate::tree::{Kind, Node};
-use crate::value::{Memory, Number, Servers, Size, Switch, Text, Timeout, Value, Workers};
+use crate::value::{
+    Heartbeat, Memory, Number, Servers, Size, SocketPath, Switch, Text, Timeout, Value, Workers,
+};
 
 section! {
     /// What concerns the whole instance.
@@ -38,6 +40,23 @@ section! {
         /// and the right to use io_uring, which the default seccomp profiles of containers refuse;
         /// without them it warns and uses epoll. `auto` is `epoll`.
         io_engine: IoEngine = "auto",
+        /// Milliseconds that a reload, and an upgrade, wait for replies to requests on their way
+        /// whose keys get to another server. What is not answered by then is answered after the
+        /// change.
+        reload_drain_timeout: Number<0, 3600000> = "5000",
+        /// Path of the socket that `cashew reload`, `upgrade` and `status` talk to. Without it the
+        /// path is made of that of the configuration file.
+        control_socket: SocketPath = none,
+        /// Processors that workers stay on, one each: `auto` are all that this process may use, in
+        /// order; a list like `0-3,6` is begun anew when there are more workers.
+        worker_cpu_affinity: Affinity = "off",
+        /// Milliseconds without a heartbeat after which a worker is taken for hung and replaced; 0
+        /// never does.
+        worker_heartbeat_timeout: Heartbeat = "700",
+        /// Whether clients are moved from the busiest worker to the one that is least busy.
+        rebalance: Switch = "true",
+        /// Percent of a processor's time that two workers must differ by for clients to be moved.
+        rebalance_threshold: Number<1, 100> = "20",
     }
 }
 
@@ -67,6 +86,10 @@ section! {
         client_connections: Number<0, 2147483647> = "0",
         /// Whether client connections have SO_KEEPALIVE. Server connections always have it.
         tcpkeepalive: Switch = "false",
+        /// Whether a part of a request is acknowledged at once (TCP_QUICKACK, set anew each time). It
+        /// spares clients that write requests in pieces, without TCP_NODELAY, a wait of 40 ms for
+        /// each; it takes a packet more for each piece.
+        tcp_quickack: Switch = "false",
         /// Accepted and ignored: listening sockets always have SO_REUSEPORT.
         reuseport: Switch = "false",
         /// Password that clients must give and that is given to servers. Redis pools only.

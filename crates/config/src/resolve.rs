@@ -115,6 +115,15 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
         worker_shutdown_timeout_ms: section.worker_shutdown_timeout.value.0 * 1000,
         batch_window_max_us: section.batch_window_max.value.0,
         io_engine: section.io_engine.value,
+        reload_drain_timeout_ms: section.reload_drain_timeout.value.0,
+        control_socket: section.control_socket.map(|path| path.value.0),
+        worker_cpu_affinity: section.worker_cpu_affinity.value,
+        worker_heartbeat_timeout_ms: section.worker_heartbeat_timeout.value.0,
+        rebalance_threshold: section
+            .rebalance
+            .value
+            .0
+            .then_some(section.rebalance_threshold.value.0 as u32),
     }
 }
 
@@ -223,6 +232,7 @@ fn resolve_pool(
         backlog: section.backlog.value.0 as u32,
         client_connections: section.client_connections.value.0 as u32,
         tcp_keepalive: section.tcpkeepalive.value.0,
+        tcp_quickack: section.tcp_quickack.value.0,
         reuseport: section.reuseport.value.0,
         redis_auth: section.redis_auth.as_ref().map(|auth| auth.value.0.clone()),
         redis_db: section.redis_db.value.0 as u32,

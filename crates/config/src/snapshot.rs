@@ -33,7 +33,32 @@ pub struct Global {
     /// Bytes that the buffers and requests of one worker may take; `None` is without limit.
     pub worker_memory_max: Option<u64>,
     pub io_engine: IoEngine,
+    /// How long a change of the configuration waits for what is in flight.
+    pub reload_drain_timeout_ms: u64,
+    /// The operators' socket; `None` leaves the place to who makes it.
+    pub control_socket: Option<PathBuf>,
+    pub worker_cpu_affinity: Affinity,
+    /// A worker whose last heartbeat is older is replaced; 0 = never.
+    pub worker_heartbeat_timeout_ms: u64,
+    /// Percent of a processor's time that two workers must differ by for clients to be moved from
+    /// one to the other; `None` never moves any.
+    pub rebalance_threshold: Option<u32>,
 }
+
+/// Which processors workers stay on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Affinity {
+    Off,
+    /// Each on one of those that the master may use.
+    Auto,
+    /// A worker's rank is the index here, modulo the length. Never empty, without duplicates, each
+    /// below [`PROCESSORS_MAX`].
+    List(Vec<u32>),
+}
+
+/// How many processors sched_setaffinity(2) knows in a mask of the usual size.
+pub const PROCESSORS_MAX: u32 = 1024;
 
 /// What moves the bytes of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +91,8 @@ pub struct Pool {
     pub client_connections: u32,
     /// SO_KEEPALIVE on client connections. Server connections always have it.
     pub tcp_keepalive: bool,
+    /// What clients send in part is acknowledged at once.
+    pub tcp_quickack: bool,
     /// Accepted for compatibility: Cashew always listens with SO_REUSEPORT.
     pub reuseport: bool,
     /// Asked of clients and given to servers.

@@ -1,6 +1,7 @@
 //! The types of single options: what a file may say, in which unit and range.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use cashew_placement::{Distribution, Hash, HashTag};
 use schemars::{Schema, json_schema};
@@ -8,9 +9,9 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as NameError, StrDeserializer};
 
-use crate::address::{ListenText, ServerLine};
+use crate::address::{ListenText, ServerLine, UNIX_PATH_SIZE_MAX, unix_path};
 use crate::diagnostic::{At, Complaint, Report, nearest};
-use crate::snapshot::{IoEngine, SERVERS_MAX};
+use crate::snapshot::{Affinity, IoEngine, PROCESSORS_MAX, SERVERS_MAX};
 use crate::tree::{Kind, Node};
 
 /// The largest number twemproxy's own options take, a C `int`.
@@ -269,6 +270,113 @@ impl Value for Memory {
     fn describe() -> String {
         format!("`auto`, 0, or {}", MemorySize::describe())
     }
+}
+
+/// Milliseconds without a sign of life, or 0 for any number of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heartbeat(pub(crate) u64);
+
+impl Heartbeat {
+    /// Workers beat every 100 ms: with less, one that is merely late would be killed.
+    const MIN: u64 = 300;
+    const MAX: u64 = 3_600_000;
+}
+
+impl Value for Heartbeat {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        if text == "0" {
+            return Ok(Self(0));
+        }
+        whole_number(text, Self::MIN, Self::MAX)
+            .map(Self)
+            .map_err(|complaint| complaint.hint(Self::expected()))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "anyOf": [
+            { "const": 0 },
+            { "type": "integer", "minimum": Self::MIN, "maximum": Self::MAX },
+        ] })
+    }
+
+    fn describe() -> String {
+        format!("0, or {} to {}", Self::MIN, Self::MAX)
+    }
+}
+
+/// Where a Unix socket is, whatever the working directory.
+#[derive(Clone, Debug)]
+pub(crate) struct SocketPath(pub(crate) PathBuf);
+
+impl Value for SocketPath {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        if !text.starts_with('/') {
+            return Err(Complaint::new(format!("\"{text}\" is not an absolute path"))
+                .hint("expected /path"));
+        }
+        unix_path(text).map(Self)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "pattern": "^/", "maxLength": UNIX_PATH_SIZE_MAX })
+    }
+
+    fn describe() -> String {
+        "`/path`".to_owned()
+    }
+}
+
+impl Value for Affinity {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        match text {
+            "off" => Ok(Self::Off),
+            "auto" => Ok(Self::Auto),
+            list => processors(list).map(Self::List),
+        }
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "anyOf": [
+            { "enum": ["auto", "off"] },
+            { "type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$" },
+            { "type": "integer", "minimum": 0, "maximum": PROCESSORS_MAX - 1 },
+        ] })
+    }
+
+    fn describe() -> String {
+        format!("`auto`, `off`, or a list of 0 to {}", PROCESSORS_MAX - 1)
+    }
+}
+
+/// Numbers and ranges of numbers between commas, in the order given.
+fn processors(text: &str) -> Result<Vec<u32>, Complaint> {
+    let mut list = Vec::new();
+    let mut offset = 0;
+    for item in text.split(',') {
+        let complaint = |message: String| {
+            Complaint::new(message).hint("expected auto, off, or a list like 0-3,6").offset(offset)
+        };
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        let number = |text: &str| {
+            let number = all_digits(text).then(|| text.parse().ok()).flatten();
+            number.filter(|number| *number < PROCESSORS_MAX).ok_or_else(|| {
+                complaint(format!("\"{text}\" is not a processor's number"))
+                    .hint(format!("expected a number from 0 to {}", PROCESSORS_MAX - 1))
+            })
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(complaint(format!("\"{item}\" is not a range")));
+        }
+        for processor in first..=last {
+            if list.contains(&processor) {
+                return Err(complaint(format!("processor {processor} is given twice")));
+            }
+            list.push(processor);
+        }
+        offset += item.chars().count() + 1;
+    }
+    Ok(list)
 }
 
 /// The names of the hashes, as [`Hash`] is serialized.

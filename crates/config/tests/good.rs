@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use cashew_config::snapshot::{
-    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology,
+    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
+    Topology,
 };
 use cashew_config::{Context, Loaded, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -35,6 +36,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         backlog: 512,
         client_connections: 0,
         tcp_keepalive: false,
+        tcp_quickack: false,
         reuseport: false,
         redis_auth: None,
         redis_db: 0,
@@ -127,6 +129,11 @@ fn the_flat_dialect_loads() {
             batch_window_max_us: 200,
             worker_memory_max: Some(4 << 30),
             io_engine: IoEngine::Auto,
+            reload_drain_timeout_ms: 5000,
+            control_socket: None,
+            worker_cpu_affinity: Affinity::Off,
+            worker_heartbeat_timeout_ms: 700,
+            rebalance_threshold: Some(20),
         },
         pools: vec![last, first, second],
     };
@@ -156,12 +163,18 @@ fn the_sectioned_dialect_loads() {
             batch_window_max_us: 200,
             worker_memory_max: Some(8 << 30),
             io_engine: IoEngine::Uring,
+            reload_drain_timeout_ms: 250,
+            control_socket: Some(PathBuf::from("/run/cashew/cashew.sock")),
+            worker_cpu_affinity: Affinity::List(vec![6, 0, 1, 2, 3]),
+            worker_heartbeat_timeout_ms: 0,
+            rebalance_threshold: None,
         }
     );
     let local = "127.0.0.1";
     let alone =
         pool("alone", tcp("[::1]:22124"), Protocol::Redis, vec![server("master", local, 6379, 1)]);
     let cached = Pool {
+        tcp_quickack: true,
         reuseport: true,
         limits: Limits {
             request_size_max: 2 << 20,
@@ -250,4 +263,18 @@ fn memory_is_shared_by_workers() {
     assert_eq!(share("memory_max: 400mb", None), Some(100 << 20));
     assert_eq!(share("memory_max: 400mb, worker_processes: 0", None), Some(400 << 20));
     assert_eq!(share("memory_max: 16mb", None), Some(8 << 20));
+}
+
+#[test]
+fn processors_are_numbers_and_ranges() {
+    let affinity = |value: &str| {
+        let text = format!(
+            "global: {{worker_cpu_affinity: {value}}}\npools: {{p: {{listen: /p, servers: [\"a:1:1\"]}}}}\n"
+        );
+        parse("f", &text, &Context::of_system()).unwrap().snapshot.global.worker_cpu_affinity
+    };
+    assert_eq!(affinity("off"), Affinity::Off);
+    assert_eq!(affinity("auto"), Affinity::Auto);
+    assert_eq!(affinity("3"), Affinity::List(vec![3]));
+    assert_eq!(affinity("\"7,0-2,1023\""), Affinity::List(vec![7, 0, 1, 2, 1023]));
 }

@@ -134,6 +134,10 @@ pub trait Driver {
 
     fn resume(&mut self, conn: Token);
 
+    /// What came on the connection so far is acknowledged to its peer now, without waiting for a
+    /// reply that could carry that.
+    fn acknowledge(&mut self, conn: Token);
+
     /// The connection's output is to be written: here and now, or by the next [`Driver::flush`],
     /// together with that of others. What does not go then follows by itself when the peer has
     /// read.

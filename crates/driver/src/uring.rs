@@ -724,6 +724,13 @@ impl Driver for UringDriver {
         }
     }
 
+    fn acknowledge(&mut self, conn: Token) {
+        if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
+            // A Unix socket has no such option, and needs none.
+            let _ = sockopt::set_tcp_quickack(descriptor, true);
+        }
+    }
+
     #[inline]
     fn send(&mut self, conn: Token, _: &mut impl Handler) {
         self.mark_dirty(conn);

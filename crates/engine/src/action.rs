@@ -4,6 +4,10 @@ use crate::failure::Failure;
 use crate::id::ConnId;
 
 /// Work for the driver, or news for the master.
+///
+/// `pool` and `server` are indices of the epoch in use. In news for the log, and where to connect,
+/// they may be larger: then they name a pool that is being made ready or was removed, of which
+/// [`Engine::pool_config`](crate::Engine::pool_config) tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Connect to a server; answer with `handle_connected` or `handle_closed`.
@@ -28,10 +32,21 @@ pub enum Action {
     HandOff {
         conn: ConnId,
     },
-    /// The pool dispatches nothing any more, as `handle_hold` asked.
+    /// The pool dispatches nothing any more, as `handle_hold` asked, and nothing is on its way to
+    /// servers that are well, or the time for that is up.
     Held {
         pool: u32,
         version: u64,
+    },
+    /// The epoch can be switched to, as `handle_prepare` asked.
+    Prepared {
+        epoch: u64,
+    },
+    /// Pools that change dispatch nothing any more, as `handle_pause` asked; so many of their
+    /// requests are still on their way, since the time for them is up.
+    Paused {
+        epoch: u64,
+        unfinished: u64,
     },
     /// The server reached its failure limit: every worker should leave it out of the ring.
     Eject {

@@ -55,6 +55,8 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply (memcached).
     pub(crate) noreply: bool,
+    /// It counts for `client_connections`; who is refused for that does not.
+    pub(crate) has_place: bool,
     pub(crate) departure: Departure,
     pub(crate) session: Session,
 }
@@ -221,6 +223,7 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            has_place: false,
             departure: Departure::No,
             session,
         }

@@ -520,7 +520,11 @@ impl Engine {
         }
         let pool = &mut self.pools[client.pool as usize];
         pool.clients -= 1;
-        self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.clients);
+        if client.has_place {
+            pool.places_taken -= 1;
+            self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
+            self.departed.push(pool.quota);
+        }
         if closed == Closed::ByUs {
             self.actions.push_back(Action::Close { conn });
         }

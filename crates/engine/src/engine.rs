@@ -3,20 +3,21 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use cashew_config::Snapshot;
-use cashew_config::snapshot::Protocol;
-use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
+use cashew_config::snapshot::{self, Protocol};
+use cashew_metrics::{PoolCounter, PoolGauge, Writer};
 use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
 use crate::buffer::{BufPool, LARGE, Output};
+use crate::change::Change;
 use crate::client::{Client, Dirty, Session, State};
 use crate::crowd::Crowd;
+use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
-use crate::lane::{Lane, Link};
+use crate::lane::Lane;
 use crate::moving::Moving;
-use crate::pool::{Pool, Queues, Server};
+use crate::pool::Pool;
 use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
@@ -26,6 +27,7 @@ use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
+use crate::vacant::Vacant;
 
 /// How often memory that a peak left behind is given back.
 const HOUSEKEEPING_MS: u64 = 1000;
@@ -34,14 +36,13 @@ const HOUSEKEEPING_MS: u64 = 1000;
 const QUEUE_KEPT: usize = 1024;
 
 /// What an engine is made of.
-pub struct Setup<'a> {
-    pub snapshot: &'a Snapshot,
+pub struct Setup {
+    pub plan: Plan,
     pub metrics: Writer,
     /// Decides jitter and random placement; equal seeds and events give equal runs.
     pub seed: u64,
-    /// This worker's number, and how many there are.
+    /// Where this worker counts, which is its name.
     pub slot: u32,
-    pub workers: u32,
     pub identity: Identity,
     pub now: Time,
 }
@@ -72,11 +73,22 @@ pub struct Engine {
     pub(crate) started: Time,
     pub(crate) identity: Identity,
     pub(crate) slot: u32,
+    /// Which of the workers this is; the first counts what all do.
+    pub(crate) rank: u32,
     pub(crate) workers: u32,
     pub(crate) epoch: u64,
     pub(crate) metrics: Writer,
+    /// First those of the epoch in use, in its order, then others: see [`crate::pool::Standing`].
     pub(crate) pools: Vec<Pool>,
+    /// How many are of the epoch in use.
+    pub(crate) pools_in_use: usize,
+    /// The epoch that is being changed to.
+    pub(crate) change: Option<Change>,
+    /// Something about a change is to be said as soon as it is so.
+    pub(crate) is_watching: bool,
+    /// A lane keeps its number, which is in the tokens of its connections, as long as it is used.
     pub(crate) lanes: Vec<Lane>,
+    pub(crate) vacant: Vacant,
     /// Those of `lanes` that are made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     pub(crate) clients: Slab<Client>,
@@ -95,6 +107,8 @@ pub struct Engine {
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
     pub(crate) scratch: Scratch,
+    /// Quotas of clients that are gone.
+    pub(crate) departed: Vec<u32>,
     pub(crate) clients_seen: u64,
     pub(crate) draining: bool,
 }
@@ -133,52 +147,29 @@ pub(crate) fn shrink<T>(list: &mut Vec<T>) {
 }
 
 impl Engine {
-    pub fn new(setup: Setup<'_>) -> Self {
-        let Setup { snapshot, metrics, seed, slot, workers, identity, now } = setup;
-        let mut lanes = Vec::new();
-        let mut pools = Vec::new();
-        for (pool_index, config) in snapshot.pools.iter().enumerate() {
-            let count = lanes_here(config.server_connections, slot, workers);
-            let servers = (0..config.servers.len()).map(|server_index| {
-                let first_lane = lanes.len() as u32;
-                for _ in 0..count + 1 {
-                    lanes.push(Lane::new(pool_index as u32, server_index as u32, config.protocol));
-                }
-                Server {
-                    metrics: metrics.server(pool_index, server_index),
-                    first_lane,
-                    lanes: count,
-                    connections: 0,
-                    failures: 0,
-                    failed_at: Time::NEVER,
-                    failing: false,
-                    ejected: false,
-                    change_asked: false,
-                    probe_at: Time::NEVER,
-                    queues: Queues::default(),
-                    private_lanes: Vec::new(),
-                    waiting: Vec::new(),
-                }
-            });
-            let servers = servers.collect();
-            pools.push(Pool::new(config, metrics.pool(pool_index), servers));
-        }
+    pub fn new(setup: Setup) -> Self {
+        let Setup { plan, metrics, seed, slot, identity, now } = setup;
         let mut engine = Self {
             now,
             started: now,
             identity,
             slot,
-            workers: workers.max(1),
-            epoch: snapshot.epoch,
+            rank: 0,
+            workers: 1,
+            epoch: 0,
             metrics,
-            pools,
-            lanes,
+            pools: Vec::new(),
+            pools_in_use: 0,
+            change: None,
+            is_watching: false,
+            lanes: Vec::new(),
+            vacant: Vacant::default(),
             private_lanes: Vec::new(),
             clients: Slab::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
             tally: Tally::default(),
-            pressure: Pressure::new(snapshot.global.worker_memory_max),
+            pressure: Pressure::new(None),
             rng: Rng::new(seed),
             timers: Timers::default(),
             actions: VecDeque::new(),
@@ -189,23 +180,13 @@ impl Engine {
             resumable: Vec::new(),
             moving: Moving::default(),
             scratch: Scratch::default(),
+            departed: Vec::new(),
             clients_seen: 0,
             draining: false,
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
-        engine.preconnect();
+        engine.begin(plan);
         engine
-    }
-
-    fn preconnect(&mut self) {
-        let lanes: Vec<u32> = self
-            .pools
-            .iter()
-            .filter(|pool| pool.preconnect)
-            .flat_map(|pool| &pool.servers)
-            .flat_map(|server| server.first_lane..server.bulk_lane())
-            .collect();
-        lanes.into_iter().for_each(|lane| self.connect(lane));
     }
 
     // Events.
@@ -230,9 +211,12 @@ impl Engine {
         };
         config.clients += 1;
         self.metrics.add_pool(config.metrics, PoolCounter::ClientsAccepted, 1);
-        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.clients);
+        let has_place = admission == Admission::Welcome;
+        config.places_taken += u64::from(has_place);
+        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let lane_choice = self.clients_seen as u32;
-        let (index, generation) = self.clients.insert(Client::new(pool, lane_choice, session));
+        let client = Client { has_place, ..Client::new(pool, lane_choice, session) };
+        let (index, generation) = self.clients.insert(client);
         let conn = ConnId::client(index, generation);
         self.leave_new(index);
         match admission {
@@ -369,7 +353,12 @@ impl Engine {
                         self.probe(pool, server);
                     }
                 }
+                Timer::Change => {
+                    self.is_watching = true;
+                    self.tend_leaving();
+                }
                 Timer::Housekeeping => {
+                    self.tend_leaving();
                     self.tend_private_lanes();
                     self.check_stall();
                     self.give_back();
@@ -406,7 +395,7 @@ impl Engine {
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }
-                Timer::Housekeeping => true,
+                Timer::Change | Timer::Housekeeping => true,
             });
         }
     }
@@ -415,80 +404,6 @@ impl Engine {
     /// which leave it at once.
     pub fn take_released(&mut self) -> usize {
         self.bufs.take_released()
-    }
-
-    /// First phase of a change of a pool's ring: from here on the pool dispatches nothing, which
-    /// [`Action::Held`] confirms. What is in flight goes on.
-    pub fn handle_hold(&mut self, pool: u32, version: u64, now: Time) {
-        self.now = now;
-        self.pools[pool as usize].held = true;
-        self.actions.push_back(Action::Held { pool, version });
-    }
-
-    /// Second phase: the pool goes on, with the ring over the servers for which `live` is true.
-    /// `wall_us` is the time of day for the statistics, in microseconds since 1970.
-    pub fn handle_release(
-        &mut self,
-        pool: u32,
-        version: u64,
-        live: &[bool],
-        now: Time,
-        wall_us: u64,
-    ) {
-        self.now = now;
-        let state = &mut self.pools[pool as usize];
-        state.held = false;
-        state.ring_version = version;
-        self.metrics.set_pool(state.metrics, PoolGauge::RingVersion, version);
-        if state.router.live() != live {
-            state.router.set_live(live.to_vec());
-        }
-        for (server, &live) in live.iter().enumerate() {
-            self.set_ejected(pool, server as u32, !live, wall_us);
-        }
-        for client in self.clients.indices().collect::<Vec<u32>>() {
-            if self.clients[client].pool == pool {
-                self.unblock(client);
-            }
-        }
-    }
-
-    fn set_ejected(&mut self, pool_index: u32, index: u32, ejected: bool, wall_us: u64) {
-        let pool = &mut self.pools[pool_index as usize];
-        let server = &mut pool.servers[index as usize];
-        server.change_asked = false;
-        if server.ejected == ejected {
-            return;
-        }
-        server.ejected = ejected;
-        server.failures = 0;
-        self.metrics.set_server(server.metrics, ServerGauge::Ejected, u64::from(ejected));
-        if ejected {
-            self.metrics.set_server(server.metrics, ServerGauge::EjectedAt, wall_us);
-            // All workers eject, one counts.
-            if self.slot == 0 {
-                self.metrics.add_pool(pool.metrics, PoolCounter::ServerEjects, 1);
-            }
-            self.arm_probe(pool_index, index);
-            return;
-        }
-        // Another worker found it well; what is known of it here is out of date.
-        let (first, last, is_failing) = (server.first_lane, server.bulk_lane(), server.failing);
-        for &lane in &server.private_lanes {
-            let link = &mut self.lanes[lane as usize].link;
-            if let Link::Backoff { .. } = link {
-                *link = Link::Idle;
-            }
-        }
-        for lane in first..=last {
-            let state = &mut self.lanes[lane as usize];
-            state.attempts = 0;
-            match state.link {
-                Link::Backoff { .. } => self.connect(lane),
-                Link::Idle if is_failing && lane == first => self.connect(lane),
-                _ => {}
-            }
-        }
     }
 
     /// Stop gracefully: no request is taken any more, connections close as soon as what they wait
@@ -523,6 +438,9 @@ impl Engine {
         }
         batch.append(&mut self.resumable);
         self.resumable = batch;
+        if self.is_watching {
+            self.watch_changes();
+        }
         if self.moving.is_busy() {
             self.tend_departing();
         }
@@ -606,6 +524,46 @@ impl Engine {
         } else {
             self.clients.get(conn.index(), conn.generation()).map(|client| &client.output)
         }
+    }
+
+    /// What is configured of a pool that an action names.
+    pub fn pool_config(&self, pool: u32) -> &snapshot::Pool {
+        &self.pools[pool as usize].config
+    }
+
+    /// The pool in use of that name, or one that was removed and has clients still.
+    pub fn pool_named(&self, name: &str) -> Option<u32> {
+        let names = self.pools.iter().zip(0..).filter(|(pool, _)| pool.serves());
+        names.into_iter().find(|(pool, _)| pool.config.name == name).map(|(_, index)| index)
+    }
+
+    /// Where the pool's clients are counted over all workers, as [`PoolState`](crate::PoolState)
+    /// said.
+    pub fn quota(&self, pool: u32) -> u32 {
+        self.pools[pool as usize].quota
+    }
+
+    /// The quota of a client that was welcome and is gone; one that was exported is not.
+    pub fn poll_departed(&mut self) -> Option<u32> {
+        self.departed.pop()
+    }
+
+    /// Clients connected, of all pools.
+    pub fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Whether the client is still there.
+    pub fn has_client(&self, conn: ConnId) -> bool {
+        !conn.is_lane() && self.clients.is_current(conn.index(), conn.generation())
+    }
+
+    /// Whether the client is in the middle of a request: it may wait for the rest to be wanted.
+    pub fn is_amid_request(&self, conn: ConnId) -> bool {
+        !conn.is_lane()
+            && self.clients.get(conn.index(), conn.generation()).is_some_and(|client| {
+                client.parser.is_some() || client.swallow > 0 || !client.input.is_empty()
+            })
     }
 
     /// Clients connected to the pool here.

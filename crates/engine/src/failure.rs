@@ -37,6 +37,8 @@ pub enum Failure {
     QueueFull,
     /// Every server that could answer is ejected.
     NoServer,
+    /// The server is not configured any more.
+    Removed,
 }
 
 impl Failure {
@@ -53,6 +55,7 @@ impl Failure {
             Self::BadReply => "Server sent an invalid reply",
             Self::HandshakeRefused => "Server refused AUTH or SELECT",
             Self::QueueFull => "Server queue is full",
+            Self::Removed => "Server was removed from the configuration",
         }
     }
 

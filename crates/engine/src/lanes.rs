@@ -416,7 +416,7 @@ impl Engine {
     }
 
     /// Fails what was sent, wholly or in part, on the connection that is gone.
-    fn fail_sent(&mut self, index: u32, failure: Failure) {
+    pub(crate) fn fail_sent(&mut self, index: u32, failure: Failure) {
         let lane = &mut self.lanes[index as usize];
         let mut at = lane.head;
         let mut end = lane.first_unsent;
@@ -445,7 +445,7 @@ impl Engine {
     }
 
     /// Fails what waits to be sent.
-    fn fail_unsent(&mut self, index: u32, failure: Failure) {
+    pub(crate) fn fail_unsent(&mut self, index: u32, failure: Failure) {
         while self.lanes[index as usize].unsent > 0 {
             self.fail_first_unsent(index, failure);
         }
@@ -580,7 +580,7 @@ impl Engine {
         Time::NEVER
     }
 
-    fn rearm(&mut self, index: u32) {
+    pub(crate) fn rearm(&mut self, index: u32) {
         let deadline = match self.lanes[index as usize].link {
             Link::Idle => Time::NEVER,
             Link::Connecting { deadline } | Link::Handshaking { deadline } => {

@@ -231,14 +231,16 @@ impl Engine {
         self.bufs.discharge(client.input.capacity());
         let pool = &mut self.pools[client.pool as usize];
         pool.clients -= 1;
-        self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.clients);
+        // Its place moves with it.
+        pool.places_taken -= u64::from(client.has_place);
+        self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
         let Session { id, authenticated, name, .. } = client.session;
         let name = name.map(Vec::from);
         let parts = SessionParts { id, authenticated, name, swallow: client.swallow };
         Some(Export { pool: client.pool, parts, input: client.input, output })
     }
 
-    /// A client comes from another process. Returns the id of the connection, which the driver is
+    /// A client comes from another process, where it was welcome. Returns the id of the connection, which the driver is
     /// to be given before the next [`Engine::settle`].
     pub fn handle_adopted(
         &mut self,
@@ -259,8 +261,10 @@ impl Engine {
             name: name.map(Vec::into_boxed_slice),
         };
         config.clients += 1;
-        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.clients);
+        config.places_taken += 1;
+        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let mut client = Client::new(pool, self.clients_seen as u32, session);
+        client.has_place = true;
         client.swallow = swallow;
         self.bufs.charge(output.capacity());
         client.output.push_buf(output, &mut self.bufs);

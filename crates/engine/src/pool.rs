@@ -1,5 +1,7 @@
 //! A pool and its servers, as one worker sees them.
 
+use std::ops::Range;
+
 use cashew_config::snapshot::{self, Limits, Protocol};
 use cashew_metrics::{PoolId, ServerId};
 
@@ -7,9 +9,12 @@ use crate::bulk::LargeReplies;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::router::Router;
+use crate::slab::NONE;
 use crate::time::Time;
 
 pub(crate) struct Pool {
+    pub(crate) config: Box<snapshot::Pool>,
+    pub(crate) standing: Standing,
     pub(crate) protocol: Protocol,
     pub(crate) metrics: PoolId,
     pub(crate) router: Router,
@@ -25,10 +30,42 @@ pub(crate) struct Pool {
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
     pub(crate) clients: u64,
+    /// How many of them count for `client_connections`.
+    pub(crate) places_taken: u64,
+    /// Where they are counted over all workers.
+    pub(crate) quota: u32,
     /// Number of the ring in use; grows with every change.
     pub(crate) ring_version: u64,
-    /// Set while a change of the ring is under way: nothing is dispatched.
+    /// Nothing is dispatched: a change of the ring or of the epoch is under way.
     pub(crate) held: bool,
+    /// The change of the ring, if it is that.
+    pub(crate) hold: Option<Hold>,
+    /// It is held for a change of the epoch.
+    pub(crate) paused: bool,
+}
+
+/// What a pool is to the epoch in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// One of its pools.
+    InUse,
+    /// Belongs to an epoch that is being prepared: it has lanes, for servers that are new, and no
+    /// clients.
+    Coming,
+    /// Was removed: serves the clients it has, until then.
+    Leaving { until: Time },
+    /// Nothing is left of it.
+    Gone,
+}
+
+/// First phase of a change of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hold {
+    pub(crate) version: u64,
+    /// So long what is on its way may take.
+    pub(crate) until: Time,
+    /// [`Action::Held`](crate::Action::Held) has been said.
+    pub(crate) is_told: bool,
 }
 
 /// A server as this worker knows it.
@@ -77,25 +114,68 @@ impl Queues {
 }
 
 impl Pool {
-    pub(crate) fn new(pool: &snapshot::Pool, metrics: PoolId, servers: Vec<Server>) -> Self {
-        Self {
-            protocol: pool.protocol,
+    /// A pool that comes; nobody is to be asked to eject its servers before it is in use.
+    pub(crate) fn new(
+        config: snapshot::Pool,
+        router: Router,
+        metrics: PoolId,
+        servers: Vec<Server>,
+    ) -> Self {
+        let mut pool = Self {
+            protocol: config.protocol,
+            standing: Standing::Coming,
             metrics,
-            router: Router::new(pool),
+            router,
             servers,
-            timeout_us: pool.timeout_ms.map_or(u64::MAX, |timeout| timeout.saturating_mul(1000)),
-            limits: pool.limits,
-            auth: pool.redis_auth.clone(),
-            database: pool.redis_db,
-            preconnect: pool.preconnect,
-            auto_eject: pool.auto_eject_hosts,
-            retry_ms: pool.server_retry_timeout_ms,
-            failure_limit: pool.server_failure_limit.max(1),
+            timeout_us: u64::MAX,
+            limits: config.limits,
+            auth: None,
+            database: 0,
+            preconnect: false,
+            auto_eject: false,
+            retry_ms: 0,
+            failure_limit: 1,
             large_replies: LargeReplies::new(),
             clients: 0,
+            places_taken: 0,
+            quota: 0,
             ring_version: 0,
             held: false,
-        }
+            hold: None,
+            paused: false,
+            config: Box::new(config),
+        };
+        pool.configure();
+        pool.auto_eject = false;
+        pool
+    }
+
+    /// Goes by what `config` says, but for its servers and what places keys.
+    pub(crate) fn configure(&mut self) {
+        let config = &*self.config;
+        let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
+        self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
+        self.limits = config.limits;
+        self.auth.clone_from(&config.redis_auth);
+        self.database = config.redis_db;
+        self.preconnect = config.preconnect;
+        self.auto_eject = config.auto_eject_hosts;
+        self.retry_ms = config.server_retry_timeout_ms;
+        self.failure_limit = config.server_failure_limit.max(1);
+    }
+
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.standing == Standing::InUse
+    }
+
+    /// Whether clients may come.
+    pub(crate) fn serves(&self) -> bool {
+        matches!(self.standing, Standing::InUse | Standing::Leaving { .. })
+    }
+
+    /// Dispatches again, unless it is held for another reason.
+    pub(crate) fn update_held(&mut self) {
+        self.held = self.hold.is_some() || self.paused;
     }
 
     /// When a request that starts to wait at `from` has waited long enough.
@@ -110,6 +190,45 @@ impl Pool {
 }
 
 impl Server {
+    /// A server with lanes from this one on, or with none if that is [`NONE`].
+    pub(crate) fn new(metrics: ServerId, first_lane: u32, lanes: u32) -> Self {
+        Self {
+            metrics,
+            first_lane,
+            lanes,
+            connections: 0,
+            failures: 0,
+            failed_at: Time::NEVER,
+            failing: false,
+            ejected: false,
+            change_asked: false,
+            probe_at: Time::NEVER,
+            queues: Queues::default(),
+            private_lanes: Vec::new(),
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Those that clients share for requests that are not large.
+    pub(crate) fn shared_lanes(&self) -> Range<u32> {
+        match self.first_lane {
+            NONE => 0..0,
+            first => first..first + self.lanes,
+        }
+    }
+
+    /// All that are made with the server.
+    pub(crate) fn own_lanes(&self) -> Range<u32> {
+        match self.first_lane {
+            NONE => 0..0,
+            first => first..first + self.lanes + 1,
+        }
+    }
+
+    pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
+        self.own_lanes().chain(self.private_lanes.iter().copied())
+    }
+
     pub(crate) fn bulk_lane(&self) -> u32 {
         self.first_lane + self.lanes
     }

@@ -41,6 +41,17 @@ impl Pressure {
         Self { max, mark: max / 4 * 3, since: None, exempt: Vec::new() }
     }
 
+    /// Another share of memory counts from here on.
+    pub(crate) fn set_max(&mut self, max: Option<u64>) {
+        let fresh = Self::new(max);
+        if fresh.max == self.max {
+            return;
+        }
+        self.max = fresh.max;
+        // While there is pressure it is the larger limit that is to be acted on next.
+        self.mark = if self.since.is_some() { self.max } else { fresh.mark };
+    }
+
     /// From here on new requests are not taken.
     fn high(&self) -> usize {
         self.max / 4 * 3

@@ -61,10 +61,10 @@ impl Engine {
     }
 
     fn add_private_lane(&mut self, pool_index: u32, server_index: u32) -> u32 {
+        let protocol = self.pools[pool_index as usize].protocol;
+        let lane = self.add_lanes(1, pool_index, server_index, protocol);
+        self.lanes[lane as usize].is_private = true;
         let pool = &mut self.pools[pool_index as usize];
-        let lane = self.lanes.len() as u32;
-        let is_private = true;
-        self.lanes.push(Lane { is_private, ..Lane::new(pool_index, server_index, pool.protocol) });
         pool.servers[server_index as usize].private_lanes.push(lane);
         self.private_lanes.push(lane);
         lane

@@ -97,6 +97,11 @@ impl Requests {
         self.slots.shrink_to(self.slots.len() * 2);
     }
 
+    /// All requests there are: O(slots).
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.slots.iter_mut().filter(|slot| slot.is_used)
+    }
+
     /// Gives the buffers of free slots back: O(slots).
     pub(crate) fn release(&mut self, bufs: &mut BufPool) {
         for slot in self.slots.iter_mut().filter(|slot| !slot.is_used) {

@@ -34,7 +34,9 @@ enum ReadPolicy {
 }
 
 impl Router {
-    pub(crate) fn new(pool: &snapshot::Pool) -> Self {
+    /// With the ring over the servers for which `live` is true.
+    pub(crate) fn new(pool: &snapshot::Pool, live: Vec<bool>) -> Self {
+        assert_eq!(live.len(), pool.servers.len(), "one flag for each server");
         let nodes = pool.servers.iter().map(|s| (s.name.clone(), s.weight)).collect();
         let shards = match pool.topology {
             Topology::Sharded => Shards::Servers,
@@ -49,7 +51,7 @@ impl Router {
             nodes,
             shards,
             ring: Ring::build(pool.distribution, &[], &[]),
-            live: vec![true; pool.servers.len()],
+            live,
         };
         router.rebuild();
         router

@@ -30,6 +30,11 @@ impl Tally {
         self.count += 1;
     }
 
+    /// The pool that the numbers not published yet are of.
+    pub(crate) fn pool(&mut self) -> Option<&mut PoolId> {
+        self.pool.as_mut()
+    }
+
     /// To be called at the end of every tick.
     #[inline]
     pub(crate) fn publish(&mut self, metrics: &Writer) {

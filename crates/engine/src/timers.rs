@@ -14,6 +14,8 @@ pub(crate) enum Timer {
         pool: u32,
         server: u32,
     },
+    /// Something about the change of an epoch or a ring has waited long enough.
+    Change,
     Housekeeping,
 }
 

@@ -468,7 +468,7 @@ fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
     );
     assert!(asked);
 
-    world.engine.handle_hold(0, 1, world.now);
+    world.engine.handle_hold(0, 1, 0, world.now);
     world.tick();
     assert!(world.actions.contains(&Action::Held { pool: 0, version: 1 }));
     world.send(client, get(A));

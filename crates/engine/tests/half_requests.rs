@@ -9,7 +9,7 @@ fn wait_with_half_a_request(options: &str, halves: [&str; 2], whole: &str, answe
     let mut world = World::new(&pool(options, 1));
     let (a, b) = (world.client(), world.client());
     world.send(a, halves[0]);
-    world.engine.handle_hold(0, 1, world.now);
+    world.engine.handle_hold(0, 1, 0, world.now);
     world.tick();
     world.send(b, whole);
     world.send(a, halves[1]);

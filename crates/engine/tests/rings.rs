@@ -18,7 +18,7 @@ fn four_servers() -> (World, ConnId, [ConnId; 4]) {
 }
 
 fn hold(world: &mut World, version: u64) {
-    world.engine.handle_hold(0, version, world.now);
+    world.engine.handle_hold(0, version, 0, world.now);
     world.tick();
     assert_eq!(world.actions.last(), Some(&Action::Held { pool: 0, version }));
 }

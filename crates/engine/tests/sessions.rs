@@ -434,7 +434,7 @@ fn an_adopted_client_waits_for_a_pool_that_is_held() {
     leave(&mut one, conn);
     one.send(conn, redis("GET a"));
     let moved = export(&mut one, conn);
-    two.engine.handle_hold(0, 1, two.now);
+    two.engine.handle_hold(0, 1, 0, two.now);
     two.tick();
     let conn = adopt(&mut two, moved);
     assert!(two.paused.contains(&conn));

@@ -490,7 +490,7 @@ fn a_ring_change_lets_it_come_to_its_end_and_keeps_the_next_one() {
     world.send(client, &request[..100]);
     let server = u32::from(world.connects_to(1));
     let lane = world.accept(server);
-    world.engine.handle_hold(0, 1, world.now);
+    world.engine.handle_hold(0, 1, 0, world.now);
     world.send(other, &request[..100]);
     assert!(!world.connects_to(server), "the pool is held");
     feed(&mut world, client, &request[100..]);

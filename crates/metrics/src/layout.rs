@@ -1,9 +1,12 @@
 //! Where in a slot's segment each number lies.
 //!
+//! First comes a page that all slots have in common, then the segments of [`SLOTS_MAX`] slots.
+//!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
-//! followed by the same for each of its servers. It is padded to whole pages, so that workers
-//! share no cache line. With histograms of about 4 KiB a segment takes
-//! `128 + pools * 4080 + servers * 4104` bytes, of which only touched pages are ever allocated.
+//! followed by the same for each of its servers; then the void, a pool and a server that nobody is
+//! told of. It is padded to whole pages, so that workers share no cache line. With histograms of
+//! about 4 KiB a segment takes `128 + (pools + 1) * 4080 + (servers + 1) * 4104` bytes, of which
+//! only touched pages are ever allocated.
 
 use cashew_config::Snapshot;
 
@@ -11,30 +14,44 @@ use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 
 /// Raised whenever the same snapshot would be laid out differently, or a number change its sense.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
-pub(crate) mod header {
+/// Slots that there is address space for. A slot that nobody ever used takes no memory.
+pub const SLOTS_MAX: u32 = 256;
+
+/// What all slots have in common: words of the page before the first slot.
+pub(crate) mod common {
     pub(crate) const MAGIC: usize = 0;
     pub(crate) const FINGERPRINT: usize = 1;
-    pub(crate) const PID: usize = 2;
-    pub(crate) const EPOCH: usize = 3;
-    pub(crate) const HEARTBEAT_MS: usize = 4;
-    pub(crate) const STARTED_AT: usize = 5;
-    pub(crate) const BUFFERED: usize = 6;
-    pub(crate) const PRESSED: usize = 7;
-    pub(crate) const WINDOW_US: usize = 8;
+    /// Slots ever used: one more than the highest of them.
+    pub(crate) const SLOTS: usize = 2;
+    pub(crate) const WORDS: usize = super::PAGE_WORDS;
+}
+
+pub(crate) mod header {
+    pub(crate) const PID: usize = 0;
+    pub(crate) const EPOCH: usize = 1;
+    pub(crate) const HEARTBEAT_MS: usize = 2;
+    pub(crate) const STARTED_AT: usize = 3;
+    pub(crate) const BUFFERED: usize = 4;
+    pub(crate) const PRESSED: usize = 5;
+    pub(crate) const WINDOW_US: usize = 6;
+    pub(crate) const BUSY: usize = 7;
+    pub(crate) const SESSIONS_IN: usize = 8;
+    pub(crate) const SESSIONS_OUT: usize = 9;
+    pub(crate) const SESSIONS_CUT: usize = 10;
     pub(crate) const WORDS: usize = 16;
 }
 
 pub(crate) const POOL_GAUGES: usize = PoolCounter::ALL.len();
 pub(crate) const POOL_HISTOGRAM: usize = POOL_GAUGES + PoolGauge::ALL.len();
-const POOL_WORDS: usize = POOL_HISTOGRAM + histogram::WORDS;
+pub(crate) const POOL_WORDS: usize = POOL_HISTOGRAM + histogram::WORDS;
 
 pub(crate) const SERVER_GAUGES: usize = ServerCounter::ALL.len();
 pub(crate) const SERVER_HISTOGRAM: usize = SERVER_GAUGES + ServerGauge::ALL.len();
-const SERVER_WORDS: usize = SERVER_HISTOGRAM + histogram::WORDS;
+pub(crate) const SERVER_WORDS: usize = SERVER_HISTOGRAM + histogram::WORDS;
 
 /// Words in 4 KiB. On machines with larger pages neighbours share one, which is harmless.
 const PAGE_WORDS: usize = 512;
@@ -64,6 +81,8 @@ impl ServerId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     pools: Vec<PoolLayout>,
+    void_pool: u32,
+    void_server: u32,
     slot_words: usize,
     fingerprint: u64,
 }
@@ -86,9 +105,13 @@ impl Layout {
             pools.push(PoolLayout { base, servers: pool.servers.len() });
             end += POOL_WORDS + pool.servers.len() * SERVER_WORDS;
         }
+        let void_pool = u32::try_from(end).expect("a segment has at most 2^32 words");
+        end += POOL_WORDS;
+        let void_server = u32::try_from(end).expect("a segment has at most 2^32 words");
+        end += SERVER_WORDS;
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
-        Self { pools, slot_words, fingerprint: fingerprint(snapshot) }
+        Self { pools, void_pool, void_server, slot_words, fingerprint: fingerprint(snapshot) }
     }
 
     /// Size of one slot's segment in words of 8 bytes.
@@ -115,6 +138,16 @@ impl Layout {
         let PoolLayout { base, servers } = self.pools[pool];
         assert!(server < servers, "pool {pool} has {servers} servers, not one of index {server}");
         ServerId(base + (POOL_WORDS + server * SERVER_WORDS) as u32)
+    }
+
+    /// Where a pool counts that the snapshot does not have any more: nobody is told.
+    pub fn void_pool(&self) -> PoolId {
+        PoolId(self.void_pool)
+    }
+
+    /// Where a server counts that the snapshot does not have any more: nobody is told.
+    pub fn void_server(&self) -> ServerId {
+        ServerId(self.void_server)
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = PoolId> {
@@ -174,11 +207,13 @@ mod tests {
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
         let mut areas: Vec<_> = layout.pools().map(|id| (id.base(), POOL_WORDS)).collect();
         areas.extend(layout.servers().map(|id| (id.base(), SERVER_WORDS)));
+        areas.push((layout.void_pool().base(), POOL_WORDS));
+        areas.push((layout.void_server().base(), SERVER_WORDS));
         areas.sort_unstable();
-        assert_eq!(areas.len(), 5);
+        assert_eq!(areas.len(), 7);
         assert_eq!(areas[0].0, header::WORDS);
         assert!(areas.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0));
-        let (base, words) = areas[4];
+        let (base, words) = areas[6];
         assert!(base + words <= layout.slot_words());
         assert_eq!(layout.slot_words() % PAGE_WORDS, 0);
     }
@@ -211,5 +246,8 @@ mod tests {
     #[test]
     fn the_documented_sizes_hold() {
         assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4080, 4104, 128));
+        let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
+        let bytes: usize = 128 + (2 + 1) * 4080 + (3 + 1) * 4104;
+        assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));
     }
 }

@@ -7,7 +7,9 @@
 //!
 //! Where a number lies follows from the [`Layout`], which follows from the configuration snapshot.
 //! The numbers belong to that snapshot's pools and servers; a snapshot with other pools or servers
-//! needs segments of its own.
+//! needs segments of its own, and takes over what was counted before of those that it has too.
+//!
+//! What all workers write, client ids and limits of clients, is [`Shared`].
 #![deny(unsafe_code)]
 
 mod clock;
@@ -16,6 +18,7 @@ mod ids;
 mod layout;
 mod mapping;
 mod segments;
+mod shared;
 mod writer;
 
 #[cfg(test)]
@@ -24,6 +27,7 @@ mod testing;
 pub use clock::monotonic_ms;
 pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
-pub use layout::{Layout, PoolId, ServerId};
+pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};
 pub use segments::{Segments, SlotHeader};
+pub use shared::{QUOTAS_MAX, Shared};
 pub use writer::Writer;

@@ -1,10 +1,13 @@
 //! The segments of all slots: made by the master, opened by workers and by whoever reads.
 
+use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use cashew_config::Snapshot;
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
@@ -12,8 +15,8 @@ use rustix::fs::{
 use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
-    Layout, MAGIC, POOL_GAUGES, POOL_HISTOGRAM, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, ServerId,
-    header,
+    Layout, MAGIC, POOL_GAUGES, POOL_HISTOGRAM, POOL_WORDS, PoolId, SERVER_GAUGES,
+    SERVER_HISTOGRAM, SERVER_WORDS, SLOTS_MAX, ServerId, common, header,
 };
 use crate::mapping::{Mapping, View};
 use crate::{Histogram, Writer};
@@ -22,7 +25,10 @@ use crate::{Histogram, Writer};
 pub struct Segments {
     mapping: Arc<Mapping>,
     layout: Layout,
-    slots: u32,
+    /// Slots that there is room for.
+    slots_max: u32,
+    /// Device and inode of the memfd.
+    memory: Option<(u64, u64)>,
 }
 
 /// Who writes to a slot. All zero while nobody ever did.
@@ -41,68 +47,100 @@ pub struct SlotHeader {
     pub pressed: u64,
     /// How long what gains from company may be held back, in microseconds.
     pub window_us: u64,
+    /// Permille of the last second that the worker was not waiting for events.
+    pub busy: u32,
+    /// Sessions that came from other workers.
+    pub sessions_in: u64,
+    /// Sessions that went to other workers.
+    pub sessions_out: u64,
+    /// Sessions closed because they did not come to rest within worker_shutdown_timeout.
+    pub sessions_cut: u64,
 }
 
 impl Segments {
-    /// Makes segments that other processes can [open](Self::open) by the descriptor.
-    pub fn create(layout: &Layout, slots: u32) -> io::Result<(OwnedFd, Self)> {
-        let bytes = size(layout, slots)?;
+    /// Makes segments of [`SLOTS_MAX`] slots, none used yet, that other processes can
+    /// [open](Self::open) by the descriptor.
+    pub fn create(layout: &Layout) -> io::Result<(OwnedFd, Self)> {
+        let words = words(layout)?;
         let fd = memfd_create("cashew-metrics", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&fd, bytes)?;
+        ftruncate(&fd, words as u64 * 8)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let mapping = Mapping::shared(fd.as_fd(), layout.slot_words() * slots as usize)?;
-        Ok((fd, Self::initialized(mapping, layout, slots)))
+        let mapping = Mapping::shared(fd.as_fd(), words)?;
+        let memory = Some(memory(&fd)?);
+        Ok((fd, Self { memory, ..Self::initialized(mapping, layout, SLOTS_MAX) }))
     }
 
-    /// Opens what [`create`](Self::create) made for the same layout and number of slots, and
-    /// refuses everything else.
-    pub fn open(fd: impl AsFd, layout: &Layout, slots: u32) -> io::Result<Self> {
-        let bytes = size(layout, slots)?;
-        if fstat(&fd)?.st_size as u64 != bytes {
-            return Err(invalid("metrics segments have another size than the configuration needs"));
+    /// Opens what [`create`](Self::create) made for the same layout, and refuses everything else.
+    pub fn open(fd: impl AsFd, layout: &Layout) -> io::Result<Self> {
+        let words = words(layout)?;
+        let bytes = fstat(&fd)?.st_size as u64;
+        if bytes < common::WORDS as u64 * 8 {
+            return Err(invalid("metrics segments are cut short"));
         }
         if !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
             return Err(invalid("metrics segments are not sealed against shrinking"));
         }
-        let mapping = Mapping::shared(fd.as_fd(), layout.slot_words() * slots as usize)?;
-        let segments = Self { mapping: Arc::new(mapping), layout: layout.clone(), slots };
-        for slot in 0..slots {
-            let word = |at: usize| segments.words(slot)[at].load(Relaxed);
-            if word(header::MAGIC) != MAGIC {
-                return Err(invalid("metrics segments are of another version of cashew"));
-            }
-            if word(header::FINGERPRINT) != layout.fingerprint() {
-                return Err(invalid("metrics segments belong to another configuration"));
-            }
+        // The version comes first: of another one nothing else can be understood.
+        let head = Mapping::shared(fd.as_fd(), common::WORDS)?;
+        if head.words()[common::MAGIC].load(Relaxed) != MAGIC {
+            return Err(invalid("metrics segments are of another version of cashew"));
         }
-        Ok(segments)
+        if head.words()[common::FINGERPRINT].load(Relaxed) != layout.fingerprint() {
+            return Err(invalid("metrics segments belong to another configuration"));
+        }
+        if bytes != words as u64 * 8 {
+            return Err(invalid("metrics segments have another size than the configuration needs"));
+        }
+        let mapping = Mapping::shared(fd.as_fd(), words)?;
+        Ok(Self {
+            mapping: Arc::new(mapping),
+            layout: layout.clone(),
+            slots_max: SLOTS_MAX,
+            memory: Some(memory(&fd)?),
+        })
     }
 
-    /// Segments that only this process can see.
+    /// Segments that only this process can see, of so many slots, all used.
     pub fn in_memory(layout: &Layout, slots: u32) -> Self {
-        let mapping = Mapping::heap(layout.slot_words() * slots as usize);
-        Self::initialized(mapping, layout, slots)
-    }
-
-    fn initialized(mapping: Mapping, layout: &Layout, slots: u32) -> Self {
-        let segments = Self { mapping: Arc::new(mapping), layout: layout.clone(), slots };
-        for slot in 0..slots {
-            let words = segments.words(slot);
-            words[header::MAGIC].store(MAGIC, Relaxed);
-            words[header::FINGERPRINT].store(layout.fingerprint(), Relaxed);
-        }
+        let mapping = Mapping::heap(common::WORDS + layout.slot_words() * slots as usize);
+        let segments = Self::initialized(mapping, layout, slots);
+        segments.common()[common::SLOTS].store(u64::from(slots), Relaxed);
         segments
     }
 
-    /// The writer of a slot. There must be one at a time: two would undo each other's work.
+    fn initialized(mapping: Mapping, layout: &Layout, slots_max: u32) -> Self {
+        let mapping = Arc::new(mapping);
+        let segments = Self { mapping, layout: layout.clone(), slots_max, memory: None };
+        segments.common()[common::MAGIC].store(MAGIC, Relaxed);
+        segments.common()[common::FINGERPRINT].store(layout.fingerprint(), Relaxed);
+        segments
+    }
+
+    /// Whether both are the same memfd.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.memory.is_some() && self.memory == other.memory
+    }
+
+    /// From now on the slot, and all below it, count for sums. The master calls it before it starts
+    /// a worker there.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such slot.
+    pub fn use_slot(&self, slot: u32) {
+        assert!(slot < self.slots_max, "{} slots, not one of index {slot}", self.slots_max);
+        self.common()[common::SLOTS].fetch_max(u64::from(slot) + 1, Relaxed);
+    }
+
+    /// The writer of a slot, which is [used](Self::use_slot) then. There must be one at a time: two
+    /// would undo each other's work.
     ///
     /// # Panics
     ///
     /// When there is no such slot.
     pub fn writer(self: &Arc<Self>, slot: u32) -> Writer {
-        assert!(slot < self.slots, "{} slots, not one of index {slot}", self.slots);
-        let start = slot as usize * self.layout.slot_words();
-        let view = View::new(&self.mapping, start..start + self.layout.slot_words());
+        self.use_slot(slot);
+        let view = View::new(&self.mapping, self.range(slot));
         Writer::new(view, Arc::clone(self))
     }
 
@@ -110,8 +148,9 @@ impl Segments {
         &self.layout
     }
 
+    /// Slots ever used; the others were never written, and reading them would take memory.
     pub fn slots(&self) -> u32 {
-        self.slots
+        (self.common()[common::SLOTS].load(Relaxed) as u32).min(self.slots_max)
     }
 
     pub fn header(&self, slot: u32) -> SlotHeader {
@@ -124,6 +163,10 @@ impl Segments {
             buffered: word(header::BUFFERED),
             pressed: word(header::PRESSED),
             window_us: word(header::WINDOW_US),
+            busy: word(header::BUSY) as u32,
+            sessions_in: word(header::SESSIONS_IN),
+            sessions_out: word(header::SESSIONS_OUT),
+            sessions_cut: word(header::SESSIONS_CUT),
         }
     }
 
@@ -164,7 +207,7 @@ impl Segments {
     }
 
     pub fn sum_pool_latency(&self, pool: PoolId) -> Histogram {
-        self.histogram(0..self.slots, pool.base() + POOL_HISTOGRAM)
+        self.histogram(0..self.slots(), pool.base() + POOL_HISTOGRAM)
     }
 
     pub fn sum_server_counter(&self, server: ServerId, counter: ServerCounter) -> u64 {
@@ -180,7 +223,53 @@ impl Segments {
     }
 
     pub fn sum_server_latency(&self, server: ServerId) -> Histogram {
-        self.histogram(0..self.slots, server.base() + SERVER_HISTOGRAM)
+        self.histogram(0..self.slots(), server.base() + SERVER_HISTOGRAM)
+    }
+
+    /// Takes over a slot of segments of another snapshot: its header, and the numbers of pools and
+    /// servers that both snapshots have, by name. The slot's only writer calls it before it goes on
+    /// here, or the master for a slot without a living worker.
+    pub fn carry(&self, from: &Self, old: &Snapshot, new: &Snapshot, slot: u32) {
+        if slot >= from.slots() {
+            return;
+        }
+        self.use_slot(slot);
+        let (source, target) = (from.words(slot), self.words(slot));
+        let copy = |at: usize, to: usize, words: usize| {
+            for (source, target) in source[at..at + words].iter().zip(&target[to..to + words]) {
+                target.store(source.load(Relaxed), Relaxed);
+            }
+        };
+        copy(0, 0, header::WORDS);
+        let old_pools: HashMap<&str, usize> =
+            old.pools.iter().enumerate().map(|(at, pool)| (pool.name.as_str(), at)).collect();
+        for (pool, config) in new.pools.iter().enumerate() {
+            let Some(&old_pool) = old_pools.get(config.name.as_str()) else { continue };
+            let base = self.layout.pool(pool).base();
+            copy(from.layout.pool(old_pool).base(), base, POOL_WORDS);
+            let old_servers: HashMap<&str, usize> = old.pools[old_pool]
+                .servers
+                .iter()
+                .enumerate()
+                .map(|(at, server)| (server.name.as_str(), at))
+                .collect();
+            for (server, config) in config.servers.iter().enumerate() {
+                if let Some(&old_server) = old_servers.get(config.name.as_str()) {
+                    let base = self.layout.server(pool, server).base();
+                    copy(from.layout.server(old_pool, old_server).base(), base, SERVER_WORDS);
+                }
+            }
+        }
+    }
+
+    /// As [`clear_gauges`](Self::clear_gauges), for a slot that no worker will have for now: it is
+    /// not told of as a worker's any more. What was counted stays.
+    pub fn vacate(&self, slot: u32) {
+        self.clear_gauges(slot);
+        let words = self.words(slot);
+        for at in [header::PID, header::EPOCH, header::HEARTBEAT_MS, header::STARTED_AT] {
+            words[at].store(0, Relaxed);
+        }
     }
 
     /// Sets a slot's gauges to 0 and keeps its counters. For the master, once the slot's worker is
@@ -189,6 +278,7 @@ impl Segments {
         let words = self.words(slot);
         words[header::BUFFERED].store(0, Relaxed);
         words[header::WINDOW_US].store(0, Relaxed);
+        words[header::BUSY].store(0, Relaxed);
         let clear = |from: usize, to: usize| {
             words[from..to].iter().for_each(|word| word.store(0, Relaxed));
         };
@@ -201,14 +291,14 @@ impl Segments {
     }
 
     fn sum(&self, of_slot: impl Fn(u32) -> u64) -> u64 {
-        (0..self.slots).fold(0, |sum, slot| sum.wrapping_add(of_slot(slot)))
+        (0..self.slots()).fold(0, |sum, slot| sum.wrapping_add(of_slot(slot)))
     }
 
     fn max(&self, of_slot: impl Fn(u32) -> u64) -> u64 {
-        (0..self.slots).map(of_slot).max().unwrap_or(0)
+        (0..self.slots()).map(of_slot).max().unwrap_or(0)
     }
 
-    fn histogram(&self, slots: std::ops::Range<u32>, base: usize) -> Histogram {
+    fn histogram(&self, slots: Range<u32>, base: usize) -> Histogram {
         let mut histogram = Histogram::default();
         for slot in slots {
             let words = &self.words(slot)[base..base + histogram::WORDS];
@@ -222,19 +312,32 @@ impl Segments {
     }
 
     fn words(&self, slot: u32) -> &[AtomicU64] {
-        let start = slot as usize * self.layout.slot_words();
-        &self.mapping.words()[start..start + self.layout.slot_words()]
+        &self.mapping.words()[self.range(slot)]
+    }
+
+    fn range(&self, slot: u32) -> Range<usize> {
+        let start = common::WORDS + slot as usize * self.layout.slot_words();
+        start..start + self.layout.slot_words()
+    }
+
+    fn common(&self) -> &[AtomicU64] {
+        &self.mapping.words()[..common::WORDS]
     }
 }
 
-fn size(layout: &Layout, slots: u32) -> io::Result<u64> {
-    if slots == 0 {
-        return Err(invalid("metrics need at least one slot"));
-    }
-    (layout.slot_words() as u64)
-        .checked_mul(u64::from(slots) * 8)
-        .filter(|&bytes| i64::try_from(bytes).is_ok())
-        .ok_or_else(|| invalid("metrics of so many servers and workers fit in no memory"))
+fn memory(fd: impl AsFd) -> io::Result<(u64, u64)> {
+    let stat = fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Words of the whole memfd.
+fn words(layout: &Layout) -> io::Result<usize> {
+    layout
+        .slot_words()
+        .checked_mul(SLOTS_MAX as usize)
+        .and_then(|words| words.checked_add(common::WORDS))
+        .filter(|words| words.checked_mul(8).is_some_and(|bytes| i64::try_from(bytes).is_ok()))
+        .ok_or_else(|| invalid("metrics of so many servers fit in no memory"))
 }
 
 fn invalid(why: &str) -> io::Error {
@@ -253,8 +356,8 @@ mod tests {
     #[test]
     fn another_mapping_sees_what_a_writer_wrote() {
         let layout = layout();
-        let (fd, master) = Segments::create(&layout, 3).unwrap();
-        let worker = Arc::new(Segments::open(&fd, &layout, 3).unwrap());
+        let (fd, master) = Segments::create(&layout).unwrap();
+        let worker = Arc::new(Segments::open(&fd, &layout).unwrap());
         let writer = worker.writer(1);
         let (pool, server) = (layout.pool(1), layout.server(1, 0));
         writer.add_pool(pool, PoolCounter::Requests, 7);
@@ -267,6 +370,10 @@ mod tests {
         writer.set_buffered(1 << 20);
         writer.add_pressed();
         writer.set_window_us(150);
+        writer.set_busy(750);
+        writer.add_sessions_in(3);
+        writer.add_sessions_out(4);
+        writer.add_sessions_cut(1);
         drop((writer, worker));
 
         assert_eq!(master.pool_counter(1, pool, PoolCounter::Requests), 7);
@@ -283,18 +390,107 @@ mod tests {
             buffered: 1 << 20,
             pressed: 1,
             window_us: 150,
+            busy: 750,
+            sessions_in: 3,
+            sessions_out: 4,
+            sessions_cut: 1,
         };
         assert_eq!(master.header(1), header);
         master.clear_gauges(1);
-        assert_eq!(master.header(1), SlotHeader { buffered: 0, window_us: 0, ..header });
+        assert_eq!(master.header(1), SlotHeader { buffered: 0, window_us: 0, busy: 0, ..header });
         assert_eq!(master.header(2), SlotHeader::default());
+        master.vacate(1);
+        let header = master.header(1);
+        assert_eq!(
+            (header.pid, header.epoch, header.heartbeat_ms, header.sessions_out),
+            (0, 0, 0, 4)
+        );
+        assert_eq!(master.sum_pool_counter(pool, PoolCounter::Requests), 7);
+    }
+
+    #[test]
+    fn only_used_slots_take_memory() {
+        let layout = layout();
+        let (fd, segments) = Segments::create(&layout).unwrap();
+        let pages = || fstat(&fd).unwrap().st_blocks as usize * 512 / 4096;
+        assert_eq!((segments.slots(), pages()), (0, 1));
+        segments.use_slot(1);
+        segments.use_slot(0);
+        let other = Segments::open(&fd, &layout).unwrap();
+        assert_eq!(other.slots(), 2);
+        assert!(other.is_same(&segments));
+        assert!(!other.is_same(&Segments::create(&layout).unwrap().1));
+        let (pool, server) = (layout.pool(0), layout.server(1, 0));
+        other.sum_pool_counter(pool, PoolCounter::Requests);
+        other.sum_server_latency(server);
+        assert!(pages() <= 1 + 2 * layout.slot_words() / 512, "{} pages", pages());
+        let last = Arc::new(other).writer(SLOTS_MAX - 1);
+        last.add_pool(pool, PoolCounter::Requests, 1);
+        assert_eq!(segments.slots(), SLOTS_MAX);
+        assert_eq!(segments.pool_counter(SLOTS_MAX - 1, pool, PoolCounter::Requests), 1);
+    }
+
+    #[test]
+    fn what_both_snapshots_have_is_carried_by_name() {
+        let old = snapshot(&[("a", &["x", "y"]), ("gone", &["x"]), ("b", &["z"])]);
+        let new = snapshot(&[("b", &["z", "x"]), ("new", &["x"]), ("a", &["y"])]);
+        let from = Arc::new(Segments::in_memory(&Layout::new(&old), 2));
+        let (_fd, to) = Segments::create(&Layout::new(&new)).unwrap();
+        let writer = from.writer(1);
+        writer.set_pid(7);
+        writer.add_sessions_out(3);
+        for (pool, config) in old.pools.iter().enumerate() {
+            let n = 100 * (pool as u64 + 1);
+            writer.add_pool(writer.pool(pool), PoolCounter::Requests, n);
+            writer.set_pool(writer.pool(pool), PoolGauge::ClientConnections, n + 1);
+            writer.record_pool(writer.pool(pool), n, 1);
+            for server in 0..config.servers.len() {
+                let id = writer.server(pool, server);
+                writer.add_server(id, ServerCounter::Requests, n + 10 + server as u64);
+                writer.set_server(id, ServerGauge::InQueue, n + 20 + server as u64);
+                writer.record_server(id, n, 2);
+            }
+        }
+        to.carry(&from, &old, &new, 1);
+        to.carry(&from, &old, &new, 2);
+        assert_eq!(to.slots(), 2);
+        let layout = to.layout();
+        assert_eq!((to.header(1).pid, to.header(1).sessions_out), (7, 3));
+        assert_eq!(to.header(0), SlotHeader::default());
+        for (pool, n) in [(0, 300), (1, 0), (2, 100)] {
+            let id = layout.pool(pool);
+            assert_eq!(to.pool_counter(1, id, PoolCounter::Requests), n);
+            let clients = if n == 0 { 0 } else { n + 1 };
+            assert_eq!(to.pool_gauge(1, id, PoolGauge::ClientConnections), clients);
+            assert_eq!(to.pool_latency(1, id).sum_us(), n);
+        }
+        for ((pool, server), n) in [((0, 0), 310), ((0, 1), 0), ((1, 0), 0), ((2, 0), 111)] {
+            let id = layout.server(pool, server);
+            assert_eq!(to.server_counter(1, id, ServerCounter::Requests), n);
+            assert_eq!(to.server_latency(1, id).count(), if n == 0 { 0 } else { 2 });
+        }
+    }
+
+    #[test]
+    fn nobody_is_told_what_the_void_counts() {
+        let layout = layout();
+        let segments = Arc::new(Segments::in_memory(&layout, 1));
+        let writer = segments.writer(0);
+        writer.add_pool(writer.void_pool(), PoolCounter::Requests, 5);
+        writer.add_server(writer.void_server(), ServerCounter::Requests, 5);
+        for pool in layout.pools() {
+            assert_eq!(segments.sum_pool_counter(pool, PoolCounter::Requests), 0);
+        }
+        for server in layout.servers() {
+            assert_eq!(segments.sum_server_counter(server, ServerCounter::Requests), 0);
+        }
     }
 
     #[test]
     fn slots_share_no_cache_line() {
         // Processors fetch lines of 64 bytes in pairs.
         const LINES: usize = 128;
-        let (_fd, segments) = Segments::create(&layout(), 3).unwrap();
+        let (_fd, segments) = Segments::create(&layout()).unwrap();
         for slot in 0..3 {
             let words = segments.words(slot).as_ptr_range();
             assert_eq!((words.start as usize % LINES, words.end as usize % LINES), (0, 0));
@@ -328,11 +524,11 @@ mod tests {
         const WRITES: u64 = 200_000;
         const STEP: u64 = 1 << 33 | 1;
         let layout = layout();
-        let (fd, reader) = Segments::create(&layout, 1).unwrap();
+        let (fd, reader) = Segments::create(&layout).unwrap();
         let pool = layout.pool(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let writer = Arc::new(Segments::open(&fd, &layout, 1).unwrap()).writer(0);
+                let writer = Arc::new(Segments::open(&fd, &layout).unwrap()).writer(0);
                 for value in 0..WRITES {
                     writer.add_pool(pool, PoolCounter::Requests, STEP);
                     writer.record_pool(pool, value, 1);
@@ -351,29 +547,28 @@ mod tests {
         assert_eq!(reader.pool_latency(0, pool).sum_us(), WRITES * (WRITES - 1) / 2);
     }
 
-    fn refusal(fd: impl AsFd, layout: &Layout, slots: u32) -> String {
-        Segments::open(fd, layout, slots).err().expect("refused").to_string()
+    fn refusal(fd: impl AsFd, layout: &Layout) -> String {
+        Segments::open(fd, layout).err().expect("refused").to_string()
     }
 
     #[test]
     fn foreign_segments_are_refused() {
         let layout = layout();
-        let (fd, master) = Segments::create(&layout, 2).unwrap();
+        let (fd, master) = Segments::create(&layout).unwrap();
         let renamed = Layout::new(&snapshot(&[("a", &["x", "z"]), ("bb", &["x"])]));
-        assert!(refusal(&fd, &renamed, 2).contains("another configuration"));
-        assert!(refusal(&fd, &layout, 3).contains("another size"));
-        assert!(refusal(&fd, &layout, 0).contains("at least one slot"));
-        master.words(1)[header::MAGIC].store(MAGIC + (1 << 56), Relaxed);
-        assert!(refusal(&fd, &layout, 2).contains("another version"));
+        assert!(refusal(&fd, &renamed).contains("another configuration"));
+        master.common()[common::MAGIC].store(MAGIC + (1 << 56), Relaxed);
+        assert!(refusal(&fd, &layout).contains("another version"));
     }
 
     #[test]
     fn memory_that_may_shrink_is_refused() {
         let layout = layout();
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&fd, layout.slot_words() as u64 * 8).unwrap();
-        assert!(refusal(&fd, &layout, 1).contains("not sealed"));
-        let (sealed, _segments) = Segments::create(&layout, 1).unwrap();
+        assert!(refusal(&fd, &layout).contains("cut short"));
+        ftruncate(&fd, words(&layout).unwrap() as u64 * 8).unwrap();
+        assert!(refusal(&fd, &layout).contains("not sealed"));
+        let (sealed, _segments) = Segments::create(&layout).unwrap();
         assert!(ftruncate(&sealed, 0).is_err());
     }
 

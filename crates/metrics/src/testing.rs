@@ -2,7 +2,7 @@
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
+    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
 };
 use cashew_placement::{Distribution, Hash};
 
@@ -16,6 +16,11 @@ pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
         batch_window_max_us: 0,
         worker_memory_max: None,
         io_engine: IoEngine::Auto,
+        reload_drain_timeout_ms: 5000,
+        control_socket: None,
+        worker_cpu_affinity: Affinity::Off,
+        worker_heartbeat_timeout_ms: 700,
+        rebalance_threshold: None,
     };
     let pools = pools.iter().map(|(name, servers)| pool(name, servers)).collect();
     Snapshot { epoch: 1, global, pools }
@@ -40,6 +45,7 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         backlog: 512,
         client_connections: 0,
         tcp_keepalive: false,
+        tcp_quickack: false,
         reuseport: true,
         redis_auth: None,
         redis_db: 0,

@@ -51,6 +51,16 @@ impl Writer {
         self.segments.layout().server(pool, server)
     }
 
+    /// Where to count what a pool does that is not configured any more.
+    pub fn void_pool(&self) -> PoolId {
+        self.segments.layout().void_pool()
+    }
+
+    /// Where to count what a server does that is not configured any more.
+    pub fn void_server(&self) -> ServerId {
+        self.segments.layout().void_server()
+    }
+
     #[inline]
     pub fn add_pool(&self, pool: PoolId, counter: PoolCounter, n: u64) {
         self.add(pool.base() + counter as usize, n);
@@ -103,6 +113,26 @@ impl Writer {
     #[inline]
     pub fn set_window_us(&self, window_us: u64) {
         self.set(header::WINDOW_US, window_us);
+    }
+
+    /// Permille of the last second that the worker was not waiting for events.
+    pub fn set_busy(&self, permille: u32) {
+        self.set(header::BUSY, u64::from(permille));
+    }
+
+    /// Counts sessions that came from another worker.
+    pub fn add_sessions_in(&self, n: u64) {
+        self.add(header::SESSIONS_IN, n);
+    }
+
+    /// Counts sessions that went to another worker.
+    pub fn add_sessions_out(&self, n: u64) {
+        self.add(header::SESSIONS_OUT, n);
+    }
+
+    /// Counts sessions closed because they did not come to rest within worker_shutdown_timeout.
+    pub fn add_sessions_cut(&self, n: u64) {
+        self.add(header::SESSIONS_CUT, n);
     }
 
     pub fn set_epoch(&self, epoch: u64) {

@@ -28,6 +28,8 @@ pub(crate) enum Event {
     Fault,
     /// Clients are told to go to another gateway.
     Shift,
+    /// The configuration changes.
+    Reload,
     /// A server is well again, if it is not already.
     Recover { server: u32 },
 }

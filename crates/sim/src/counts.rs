@@ -20,6 +20,8 @@ pub struct Counts {
     /// Clients handed over from gateway to gateway, and bytes that they took along.
     pub moves: u64,
     pub moved_bytes: u64,
+    /// Epochs that were committed.
+    pub epochs: u64,
     pub faults: u64,
     pub clients: u64,
     /// Longest time from a request's last byte sent to the last byte of its reply.
@@ -38,6 +40,7 @@ impl AddAssign for Counts {
         self.moves += other.moves;
         self.moved_bytes += other.moved_bytes;
         self.ring_changes += other.ring_changes;
+        self.epochs += other.epochs;
         self.faults += other.faults;
         self.clients += other.clients;
         self.slowest_us = self.slowest_us.max(other.slowest_us);

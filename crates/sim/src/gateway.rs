@@ -2,14 +2,19 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
+use std::rc::Rc;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Setup};
+use cashew_engine::{
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Plan, Setup,
+};
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
 use crate::clock::{Clock, Event};
+use crate::coordinator::{Answer, Order, Proposal};
 use crate::moves::Leave;
 use crate::network::{Peer, Side, piece};
+use crate::scenario::{pool_id, server_id};
 use crate::world::Fabric;
 
 /// Most bytes of one read.
@@ -26,19 +31,19 @@ pub(crate) enum Input {
     Readable { conn: u32 },
     Writable { conn: u32 },
     Reset { conn: u32 },
-    Hold { pool: u32, version: u64 },
-    Release { pool: u32, version: u64, live: Vec<bool> },
+    Obey(Order),
     Drain,
     Leave(Leave),
     Detached { token: u64 },
     Adopt { conn: u32, export: Export },
 }
 
-/// What a gateway wants of the world.
+/// What a gateway wants of the world. Pools and servers are named by their places in the universe.
 #[derive(Clone, Debug)]
 pub(crate) enum Wish {
     Connect { token: u64, pool: u32, server: u32 },
     Held { pool: u32, version: u64 },
+    Answer { epoch: u64, answer: Answer },
     Eject { pool: u32, server: u32 },
     Readmit { pool: u32, server: u32 },
     HandOver { conn: u32, export: Export },
@@ -48,8 +53,15 @@ pub(crate) struct Gateway {
     pub(crate) id: u32,
     pub(crate) engine: Engine,
     metrics: Writer,
-    pub(crate) sockets: BTreeMap<u64, Socket>,
+    /// In use.
+    pub(crate) snapshot: Snapshot,
+    prepared: Option<Rc<Proposal>>,
+    /// When a pause has lasted long enough.
+    paused_until: u64,
+    /// Requests of pools that are paused which are still on their way.
+    unfinished: u64,
     pub(crate) wishes: Vec<Wish>,
+    pub(crate) sockets: BTreeMap<u64, Socket>,
     inbox: VecDeque<Input>,
     /// When the next tick is planned; later ones are stale.
     tick_at: u64,
@@ -87,11 +99,10 @@ impl Gateway {
     pub(crate) fn new(id: u32, count: u32, snapshot: &Snapshot, fabric: &mut Fabric) -> Self {
         let metrics = Writer::in_memory(snapshot);
         let engine = Engine::new(Setup {
-            snapshot,
+            plan: Plan::whole(snapshot, id, count),
             metrics: metrics.clone(),
             seed: fabric.random.next(),
             slot: id,
-            workers: count,
             identity: Identity { version: "0.0.0", process_id: 1 },
             now: fabric.clock.time(),
         });
@@ -99,8 +110,12 @@ impl Gateway {
             id,
             engine,
             metrics,
-            sockets: BTreeMap::new(),
+            snapshot: snapshot.clone(),
+            prepared: None,
+            paused_until: 0,
+            unfinished: 0,
             wishes: Vec::new(),
+            sockets: BTreeMap::new(),
             inbox: VecDeque::new(),
             tick_at: u64::MAX,
             stale: VecDeque::new(),
@@ -190,8 +205,14 @@ impl Gateway {
         let now = fabric.clock.time();
         match input {
             Input::Accept { conn, pool, admission } => {
-                let token =
-                    self.engine.handle_accepted(pool, admission, u64::from(conn) + 1, now).token();
+                let place = self.snapshot.pools.iter().position(|other| pool_id(other) == pool);
+                let Some(pool) = place else {
+                    // Nobody listens there any more.
+                    self.close(conn, fabric);
+                    return;
+                };
+                let id = u64::from(conn) + 1;
+                let token = self.engine.handle_accepted(pool as u32, admission, id, now).token();
                 fabric.network.name(conn, token);
                 assert!(
                     self.sockets.insert(token, Socket::of(conn)).is_none(),
@@ -232,12 +253,7 @@ impl Gateway {
                     self.engine.handle_closed(ConnId::from_token(token), reason, now);
                 }
             }
-            Input::Hold { pool, version } => self.engine.handle_hold(pool, version, now),
-            Input::Release { pool, version, live } => {
-                let at = fabric.clock.now();
-                fabric.oracle.rings.released(pool, self.id, version, &live, at);
-                self.engine.handle_release(pool, version, &live, now, at);
-            }
+            Input::Obey(order) => self.obey(order, fabric),
             Input::Drain => {
                 fabric.oracle.draining(self.id);
                 self.engine.handle_drain(now);
@@ -246,6 +262,78 @@ impl Gateway {
             Input::Detached { token } => self.detached(token, fabric),
             Input::Adopt { conn, export } => self.adopt(conn, export, fabric),
         }
+    }
+
+    fn obey(&mut self, order: Order, fabric: &mut Fabric) {
+        let (now, at) = (fabric.clock.time(), fabric.clock.now());
+        let id = u64::from(self.id);
+        match order {
+            Order::Hold { pool, version, drain_ms } => {
+                self.engine.handle_hold(pool, version, drain_ms, now);
+            }
+            Order::Release { pool, version, live } => {
+                let config = &self.snapshot.pools[pool as usize];
+                fabric.oracle.rings.released(config, self.id, version, &live, at);
+                self.engine.handle_release(pool, version, &live, now, at);
+            }
+            Order::Prepare(proposal) => {
+                let Proposal { snapshot, states, workers, refused_by } = &*proposal;
+                let epoch = snapshot.epoch;
+                fabric.trace.note(at, "gateway is to prepare", [id, epoch, 0]);
+                if *refused_by == Some(self.id) {
+                    self.wishes.push(Wish::Answer { epoch, answer: Answer::Refused });
+                    return;
+                }
+                let plan = Plan::new(snapshot, states, self.id, *workers);
+                self.engine.handle_prepare(plan, now);
+                self.prepared = Some(proposal);
+            }
+            Order::Pause { drain_ms } => {
+                fabric.trace.note(at, "gateway is to pause", [id, drain_ms, 0]);
+                self.paused_until = at + drain_ms * 1000;
+                self.engine.handle_pause(drain_ms, now);
+            }
+            Order::Commit => self.commit(fabric),
+            Order::Abort => {
+                fabric.trace.note(at, "gateway is to abort", [id, 0, 0]);
+                self.prepared = None;
+                self.engine.handle_abort(now);
+                for pool in &self.snapshot.pools {
+                    fabric.oracle.rings.resumed(pool_id(pool), self.id, at);
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, fabric: &mut Fabric) {
+        let (now, at) = (fabric.clock.time(), fabric.clock.now());
+        let proposal = self.prepared.take().expect("an epoch is prepared");
+        let Proposal { snapshot, states, .. } = &*proposal;
+        let numbers = [u64::from(self.id), snapshot.epoch, self.unfinished];
+        fabric.trace.note(at, "gateway commits", numbers);
+        if self.unfinished > 0 {
+            fabric.oracle.cut_short(self.id, at);
+        }
+        for pool in &self.snapshot.pools {
+            let id = pool_id(pool);
+            if snapshot.pools.iter().all(|other| pool_id(other) != id) {
+                fabric.oracle.pool_removed(id, self.id);
+                fabric.oracle.rings.resumed(id, self.id, at);
+            }
+        }
+        for (pool, state) in snapshot.pools.iter().zip(states) {
+            let version = state.ring_version;
+            fabric.oracle.rings.released(pool, self.id, version, &state.live, at);
+        }
+        self.metrics = Writer::in_memory(snapshot);
+        self.engine.handle_commit(self.metrics.clone(), now);
+        self.snapshot = snapshot.clone();
+    }
+
+    /// Where a pool and its server are in the universe.
+    fn place(&self, pool: u32, server: u32) -> (u32, u32) {
+        let config = self.engine.pool_config(pool);
+        (pool_id(config), server_id(&config.servers[server as usize]))
     }
 
     /// One read, of any size.
@@ -312,12 +400,15 @@ impl Gateway {
     }
 
     fn act(&mut self, fabric: &mut Fabric) {
+        // Limits of clients are the caller's here.
+        while self.engine.poll_departed().is_some() {}
         while let Some(action) = self.engine.poll_action() {
             match action {
                 Action::Connect { conn, pool, server } => {
                     let token = conn.token();
                     let socket = Socket { conn: None, ..Socket::of(0) };
                     assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
+                    let (pool, server) = self.place(pool, server);
                     self.wishes.push(Wish::Connect { token, pool, server });
                 }
                 Action::Close { conn } => {
@@ -341,25 +432,55 @@ impl Gateway {
                     }
                 }
                 Action::Held { pool, version } => {
+                    let pool = pool_id(&self.snapshot.pools[pool as usize]);
                     fabric.oracle.rings.held(pool, self.id, fabric.clock.now());
                     self.wishes.push(Wish::Held { pool, version });
                 }
                 Action::Eject { pool, server, .. } => {
-                    self.wishes.push(Wish::Eject { pool, server })
+                    assert!((pool as usize) < self.snapshot.pools.len(), "it is in use");
+                    let (pool, server) = self.place(pool, server);
+                    self.wishes.push(Wish::Eject { pool, server });
                 }
                 Action::Readmit { pool, server } => {
-                    self.wishes.push(Wish::Readmit { pool, server })
+                    assert!((pool as usize) < self.snapshot.pools.len(), "it is in use");
+                    let (pool, server) = self.place(pool, server);
+                    self.wishes.push(Wish::Readmit { pool, server });
+                }
+                Action::Prepared { epoch } => {
+                    self.wishes.push(Wish::Answer { epoch, answer: Answer::Prepared });
+                }
+                Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
+                Action::ServerFailing { pool, server, .. }
+                | Action::ServerRecovered { pool, server } => {
+                    self.place(pool, server);
                 }
                 Action::HandOff { conn } => self.detach(conn.token(), fabric),
-                Action::Pressed { .. }
-                | Action::Shed { .. }
-                | Action::ServerFailing { .. }
-                | Action::ServerRecovered { .. } => {}
+                Action::Pressed { .. } | Action::Shed { .. } => {}
             }
         }
     }
 
-    fn close(&mut self, conn: u32, fabric: &mut Fabric) {
+    fn paused(&mut self, epoch: u64, unfinished: u64, fabric: &mut Fabric) {
+        let at = fabric.clock.now();
+        fabric.trace.note(at, "gateway has paused", [u64::from(self.id), epoch, unfinished]);
+        self.unfinished = unfinished;
+        let is_over = at >= self.paused_until || fabric.oracle.has_faults();
+        assert!(unfinished == 0 || is_over, "I3: {unfinished} requests could still have ended");
+        self.wishes.push(Wish::Answer { epoch, answer: Answer::Paused });
+        let proposal = self.prepared.as_ref().expect("an epoch is prepared");
+        let Proposal { snapshot, states, .. } = &**proposal;
+        for pool in &self.snapshot.pools {
+            let next = snapshot.pools.iter().zip(states);
+            let mut next = next.filter(|(next, _)| pool_id(next) == pool_id(pool));
+            if let Some((next, state)) = next.next()
+                && !fabric.oracle.rings.is_same(next, self.id, &state.live)
+            {
+                fabric.oracle.rings.held(pool_id(pool), self.id, at);
+            }
+        }
+    }
+
+    pub(crate) fn close(&mut self, conn: u32, fabric: &mut Fabric) {
         let numbers = [u64::from(self.id), u64::from(conn), 0];
         fabric.trace.note(fabric.clock.now(), "gateway closes", numbers);
         let Fabric { network, clock, random, .. } = fabric;
@@ -397,7 +518,7 @@ impl Gateway {
                 }
             }
         }
-        for (pool, config) in fabric.pools.iter().enumerate() {
+        for (pool, config) in self.snapshot.pools.iter().enumerate() {
             for server in 0..config.servers.len() {
                 let id = self.metrics.server(pool, server);
                 let queued = self.metrics.server_gauge(id, ServerGauge::InQueue)
@@ -421,7 +542,7 @@ impl Gateway {
             .filter_map(|socket| socket.conn)
             .filter(|&conn| matches!(fabric.network.conn(conn).peer, Peer::Client(_)));
         assert_eq!(clients.count(), 0, "I3: connections of clients are left");
-        for (pool, config) in fabric.pools.iter().enumerate() {
+        for (pool, config) in self.snapshot.pools.iter().enumerate() {
             assert_eq!(self.engine.clients_of(pool as u32), 0, "I3: clients are left");
             let gauge =
                 self.metrics.pool_gauge(self.metrics.pool(pool), PoolGauge::ClientConnections);
@@ -430,6 +551,16 @@ impl Gateway {
                 self.check_quiet_server(pool, server, fabric);
             }
         }
+        let in_use = |conn: u32| match fabric.network.conn(conn).peer {
+            Peer::Server(server) => {
+                let (pool, server) = fabric.server_of(server);
+                let mut pools = self.snapshot.pools.iter().filter(|p| pool_id(p) == pool);
+                pools.any(|pool| pool.servers.iter().any(|s| server_id(s) == server))
+            }
+            Peer::Client(_) => false,
+        };
+        let mut conns = self.sockets.values().filter_map(|socket| socket.conn);
+        assert!(conns.all(in_use), "I4: connections to servers that were removed are left");
     }
 
     fn check_quiet_server(&self, pool: usize, server: usize, fabric: &Fabric) {
@@ -443,9 +574,11 @@ impl Gateway {
             let value = self.metrics.server_gauge(id, gauge);
             assert_eq!(value, 0, "I3: {gauge:?} of {pool}/{server} in gateway {}", self.id);
         }
+        let config = &self.snapshot.pools[pool];
+        let place = (pool_id(config), server_id(&config.servers[server]));
         let open = self.sockets.values().filter_map(|socket| socket.conn).filter(|&conn| {
             let peer = fabric.network.conn(conn).peer;
-            matches!(peer, Peer::Server(s) if fabric.server_of(s) == (pool as u32, server as u32))
+            matches!(peer, Peer::Server(s) if fabric.server_of(s) == place)
         });
         let counted = self.metrics.server_gauge(id, ServerGauge::ServerConnections);
         assert_eq!(

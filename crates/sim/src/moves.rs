@@ -6,6 +6,7 @@ use crate::clock::Event;
 use crate::gateway::{Gateway, Input, Socket, Wish};
 use crate::network::{Peer, Side};
 use crate::random::Random;
+use crate::scenario::pool_id;
 use crate::world::{Fabric, Letter, World};
 
 /// How often and how long gateways hand clients over.
@@ -160,7 +161,15 @@ impl Gateway {
         fabric.trace.note(fabric.clock.now(), "gateway takes in", numbers);
         fabric.oracle.moved(client, self.id);
         fabric.network.belong(conn, self.id);
-        let Export { pool, parts, input, output } = export;
+        let Export { parts, input, output, .. } = export;
+        // It may have another place here, or none any more.
+        let wanted = fabric.oracle.pool_of(client);
+        let name = &fabric.pools[wanted as usize].name;
+        let is_it = |&pool: &u32| pool_id(self.engine.pool_config(pool)) == wanted;
+        let Some(pool) = self.engine.pool_named(name).filter(is_it) else {
+            self.close(conn, fabric);
+            return;
+        };
         let id = self.engine.handle_adopted(pool, parts, input, output, now);
         fabric.network.name(conn, id.token());
         let previous = self.sockets.insert(id.token(), Socket::of(conn));

@@ -89,8 +89,9 @@ impl Master {
         let listeners = Listeners::bind(&snapshot, workers, stats)?;
         let memfd = cashew_control::seal(&cashew_config::to_json(&snapshot))
             .step("seal the configuration")?;
-        let (metrics, segments) = Segments::create(&Layout::new(&snapshot), workers)
+        let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
             .step("make the shared memory of the metrics")?;
+        segments.use_slot(workers - 1);
         let names = snapshot.pools.iter().map(|pool| {
             (&*pool.name, pool.servers.iter().map(|server| server.name.clone()).collect())
         });

@@ -528,11 +528,11 @@ impl Worker {
 
     fn handle(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
         match message {
-            ToChild::Init { slot, workers, .. } => {
+            ToChild::Init { slot, .. } => {
                 let bytes = cashew_control::unseal(&descriptors[0]).unwrap();
                 let snapshot = cashew_config::from_json(&bytes).unwrap();
                 let layout = Layout::new(&snapshot);
-                let segments = Arc::new(Segments::open(&descriptors[1], &layout, workers).unwrap());
+                let segments = Arc::new(Segments::open(&descriptors[1], &layout).unwrap());
                 self.slot = slot;
                 self.writer = Some(segments.writer(slot));
             }

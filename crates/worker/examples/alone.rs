@@ -8,8 +8,8 @@ use std::net::TcpListener;
 use std::os::fd::AsFd;
 
 use cashew_config::snapshot::Listen;
-use cashew_control::{MasterChannel, ToChild, pair, seal};
-use cashew_metrics::{Layout, Segments};
+use cashew_control::{Epoch, MasterChannel, PoolState, ToChild, pair};
+use cashew_metrics::{Layout, Segments, Shared};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("usage: alone CONFIGURATION")?;
@@ -17,11 +17,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (ours, control) = pair()?;
     // The channel holds everything a worker is told before it starts; nobody reads its answers.
     let master = MasterChannel::new(ours);
-    let sealed = seal(&cashew_config::to_json(&snapshot))?;
-    let (metrics, _segments) = Segments::create(&Layout::new(&snapshot), 1)?;
+    let pools = snapshot.pools.iter().zip(0..).map(|(pool, quota)| PoolState {
+        quota,
+        ring_version: 0,
+        live: vec![true; pool.servers.len()],
+    });
+    let sealed = Epoch { snapshot: snapshot.clone(), pools: pools.collect() }.seal()?;
+    let (shared, _) = Shared::create()?;
+    let (metrics, _segments) = Segments::create(&Layout::new(&snapshot))?;
     master.send(
         &ToChild::Init { slot: 0, rank: 0, workers: 1 },
-        &[sealed.as_fd(), metrics.as_fd()],
+        &[sealed.as_fd(), metrics.as_fd(), shared.as_fd()],
     )?;
     for (pool, config) in snapshot.pools.iter().enumerate() {
         let Listen::Tcp(address) = config.listen else {

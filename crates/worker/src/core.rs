@@ -1,6 +1,6 @@
 //! The engine with what surrounds it in a worker; the driver's [`Handler`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -10,13 +10,14 @@ use std::time::Duration;
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Token};
 use cashew_engine::{Admission, CloseReason, ConnId, Engine, Time};
-use cashew_metrics::{PoolGauge, PoolId, Segments};
+use cashew_metrics::{Segments, Shared};
 
 use crate::clock::Clock;
 
 /// What the driver watches for the worker.
 pub(crate) const WATCH_CONTROL: u32 = 0;
 pub(crate) const WATCH_RESOLVER: u32 = 1;
+pub(crate) const WATCH_PREPARER: u32 = 2;
 
 /// How often the log says the same of what happens again and again.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -36,6 +37,14 @@ impl Report {
     }
 }
 
+/// Whose clients come in on a listening socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Listener {
+    Pool(u32),
+    /// Of the pool that had this name, which the snapshot does not have any more.
+    Removed(String),
+}
+
 /// Everything of a worker but its driver, so that the driver can call it.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
@@ -43,10 +52,11 @@ pub(crate) struct Core {
     pub(crate) now: Time,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
-    pub(crate) pool_ids: Vec<PoolId>,
-    pub(crate) clients_seen: u64,
+    pub(crate) shared: Shared,
+    pub(crate) listeners: HashMap<u32, Listener>,
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
+    pub(crate) preparer_readable: bool,
     /// Addresses not tried yet, of connections being made to servers with several.
     pub(crate) addresses: HashMap<Token, VecDeque<SocketAddr>>,
     /// That clients have to wait for descriptors.
@@ -57,6 +67,14 @@ pub(crate) struct Core {
     pub(crate) shed: Report,
     /// Connections to servers that failed, which may have another address to try.
     pub(crate) failed_connects: Vec<(Token, CloseKind)>,
+    /// Connections that the driver is to let go of, and has not yet.
+    pub(crate) detaching: HashSet<Token>,
+    /// Those it has let go of.
+    pub(crate) detached: Vec<(Token, OwnedFd)>,
+    /// Some pool has `tcp_quickack`.
+    pub(crate) has_quickack: bool,
+    /// Clients whose bytes are to be acknowledged now.
+    pub(crate) unacknowledged: Vec<Token>,
 }
 
 impl Core {
@@ -64,15 +82,48 @@ impl Core {
         self.now = self.clock.now();
     }
 
-    /// Whether the pool's limit of clients, counted over all workers, has room.
-    fn admission(&self, pool: u32) -> Admission {
-        let limit = self.snapshot.pools[pool as usize].client_connections;
-        if limit == 0 {
-            return Admission::Welcome;
+    /// Another snapshot is in use: what belongs to its pools is found by name.
+    pub(crate) fn set_snapshot(&mut self, snapshot: Arc<Snapshot>) {
+        let places: HashMap<&str, u32> =
+            (0..).zip(&snapshot.pools).map(|(at, pool)| (pool.name.as_str(), at)).collect();
+        for listener in self.listeners.values_mut() {
+            let name = match listener {
+                Listener::Pool(pool) => &self.snapshot.pools[*pool as usize].name,
+                Listener::Removed(name) => name,
+            };
+            *listener = match places.get(name.as_str()) {
+                Some(&pool) => Listener::Pool(pool),
+                None => Listener::Removed(name.clone()),
+            };
         }
-        let id = self.pool_ids[pool as usize];
-        let connected = self.segments.sum_pool_gauge(id, PoolGauge::ClientConnections);
-        if connected < u64::from(limit) { Admission::Welcome } else { Admission::Full }
+        self.has_quickack = snapshot.pools.iter().any(|pool| pool.tcp_quickack);
+        self.snapshot = snapshot;
+    }
+
+    /// The pool whose clients come in there, as the engine numbers it; a removed one is there as
+    /// long as it has clients.
+    fn pool_of(&self, listener: u32) -> Option<u32> {
+        match self.listeners.get(&listener)? {
+            Listener::Pool(pool) => Some(*pool),
+            Listener::Removed(name) => self.engine.pool_named(name),
+        }
+    }
+
+    /// Whether the pool's limit of clients, counted over all workers, has room. If so this client
+    /// has taken its place there.
+    fn admission(&self, pool: u32) -> Admission {
+        let limit = self.engine.pool_config(pool).client_connections;
+        match self.shared.take(self.engine.quota(pool), limit) {
+            true => Admission::Welcome,
+            false => Admission::Full,
+        }
+    }
+
+    /// Gives back what clients took that are gone.
+    pub(crate) fn give_quotas(&mut self) {
+        while let Some(quota) = self.engine.poll_departed() {
+            self.shared.give(quota);
+        }
     }
 
     pub(crate) fn report_closed(&mut self, conn: Token, why: CloseKind) {
@@ -96,9 +147,9 @@ impl Handler for Core {
     }
 
     fn accepted(&mut self, listener: u32) -> Option<Token> {
-        self.clients_seen += 1;
-        let (admission, id) = (self.admission(listener), self.clients_seen);
-        Some(Token(self.engine.handle_accepted(listener, admission, id, self.now).token()))
+        let pool = self.pool_of(listener)?;
+        let (admission, id) = (self.admission(pool), self.shared.next_client_id());
+        Some(Token(self.engine.handle_accepted(pool, admission, id, self.now).token()))
     }
 
     fn connected(&mut self, conn: Token) {
@@ -109,7 +160,8 @@ impl Handler for Core {
 
     fn accept_blocked(&mut self, listener: u32) {
         if self.blocked.is_due(self.now) {
-            let pool = &self.snapshot.pools[listener as usize].name;
+            let pool = self.pool_of(listener).map(|pool| self.engine.pool_config(pool));
+            let pool = pool.map_or("", |pool| &pool.name);
             tracing::warn!(
                 "pool {pool}: out of file descriptors: clients wait until others leave; \
                  raise max_openfiles or lower client_connections"
@@ -119,7 +171,11 @@ impl Handler for Core {
 
     #[inline]
     fn received(&mut self, conn: Token, bytes: &mut Vec<u8>) {
-        self.engine.handle_received_buffer(ConnId::from_token(conn.0), bytes, self.now);
+        let id = ConnId::from_token(conn.0);
+        self.engine.handle_received_buffer(id, bytes, self.now);
+        if self.has_quickack && self.engine.is_amid_request(id) {
+            self.unacknowledged.push(conn);
+        }
     }
 
     fn buffer(&mut self, capacity: usize) -> Vec<u8> {
@@ -130,11 +186,13 @@ impl Handler for Core {
         self.engine.handle_read_closed(ConnId::from_token(conn.0), self.now);
     }
 
-    fn detached(&mut self, conn: Token, _socket: OwnedFd) {
-        self.report_closed(conn, CloseKind::Reset);
+    fn detached(&mut self, conn: Token, socket: OwnedFd) {
+        self.detaching.remove(&conn);
+        self.detached.push((conn, socket));
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {
+        self.detaching.remove(&conn);
         if ConnId::from_token(conn.0).is_lane() {
             self.failed_connects.push((conn, why));
         } else {
@@ -145,6 +203,7 @@ impl Handler for Core {
     fn readable(&mut self, watch: u32) {
         match watch {
             WATCH_CONTROL => self.control_readable = true,
+            WATCH_PREPARER => self.preparer_readable = true,
             _ => self.resolver_readable = true,
         }
     }

@@ -1,10 +1,13 @@
 //! The worker: one thread that moves bytes through the engine, and obeys the master.
 #![forbid(unsafe_code)]
 
+mod affinity;
 mod clock;
 mod core;
 mod pace;
+mod preparer;
 mod resolver;
+mod sessions;
 mod start;
 mod worker;
 
@@ -25,7 +28,7 @@ pub use start::Error;
 /// When it cannot begin to serve; the master has been told why.
 pub fn run(control: OwnedFd) -> Result<(), Error> {
     let (start, mut control) = start::receive(control)?;
-    if let Some(driver) = uring(start.snapshot.global.io_engine, start.slot, UringDriver::new) {
+    if let Some(driver) = uring(start.snapshot.global.io_engine, start.rank, UringDriver::new) {
         return serve(start, driver, control);
     }
     match EpollDriver::new() {
@@ -40,13 +43,13 @@ pub fn run(control: OwnedFd) -> Result<(), Error> {
 
 /// The io_uring driver, if it is asked for and the kernel allows it. If it does not, one worker
 /// says so for all.
-fn uring<D>(engine: IoEngine, slot: u32, new: impl FnOnce() -> Result<D, Refusal>) -> Option<D> {
+fn uring<D>(engine: IoEngine, rank: u32, new: impl FnOnce() -> Result<D, Refusal>) -> Option<D> {
     match engine {
         IoEngine::Auto | IoEngine::Epoll => None,
         IoEngine::Uring => match new() {
             Ok(driver) => Some(driver),
             Err(refusal) => {
-                if slot == 0 {
+                if rank == 0 {
                     tracing::warn!("io_engine: using epoll: {refusal}");
                 }
                 None
@@ -71,9 +74,9 @@ mod tests {
 
     #[test]
     fn a_refusal_of_io_uring_is_no_failure() {
-        for slot in 0..2 {
-            assert_eq!(uring::<()>(IoEngine::Uring, slot, || Err(Refusal::Forbidden)), None);
-            assert_eq!(uring(IoEngine::Uring, slot, || Ok(slot)), Some(slot));
+        for rank in 0..2 {
+            assert_eq!(uring::<()>(IoEngine::Uring, rank, || Err(Refusal::Forbidden)), None);
+            assert_eq!(uring(IoEngine::Uring, rank, || Ok(rank)), Some(rank));
         }
     }
 

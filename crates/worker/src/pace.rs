@@ -50,6 +50,12 @@ impl Pace {
         }
     }
 
+    /// From now on a window of at most so many microseconds.
+    pub(crate) fn set_window_max_us(&mut self, window_max_us: u64) {
+        self.window_max_us = window_max_us;
+        self.window = self.window.min(window_max_us * FRACTION);
+    }
+
     /// How long something may be held back now, in microseconds.
     pub(crate) fn window_us(&self) -> u64 {
         self.window / FRACTION
@@ -133,6 +139,16 @@ mod tests {
         let answered = pace.answered;
         assert!(pace.turn(10_000, 10, answered));
         assert_eq!(pace.window_us(), 0);
+    }
+
+    #[test]
+    fn a_smaller_maximum_counts_at_once() {
+        let mut pace = Pace::new(200);
+        run(&mut pace, 2000, 12, true);
+        pace.set_window_max_us(20);
+        assert_eq!(pace.window_us(), 20);
+        run(&mut pace, 2000, 12, true);
+        assert!(pace.window_us() <= 20);
     }
 
     #[test]

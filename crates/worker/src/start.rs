@@ -5,10 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use cashew_config::Snapshot;
-use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster, unseal};
-use cashew_metrics::{Layout, Segments};
+use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster};
+use cashew_engine::Plan;
+use cashew_metrics::{Layout, SLOTS_MAX, Segments, Shared};
 use cashew_process::drop_privileges;
 use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::preparer::open_epoch;
 
 /// Why a worker cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -30,11 +33,13 @@ pub enum Error {
 /// Everything a worker begins with.
 pub(crate) struct Start {
     pub(crate) slot: u32,
-    pub(crate) workers: u32,
+    pub(crate) rank: u32,
     pub(crate) snapshot: Snapshot,
+    pub(crate) plan: Plan,
     pub(crate) segments: Arc<Segments>,
-    /// Listening sockets, with the pools they belong to.
-    pub(crate) listeners: Vec<(u32, OwnedFd)>,
+    pub(crate) shared: Shared,
+    /// Names and pools of listening sockets.
+    pub(crate) listeners: Vec<(u32, u32, OwnedFd)>,
     /// What the master said about rings before the start, in order.
     pub(crate) rings: Vec<ToChild>,
 }
@@ -57,25 +62,28 @@ pub(crate) fn report_failure(control: &mut ChildChannel, error: &Error) {
 }
 
 fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
-    let (slot, workers, descriptors) = match next(control)? {
-        (ToChild::Init { slot, workers, .. }, descriptors) => (slot, workers, descriptors),
+    let (slot, rank, workers, descriptors) = match next(control)? {
+        (ToChild::Init { slot, rank, workers }, descriptors) => (slot, rank, workers, descriptors),
         (other, _) => return Err(Error::Unexpected(other)),
     };
-    let Ok([snapshot, metrics]) = <[OwnedFd; 2]>::try_from(descriptors) else {
-        return Err(Error::Unexpected(ToChild::Init { slot, rank: slot, workers }));
+    let Ok([epoch, metrics, shared]) = <[OwnedFd; 3]>::try_from(descriptors) else {
+        return Err(Error::Unexpected(ToChild::Init { slot, rank, workers }));
     };
-    let bytes = unseal(snapshot).map_err(|error| Error::Snapshot(error.to_string()))?;
-    let snapshot =
-        cashew_config::from_json(&bytes).map_err(|error| Error::Snapshot(error.to_string()))?;
-    let segments =
-        Segments::open(metrics, &Layout::new(&snapshot), workers.max(1)).map_err(Error::Metrics)?;
+    let (snapshot, states) = open_epoch(&epoch).map_err(Error::Snapshot)?;
+    let segments = Segments::open(metrics, &Layout::new(&snapshot)).map_err(Error::Metrics)?;
+    if slot >= SLOTS_MAX {
+        return Err(Error::Unexpected(ToChild::Init { slot, rank, workers }));
+    }
+    let shared = Shared::open(shared).map_err(Error::Metrics)?;
     drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())
         .map_err(|error| Error::Privileges(error.to_string()))?;
     let mut start = Start {
         slot,
-        workers,
+        rank,
+        plan: Plan::new(&snapshot, &states, rank, workers),
         snapshot,
         segments: Arc::new(segments),
+        shared,
         listeners: Vec::new(),
         rings: Vec::new(),
     };
@@ -89,7 +97,10 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
                 if pool as usize >= start.snapshot.pools.len() {
                     return Err(Error::Unexpected(ToChild::Listen { listener, pool }));
                 }
-                start.listeners.push((pool, socket));
+                start.listeners.push((listener, pool, socket));
+            }
+            (ToChild::Unlisten { listener, .. }, _) => {
+                start.listeners.retain(|(name, ..)| *name != listener);
             }
             (ring @ (ToChild::Hold { .. } | ToChild::Release { .. }), _) => start.rings.push(ring),
             (ToChild::LogLevel { level }, _) => cashew_process::log::set_level(level),

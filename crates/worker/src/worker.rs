@@ -1,29 +1,44 @@
 //! The loop: wait, handle, time out, flush.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::snapshot::Endpoint;
-use cashew_control::{ChildChannel, ReceiveError, SendError, ToChild, ToMaster};
-use cashew_driver::{Address, Driver, Token};
-use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, Setup, Time};
+use cashew_control::{
+    ChildChannel, ReceiveError, SESSION_VERSION, Session, ToChild, ToMaster, seal,
+};
+use cashew_driver::{Address, CloseKind, Driver, Token};
+use cashew_engine::{
+    Action, CloseReason, ConnId, Engine, Export, Identity, SessionParts, Setup, Time,
+};
 use cashew_metrics::{Writer, monotonic_ms};
 
 use rustix::thread::set_current_timer_slack;
 
+use crate::affinity::Processors;
 use crate::clock::{Clock, wall_us};
-use crate::core::{Core, Report, WATCH_CONTROL, WATCH_RESOLVER};
+use crate::core::{Core, Listener, Report, WATCH_CONTROL, WATCH_PREPARER, WATCH_RESOLVER};
 use crate::pace::Pace;
+use crate::preparer::{Next, Order, Preparer};
 use crate::resolver::Resolver;
+use crate::sessions::{Arrived, Outbox, UNSENT_MAX, unpack};
 use crate::start::{Error, Start, reopen_log};
 
-/// How often the heartbeat is renewed at least; the engine's own timers wake an idle worker as
-/// often.
-const HEARTBEAT_MS: u64 = 500;
+/// How often the heartbeat is renewed, also when there is nothing else to do.
+const HEARTBEAT_MS: u64 = 100;
+
+/// How often memory is given back, if there is any to give.
+const RETURN_MS: u64 = 500;
+
+/// Over how long the share of time is told that the worker was busy.
+const BUSY_PERIOD_US: u64 = 1_000_000;
+
+/// When to try again to send what the channel did not take.
+const RESEND: Duration = Duration::from_millis(1);
 
 /// Bytes freed that are worth looking for.
 const TRIM_MIN: usize = 1 << 20;
@@ -34,61 +49,120 @@ const TIMER_SLACK_NS: u64 = 1_000;
 pub(crate) struct Worker<D> {
     driver: D,
     core: Core,
+    slot: u32,
     writer: Writer,
     last_beat_ms: u64,
+    last_return_ms: u64,
     /// Bytes freed since the allocator gave back what it could.
     unreturned: usize,
+    busy: Busy,
     pace: Pace,
     /// When the last wait for events ended.
     woken_at: Time,
+    processors: Processors,
     resolver: Option<Resolver>,
-    /// Messages that the channel did not take yet.
-    outbox: VecDeque<ToMaster>,
+    preparer: Option<Preparer>,
+    change: Change,
+    outbox: Outbox,
+    is_master_alive: bool,
+    /// Clients at rest that are to go to another worker.
+    leaving: VecDeque<ConnId>,
+    /// Listeners that may still report who waited there.
+    unlistened: Vec<u32>,
+    /// Set while another process takes over.
+    retiring: Option<Retiring>,
     /// Set while stopping: when to stop waiting for what is in flight.
     deadline: Option<Time>,
 }
 
+/// Where a change of the epoch has got to.
+enum Change {
+    None,
+    /// On another thread, as the order of this number.
+    Reading {
+        epoch: u64,
+        order: u64,
+    },
+    /// The engine has the plan.
+    Ready(Next),
+}
+
+struct Retiring {
+    timeout_ms: u64,
+    until: Time,
+}
+
+/// What of a second was not spent waiting.
+#[derive(Default)]
+struct Busy {
+    worked_us: u64,
+    waited_us: u64,
+}
+
+impl Busy {
+    /// A turn is over; permille of the last period, if one is over, too.
+    fn turn(&mut self, waited_us: u64, worked_us: u64) -> Option<u32> {
+        self.waited_us += waited_us;
+        self.worked_us += worked_us;
+        let elapsed_us = self.waited_us + self.worked_us;
+        (elapsed_us >= BUSY_PERIOD_US).then(|| {
+            let permille = self.worked_us * 1000 / elapsed_us;
+            *self = Self::default();
+            permille as u32
+        })
+    }
+}
+
 impl<D: Driver> Worker<D> {
     pub(crate) fn new(start: Start, mut driver: D) -> Result<Self, Error> {
-        let Start { slot, workers, snapshot, segments, listeners, rings } = start;
+        let Start { slot, rank, snapshot, plan, segments, shared, listeners, rings } = start;
         let clock = Clock::start();
         let now = clock.now();
         let writer = segments.writer(slot);
         writer.set_pid(std::process::id());
         writer.set_epoch(snapshot.epoch);
         writer.set_started_at(wall_us() / 1_000_000);
+        let mut processors = Processors::of_this_thread();
+        processors.pin(&snapshot.global.worker_cpu_affinity, rank);
         let engine = Engine::new(Setup {
-            snapshot: &snapshot,
+            plan,
             metrics: segments.writer(slot),
             seed: wall_us() ^ u64::from(slot) << 48 ^ u64::from(std::process::id()),
             slot,
-            workers,
             identity: Identity {
                 version: env!("CARGO_PKG_VERSION"),
                 process_id: std::process::id(),
             },
             now,
         });
-        for (pool, socket) in listeners {
-            driver.listen(pool, socket).map_err(Error::Io)?;
+        let mut pools = HashMap::new();
+        for (listener, pool, socket) in listeners {
+            driver.listen(listener, socket).map_err(Error::Io)?;
+            pools.insert(listener, Listener::Pool(pool));
         }
-        let pool_ids = (0..snapshot.pools.len()).map(|pool| writer.pool(pool)).collect();
-        let core = Core {
+        let snapshot = Arc::new(snapshot);
+        let mut core = Core {
             engine,
             clock,
             now,
-            snapshot: Arc::new(snapshot),
+            snapshot: Arc::clone(&snapshot),
             segments,
-            pool_ids,
-            clients_seen: 0,
+            shared,
+            listeners: pools,
             control_readable: false,
             resolver_readable: false,
+            preparer_readable: false,
             addresses: HashMap::new(),
             blocked: Report::default(),
             pressed: Report::default(),
             shed: Report::default(),
             failed_connects: Vec::new(),
+            detaching: HashSet::new(),
+            detached: Vec::new(),
+            has_quickack: false,
+            unacknowledged: Vec::new(),
         };
+        core.set_snapshot(snapshot);
         let pace = Pace::new(core.snapshot.global.batch_window_max_us);
         // The kernel may otherwise wake us 50 µs late, which is as long as the whole window.
         if let Err(errno) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS)) {
@@ -97,43 +171,54 @@ impl<D: Driver> Worker<D> {
         let mut worker = Self {
             driver,
             core,
+            slot,
             writer,
             last_beat_ms: 0,
+            last_return_ms: 0,
             unreturned: 0,
+            busy: Busy::default(),
             pace,
             woken_at: now,
+            processors,
             resolver: None,
-            outbox: VecDeque::new(),
+            preparer: None,
+            change: Change::None,
+            outbox: Outbox::default(),
+            is_master_alive: true,
+            leaving: VecDeque::new(),
+            unlistened: Vec::new(),
+            retiring: None,
             deadline: None,
         };
         for ring in rings {
-            worker.obey(ring, &[]);
+            worker.obey(ring, Vec::new());
         }
         Ok(worker)
     }
 
     pub(crate) fn run(mut self, mut control: ChildChannel) -> Result<(), Error> {
         self.driver.watch(WATCH_CONTROL, control.as_fd()).map_err(Error::Io)?;
-        self.outbox.push_back(ToMaster::Ready);
-        let mut is_master_alive = true;
+        self.outbox.say(ToMaster::Ready);
         let mut is_watched = true;
         loop {
             self.end_tick();
             self.beat();
-            if is_master_alive {
-                is_master_alive = self.send_messages(&control);
-            }
+            self.send_messages(&control);
             if self.is_over() {
+                self.cut();
                 return Ok(());
             }
             self.wait()?;
             if std::mem::take(&mut self.core.resolver_readable) {
                 self.take_addresses();
             }
-            if std::mem::take(&mut self.core.control_readable) && is_master_alive {
-                is_master_alive = self.receive_messages(&mut control);
+            if std::mem::take(&mut self.core.preparer_readable) {
+                self.take_prepared();
             }
-            if !is_master_alive && std::mem::take(&mut is_watched) {
+            if std::mem::take(&mut self.core.control_readable) {
+                self.receive_messages(&mut control);
+            }
+            if !self.is_master_alive && std::mem::take(&mut is_watched) {
                 // The end of a channel stays readable for ever.
                 self.driver.unwatch(control.as_fd()).map_err(Error::Io)?;
                 if self.deadline.is_none() {
@@ -152,13 +237,16 @@ impl<D: Driver> Worker<D> {
         let mut timeout = self.timeout();
         if let Some(due) = self.pace.due() {
             let left = due - began;
-            timeout = Some(timeout.map_or(left, |timeout| timeout.min(left)));
+            timeout = timeout.min(left);
         }
-        self.driver.wait(timeout, &mut self.core).map_err(Error::Io)?;
+        self.driver.wait(Some(timeout), &mut self.core).map_err(Error::Io)?;
         self.woken_at = self.core.now;
         let waited_us = self.woken_at.micros_since(began);
         if self.pace.turn(waited_us, worked_us, self.core.engine.answered()) {
             self.writer.set_window_us(self.pace.window_us());
+        }
+        if let Some(permille) = self.busy.turn(waited_us, worked_us) {
+            self.writer.set_busy(permille);
         }
         Ok(())
     }
@@ -175,6 +263,11 @@ impl<D: Driver> Worker<D> {
         // Writing may end connections, and what they owed is answered before the next wait.
         while self.flush() {
             self.act();
+        }
+        self.core.give_quotas();
+        self.move_sessions();
+        for conn in self.core.unacknowledged.drain(..) {
+            self.driver.acknowledge(conn);
         }
     }
 
@@ -212,20 +305,25 @@ impl<D: Driver> Worker<D> {
             Action::Close { conn } => {
                 let conn = Token(conn.token());
                 self.core.addresses.remove(&conn);
+                self.core.detaching.remove(&conn);
                 self.driver.close(conn);
             }
-            Action::HandOff { conn } => self.driver.detach(Token(conn.token())),
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
             Action::ResumeRead { conn } => self.driver.resume(Token(conn.token())),
             Action::Held { pool, version } => {
-                self.outbox.push_back(ToMaster::Held { pool, version });
+                self.outbox.say(ToMaster::Held { pool, version });
             }
+            Action::Prepared { epoch } => self.outbox.say(ToMaster::Prepared { epoch }),
+            Action::Paused { epoch, unfinished } => {
+                self.outbox.say(ToMaster::Paused { epoch, unfinished });
+            }
+            Action::HandOff { conn } => self.leaving.push_back(conn),
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
-                self.outbox.push_back(ToMaster::ServerDown { pool, server, why });
+                self.outbox.say(ToMaster::ServerDown { pool, server, why });
             }
             Action::Readmit { pool, server } => {
-                self.outbox.push_back(ToMaster::ServerUp { pool, server });
+                self.outbox.say(ToMaster::ServerUp { pool, server });
             }
             Action::Pressed { held } => {
                 cashew_process::memory::trim();
@@ -258,21 +356,20 @@ impl<D: Driver> Worker<D> {
     }
 
     fn names(&self, pool: u32, server: u32) -> (&str, &str) {
-        let pool = &self.core.snapshot.pools[pool as usize];
+        let pool = self.core.engine.pool_config(pool);
         (&pool.name, &pool.servers[server as usize].name)
     }
 
     fn connect(&mut self, conn: ConnId, pool: u32, server: u32) {
-        let snapshot = Arc::clone(&self.core.snapshot);
-        let endpoint = &snapshot.pools[pool as usize].servers[server as usize].endpoint;
+        let endpoint = &self.core.engine.pool_config(pool).servers[server as usize].endpoint;
         let token = Token(conn.token());
-        match endpoint {
-            Endpoint::Unix(path) => self.start_connecting(token, &Address::Unix(path.clone())),
+        match endpoint.clone() {
+            Endpoint::Unix(path) => self.start_connecting(token, &Address::Unix(path)),
             Endpoint::Tcp { host, port } => match host.parse::<IpAddr>() {
                 Ok(ip) => {
-                    self.start_connecting(token, &Address::Tcp(SocketAddr::new(ip, *port)));
+                    self.start_connecting(token, &Address::Tcp(SocketAddr::new(ip, port)));
                 }
-                Err(_) => self.resolve(token, host, *port),
+                Err(_) => self.resolve(token, &host, port),
             },
         }
     }
@@ -350,6 +447,9 @@ impl<D: Driver> Worker<D> {
         if now_ms >= self.last_beat_ms + HEARTBEAT_MS {
             self.last_beat_ms = now_ms;
             self.writer.beat(now_ms);
+        }
+        if now_ms >= self.last_return_ms + RETURN_MS {
+            self.last_return_ms = now_ms;
             self.return_memory();
         }
     }
@@ -365,58 +465,312 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    fn timeout(&self) -> Option<Duration> {
-        let deadline = self.deadline.unwrap_or(Time::NEVER);
-        let at = self.core.engine.poll_timeout().min(deadline);
-        (at != Time::NEVER).then(|| at - self.core.now)
+    fn timeout(&self) -> Duration {
+        let ends = [self.deadline, self.retiring.as_ref().map(|retiring| retiring.until)];
+        let at = ends.into_iter().flatten().fold(self.core.engine.poll_timeout(), Time::min);
+        let mut timeout = Duration::from_millis(HEARTBEAT_MS);
+        if at != Time::NEVER {
+            timeout = timeout.min(at - self.core.now);
+        }
+        let has_mail = !self.outbox.is_empty() || !self.leaving.is_empty();
+        if has_mail && self.is_master_alive {
+            timeout = timeout.min(RESEND);
+        }
+        timeout
     }
 
     fn is_over(&self) -> bool {
-        self.deadline
-            .is_some_and(|deadline| self.core.engine.is_drained() || self.core.now >= deadline)
-    }
-
-    /// Returns whether the master is there.
-    fn send_messages(&mut self, control: &ChildChannel) -> bool {
-        while let Some(message) = self.outbox.front() {
-            match control.send(message, &[]) {
-                Ok(()) => drop(self.outbox.pop_front()),
-                Err(SendError::WouldBlock) => return true,
-                Err(_) => return false,
-            }
+        let now = self.core.now;
+        if let Some(deadline) = self.deadline {
+            return self.core.engine.is_drained() || now >= deadline;
         }
-        true
+        self.retiring.as_ref().is_some_and(|retiring| {
+            now >= retiring.until || (self.core.engine.clients() == 0 && self.outbox.is_empty())
+        })
     }
 
-    /// Returns whether the master is there.
-    fn receive_messages(&mut self, control: &mut ChildChannel) -> bool {
-        loop {
+    /// Closes whom there is no time left for.
+    fn cut(&mut self) {
+        // What these took is given back by whoever clears the slot's gauges.
+        let clients = self.core.engine.clients() as u64;
+        let unsent = self.outbox.give_up();
+        unsent.iter().for_each(|&quota| self.core.shared.give(quota));
+        let cut = clients + unsent.len() as u64;
+        if cut > 0 {
+            let timeout_ms = match &self.retiring {
+                Some(retiring) if self.deadline.is_none() => retiring.timeout_ms,
+                _ => self.core.snapshot.global.worker_shutdown_timeout_ms,
+            };
+            tracing::warn!(
+                "{cut} clients are closed: they were not at rest within {timeout_ms} ms"
+            );
+            self.writer.add_sessions_cut(cut);
+        }
+    }
+
+    fn send_messages(&mut self, control: &ChildChannel) {
+        if !self.is_master_alive {
+            return;
+        }
+        let sent = self.outbox.send(control);
+        for quota in sent.lost {
+            self.core.shared.give(quota);
+            self.writer.add_sessions_cut(1);
+        }
+        self.is_master_alive = sent.is_master_alive;
+    }
+
+    fn receive_messages(&mut self, control: &mut ChildChannel) {
+        while self.is_master_alive {
             match control.receive() {
-                Ok(Some((message, descriptors))) => self.obey(message, &descriptors),
-                Ok(None) => return true,
-                Err(ReceiveError::Closed) => return false,
+                Ok(Some((message, descriptors))) => self.obey(message, descriptors),
+                Ok(None) => return,
+                Err(ReceiveError::Closed) => self.is_master_alive = false,
                 Err(error) => {
                     tracing::error!("the master's channel failed: {error}");
-                    return false;
+                    self.is_master_alive = false;
                 }
             }
         }
     }
 
-    fn obey(&mut self, message: ToChild, descriptors: &[std::os::fd::OwnedFd]) {
+    fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
         self.core.tick();
         let now = self.core.now;
+        // Before anything is renumbered or called off.
+        self.act();
         match message {
-            ToChild::Hold { pool, version, .. } => self.core.engine.handle_hold(pool, version, now),
+            ToChild::Listen { listener, pool } => self.listen(listener, pool, descriptors.pop()),
+            ToChild::Unlisten { listener, drain } => self.unlisten(listener, drain),
+            ToChild::Hold { pool, version, drain_ms } => {
+                self.core.engine.handle_hold(pool, version, drain_ms, now);
+            }
             ToChild::Release { pool, version, live } => {
                 self.core.engine.handle_release(pool, version, &live, now, wall_us());
             }
+            ToChild::Prepare { epoch, rank, workers } => {
+                self.prepare(epoch, rank, workers, descriptors);
+            }
+            ToChild::Pause { epoch, drain_ms } => match &self.change {
+                Change::Ready(next) if next.epoch == epoch => {
+                    self.core.engine.handle_pause(drain_ms, now);
+                }
+                _ => tracing::error!("the master pauses for epoch {epoch}, which is not prepared"),
+            },
+            ToChild::Commit { epoch } => self.commit(epoch),
+            ToChild::Abort { .. } => {
+                if let Change::Ready(_) = std::mem::replace(&mut self.change, Change::None) {
+                    self.core.engine.handle_abort(now);
+                }
+            }
+            ToChild::Retire { timeout_ms } => {
+                self.driver.stop_listening();
+                self.core.listeners.clear();
+                self.core.engine.leave_all(now);
+                self.retiring = Some(Retiring { timeout_ms, until: now.plus_millis(timeout_ms) });
+            }
+            ToChild::Unretire => {
+                self.retiring = None;
+                self.core.engine.stay_all(now);
+            }
+            ToChild::Shed { permille } => {
+                self.core.engine.leave_share(permille, now);
+            }
+            ToChild::Adopt { session } => self.adopt(session, descriptors),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
-            ToChild::LogReopen => reopen_log(descriptors),
+            ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
-            other => {
+            other @ (ToChild::Init { .. } | ToChild::Start) => {
                 tracing::warn!("the master sent {other:?} to a worker that serves already");
             }
+        }
+    }
+
+    fn listen(&mut self, listener: u32, pool: u32, socket: Option<OwnedFd>) {
+        let (Some(socket), true) = (socket, (pool as usize) < self.core.snapshot.pools.len())
+        else {
+            tracing::error!("the master sent a listener without a socket or for no pool");
+            return;
+        };
+        match self.driver.listen(listener, socket) {
+            Ok(()) => drop(self.core.listeners.insert(listener, Listener::Pool(pool))),
+            Err(error) => tracing::error!("cannot accept clients: {error}"),
+        }
+    }
+
+    fn unlisten(&mut self, listener: u32, drain: bool) {
+        self.driver.unlisten(listener, drain, &mut self.core);
+        if drain {
+            // Without a free descriptor some of those who waited come later.
+            self.unlistened.push(listener);
+        } else {
+            self.core.listeners.remove(&listener);
+        }
+    }
+
+    // Epochs.
+
+    fn prepare(&mut self, epoch: u64, rank: u32, workers: u32, descriptors: Vec<OwnedFd>) {
+        if let Change::Ready(_) = std::mem::replace(&mut self.change, Change::None) {
+            tracing::error!("the master prepares epoch {epoch} on top of another");
+            self.core.engine.handle_abort(self.core.now);
+        }
+        let order = Order {
+            epoch,
+            slot: self.slot,
+            rank,
+            workers,
+            descriptors,
+            snapshot: Arc::clone(&self.core.snapshot),
+            segments: Arc::clone(&self.core.segments),
+            processors: self.processors.for_thread(),
+        };
+        match self.start_preparing(order) {
+            Ok(order) => self.change = Change::Reading { epoch, order },
+            Err(error) => self.refuse(epoch, error.to_string()),
+        }
+    }
+
+    fn start_preparing(&mut self, order: Order) -> std::io::Result<u64> {
+        let preparer = match &mut self.preparer {
+            Some(preparer) => preparer,
+            none => {
+                let preparer = Preparer::new()?;
+                self.driver.watch(WATCH_PREPARER, preparer.wake())?;
+                none.insert(preparer)
+            }
+        };
+        preparer.prepare(order)
+    }
+
+    fn take_prepared(&mut self) {
+        let answers = self.preparer.as_mut().map(Preparer::answers).unwrap_or_default();
+        for answer in answers {
+            // It may have been aborted meanwhile.
+            let epoch = match self.change {
+                Change::Reading { epoch, order } if order == answer.number => epoch,
+                _ => continue,
+            };
+            match answer.result {
+                Ok((next, plan)) => {
+                    self.change = Change::Ready(next);
+                    self.core.engine.handle_prepare(plan, self.core.now);
+                }
+                Err(why) => self.refuse(epoch, why),
+            }
+        }
+    }
+
+    fn refuse(&mut self, epoch: u64, why: String) {
+        self.change = Change::None;
+        self.outbox.say(ToMaster::Refused { epoch, why });
+    }
+
+    fn commit(&mut self, epoch: u64) {
+        let Next { rank, snapshot, segments, .. } =
+            match std::mem::replace(&mut self.change, Change::None) {
+                Change::Ready(next) if next.epoch == epoch => next,
+                other => {
+                    self.change = other;
+                    tracing::error!("the master commits epoch {epoch}, which is not prepared");
+                    return;
+                }
+            };
+        // Clients that are gone are counted by what they took in the epoch that they left in.
+        self.core.give_quotas();
+        if !segments.is_same(&self.core.segments) {
+            segments.carry(&self.core.segments, &self.core.snapshot, &snapshot, self.slot);
+        }
+        self.writer = segments.writer(self.slot);
+        self.writer.set_epoch(epoch);
+        self.core.engine.handle_commit(segments.writer(self.slot), self.core.now);
+        for listener in self.unlistened.drain(..) {
+            self.core.listeners.remove(&listener);
+        }
+        self.core.segments = segments;
+        self.pace.set_window_max_us(snapshot.global.batch_window_max_us);
+        self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
+        self.core.set_snapshot(snapshot);
+        self.outbox.say(ToMaster::Committed { epoch });
+    }
+
+    // Sessions.
+
+    /// Sends those away whom the driver has let go of, and lets it let go of more.
+    fn move_sessions(&mut self) {
+        for (conn, socket) in std::mem::take(&mut self.core.detached) {
+            self.hand_over(ConnId::from_token(conn.0), socket);
+        }
+        while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
+            let Some(conn) = self.leaving.pop_front() else { break };
+            if !self.core.engine.has_client(conn) {
+                continue;
+            }
+            let conn = Token(conn.token());
+            self.core.detaching.insert(conn);
+            self.driver.detach(conn);
+        }
+    }
+
+    fn hand_over(&mut self, conn: ConnId, socket: OwnedFd) {
+        let export = self.core.engine.export(conn, self.core.now);
+        let Some(Export { pool, parts, input, output }) = export else { return };
+        let quota = self.core.engine.quota(pool);
+        let config = self.core.engine.pool_config(pool);
+        let session = Session {
+            version: SESSION_VERSION,
+            pool: config.name.clone(),
+            protocol: Some(config.protocol),
+            id: parts.id,
+            authenticated: parts.authenticated,
+            name: parts.name,
+            swallow: parts.swallow,
+            input: input.len() as u64,
+            output: output.len() as u64,
+        };
+        let bytes = [input, output].concat();
+        match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
+            Ok(bytes) => {
+                self.writer.add_sessions_out(1);
+                self.outbox.hand_over(session, socket, bytes, quota);
+            }
+            Err(error) => {
+                tracing::error!("a client is closed, since it cannot be handed over: {error}");
+                self.core.shared.give(quota);
+                self.writer.add_sessions_cut(1);
+            }
+        }
+    }
+
+    /// Goes on with a session of another worker.
+    fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
+        let engine = &self.core.engine;
+        let speaks_alike = |pool: &u32| {
+            let protocol = engine.pool_config(*pool).protocol;
+            session.protocol.is_none_or(|spoken| spoken == protocol)
+        };
+        let Some(pool) = engine.pool_named(&session.pool).filter(speaks_alike) else {
+            // Its quota went with the pool.
+            tracing::warn!("a client of pool {} is closed: there is no such pool", session.pool);
+            self.writer.add_sessions_cut(1);
+            return;
+        };
+        let Arrived { socket, input, output } = match unpack(&session, descriptors) {
+            Ok(arrived) => arrived,
+            Err(error) => {
+                tracing::error!("a session cannot be taken over: {error}");
+                self.core.shared.give(self.core.engine.quota(pool));
+                self.writer.add_sessions_cut(1);
+                return;
+            }
+        };
+        let Session { id, authenticated, name, swallow, .. } = session;
+        let parts = SessionParts { id, authenticated, name, swallow };
+        let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
+        self.writer.add_sessions_in(1);
+        let token = Token(conn.token());
+        if self.driver.adopt(token, socket).is_err() {
+            self.core.report_closed(token, CloseKind::Exhausted);
         }
     }
 
@@ -437,8 +791,9 @@ mod tests {
     use std::rc::Rc;
 
     use cashew_config::Context;
-    use cashew_driver::{CloseKind, Handler};
-    use cashew_metrics::{Layout, Segments};
+    use cashew_driver::Handler;
+    use cashew_engine::Plan;
+    use cashew_metrics::{Layout, Segments, Shared};
 
     use super::*;
 
@@ -492,6 +847,8 @@ mod tests {
 
         fn resume(&mut self, _: Token) {}
 
+        fn acknowledge(&mut self, _: Token) {}
+
         fn send(&mut self, conn: Token, handler: &mut impl Handler) {
             if self.broken.contains(&conn) {
                 handler.closed(conn, CloseKind::Reset);
@@ -530,12 +887,15 @@ mod tests {
         };
         let snapshot = loaded.snapshot;
         let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), 1));
+        let (_, socket) = cashew_control::pair().unwrap();
         let start = Start {
             slot: 0,
-            workers: 1,
+            rank: 0,
+            plan: Plan::whole(&snapshot, 0, 1),
             snapshot,
             segments,
-            listeners: Vec::new(),
+            shared: Shared::in_memory(),
+            listeners: vec![(7, 0, socket)],
             rings: Vec::new(),
         };
         Worker::new(start, driver).unwrap_or_else(|error| panic!("{error}"))
@@ -543,11 +903,56 @@ mod tests {
 
     /// A client that waits for a connection to the server: both.
     fn with_request(worker: &mut Worker<Fake>) -> (Token, Token) {
-        let client = worker.core.accepted(0).expect("it is welcome");
+        let client = worker.core.accepted(7).expect("it is welcome");
         worker.core.received(client, &mut GET.to_vec());
         worker.end_tick();
         let (conn, _) = worker.driver.connects.pop().expect("it connects");
         (client, conn)
+    }
+
+    #[test]
+    fn the_busy_share_is_told_of_whole_periods() {
+        let mut busy = Busy::default();
+        assert_eq!(busy.turn(500_000, 100_000), None);
+        assert_eq!(busy.turn(200_000, 200_000), Some(300));
+        // One turn may be longer than the period.
+        assert_eq!(busy.turn(0, 5_000_000), Some(1000));
+        assert_eq!(busy.turn(9_000_000, 1_000_000), Some(100));
+    }
+
+    #[test]
+    fn clients_on_their_way_out_are_bounded_and_those_that_close_are_forgotten() {
+        let mut worker = worker(Fake::default());
+        let clients: Vec<Token> =
+            (0..600).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
+        worker.obey(ToChild::Retire { timeout_ms: 1000 }, Vec::new());
+        for _ in 0..5 {
+            worker.end_tick();
+        }
+        // The driver has not let go of any.
+        assert_eq!(worker.core.detaching.len(), UNSENT_MAX);
+        assert_eq!(worker.core.detaching.len() + worker.leaving.len(), UNSENT_MAX);
+        let going: Vec<Token> = worker.core.detaching.iter().copied().collect();
+        for &conn in &going[..100] {
+            worker.core.closed(conn, CloseKind::Reset);
+        }
+        for &conn in &going[100..] {
+            let (_, socket) = cashew_control::pair().unwrap();
+            worker.core.detached(conn, socket);
+        }
+        for _ in 0..5 {
+            worker.end_tick();
+        }
+        // Nobody takes those that are exported: no others follow but in place of the closed ones.
+        assert_eq!(worker.outbox.sessions(), UNSENT_MAX - 100);
+        assert_eq!(worker.core.detaching.len(), 100);
+        assert_eq!(worker.core.engine.clients(), clients.len() - UNSENT_MAX);
+        assert_eq!(worker.core.shared.taken(0), 500, "those that closed gave their places back");
+        worker.core.now = worker.core.now.plus_millis(1000);
+        assert!(worker.is_over());
+        worker.cut();
+        assert_eq!(worker.core.segments.header(0).sessions_cut, 500);
+        assert_eq!(worker.core.shared.taken(0), (clients.len() - UNSENT_MAX) as u64);
     }
 
     #[test]

@@ -1,74 +1,43 @@
-//! A worker in a thread, with a master and servers played by the test.
+//! One worker, from its start to its end.
+
+mod harness;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::thread::{self, JoinHandle};
+use std::ops::{Deref, DerefMut};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use cashew_config::Context;
-use cashew_control::{MasterChannel, ToChild, ToMaster, seal};
-use cashew_metrics::{Layout, Segments};
+use cashew_control::{MasterChannel, ToChild, ToMaster};
 
-/// Longer than anything here takes, on a machine that is busy with something else.
-const PATIENCE: Duration = Duration::from_secs(20);
+use harness::{Instance, PATIENCE, expect, expect_end, patient};
 
 const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n";
 
+/// A worker that serves one pool.
 struct Worker {
-    master: Option<MasterChannel>,
-    thread: JoinHandle<Result<(), cashew_worker::Error>>,
+    worker: harness::Worker,
+    instance: Instance,
+    _socket: TcpListener,
     address: SocketAddr,
 }
 
 impl Worker {
     /// Serves a pool with the options over one server, and is ready.
     fn start(server: &str, options: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
+        let (socket, address) = harness::listener();
         let yaml = format!(
             "global:\n  worker_shutdown_timeout: 1\npools:\n  p:\n    listen: {address}\n    \
              redis: true\n    {options}\n    servers:\n    - {server}:1\n    - 127.0.0.1:1:1 spare\n"
         );
-        let Ok(loaded) = cashew_config::parse("test.yml", &yaml, &Context::of_system()) else {
-            panic!("{yaml}");
-        };
-        let snapshot = loaded.snapshot;
-        let sealed = seal(&cashew_config::to_json(&snapshot)).unwrap();
-        let (metrics, _) = Segments::create(&Layout::new(&snapshot), 1).unwrap();
-        let (master, control) = cashew_control::pair().unwrap();
-        let thread = thread::spawn(move || cashew_worker::run(control));
-        let master = MasterChannel::new(master);
-        let init = ToChild::Init { slot: 0, rank: 0, workers: 1 };
-        master.send(&init, &[sealed.as_fd(), metrics.as_fd()]).unwrap();
-        let listener = OwnedFd::from(listener);
-        master.send(&ToChild::Listen { listener: 0, pool: 0 }, &[listener.as_fd()]).unwrap();
+        let instance = Instance::new(&yaml);
         // Whatever the keys: the spare server is out of the ring.
-        let live: Vec<bool> =
-            snapshot.pools[0].servers.iter().map(|server| server.name != "spare").collect();
-        master.send(&ToChild::Release { pool: 0, version: 1, live }, &[]).unwrap();
-        master.send(&ToChild::Start, &[]).unwrap();
-        let mut worker = Self { master: Some(master), thread, address };
-        assert_eq!(worker.message(), ToMaster::Ready);
-        worker
-    }
-
-    /// The next message to the master.
-    fn message(&mut self) -> ToMaster {
-        let master = self.master.as_mut().expect("the master is there");
-        let start = Instant::now();
-        loop {
-            if let Some((message, _)) = master.receive().expect("the worker is there") {
-                return message;
-            }
-            assert!(start.elapsed() < PATIENCE, "no message came");
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    fn tell(&self, message: ToChild) {
-        self.master.as_ref().expect("the master is there").send(&message, &[]).unwrap();
+        let servers = &instance.snapshot.pools[0].servers;
+        let live = servers.iter().map(|server| server.name != "spare").collect();
+        let release = ToChild::Release { pool: 0, version: 1, live };
+        let worker = harness::Worker::begin(&instance, 0, 1, &[release]);
+        worker.listen(0, 0, &socket);
+        Self { worker, instance, _socket: socket, address }
     }
 
     fn client(&self) -> TcpStream {
@@ -77,20 +46,22 @@ impl Worker {
 
     /// It ends by itself.
     fn join(self) -> Duration {
-        let start = Instant::now();
-        while !self.thread.is_finished() {
-            assert!(start.elapsed() < PATIENCE, "it does not end");
-            thread::sleep(Duration::from_millis(2));
-        }
-        self.thread.join().unwrap().unwrap();
-        start.elapsed()
+        self.worker.join()
     }
 }
 
-fn patient(stream: TcpStream) -> TcpStream {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    stream
+impl Deref for Worker {
+    type Target = harness::Worker;
+
+    fn deref(&self) -> &harness::Worker {
+        &self.worker
+    }
+}
+
+impl DerefMut for Worker {
+    fn deref_mut(&mut self) -> &mut harness::Worker {
+        &mut self.worker
+    }
 }
 
 fn server() -> (TcpListener, String) {
@@ -101,18 +72,6 @@ fn server() -> (TcpListener, String) {
 
 fn accept(listener: &TcpListener) -> TcpStream {
     patient(listener.accept().unwrap().0)
-}
-
-#[track_caller]
-fn expect(stream: &mut TcpStream, bytes: &[u8]) {
-    let mut got = vec![0; bytes.len()];
-    stream.read_exact(&mut got).unwrap();
-    assert_eq!(got.escape_ascii().to_string(), bytes.escape_ascii().to_string());
-}
-
-#[track_caller]
-fn expect_end(mut stream: TcpStream) {
-    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
 }
 
 /// One request there and back; returns both ends.
@@ -215,6 +174,79 @@ fn it_holds_its_clients_when_told() {
     expect(&mut server, GET);
     server.write_all(b"$-1\r\n").unwrap();
     expect(&mut client, b"$-1\r\n");
+}
+
+#[test]
+fn it_shows_that_it_lives_and_how_busy_it_is() {
+    let (_listener, address) = server();
+    let worker = Worker::start(&address, "");
+    let header = || worker.instance.segments.header(0);
+    let first = header().heartbeat_ms;
+    let start = Instant::now();
+    let mut beats = vec![first];
+    while start.elapsed() < Duration::from_millis(1200) {
+        let beat = header().heartbeat_ms;
+        if beats.last() != Some(&beat) {
+            beats.push(beat);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    // Every 100 ms; a busy machine may swallow some.
+    assert!((6..=13).contains(&beats.len()), "{beats:?}");
+    assert!(header().busy < 500, "{}", header().busy);
+}
+
+#[test]
+fn it_listens_elsewhere_when_told() {
+    let (listener, address) = server();
+    let worker = Worker::start(&address, "");
+    let (_client, mut server) = exchange(&worker, &listener);
+    let (socket, other) = harness::listener();
+    // Who waits there already is taken along.
+    let mut waiting = TcpStream::connect(other).map(patient).unwrap();
+    worker.listen(1, 0, &socket);
+    worker.tell(ToChild::Unlisten { listener: 1, drain: true });
+    worker.tell(ToChild::Unlisten { listener: 0, drain: false });
+    waiting.write_all(GET).unwrap();
+    expect(&mut server, GET);
+    server.write_all(b"$-1\r\n").unwrap();
+    expect(&mut waiting, b"$-1\r\n");
+    for address in [other, worker.address] {
+        let mut client = TcpStream::connect(address).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        client.write_all(GET).unwrap();
+        assert!(client.read(&mut [0]).is_err(), "nobody accepts there");
+    }
+}
+
+/// The shortest time of several that a request in two small writes takes, of a client that leaves
+/// Nagle's algorithm on, as many do.
+fn time_in_two_parts(options: &str) -> Duration {
+    let record = harness::Record::default();
+    let address = harness::Server::start('a', &record).address;
+    let worker = Worker::start(&address.to_string(), options);
+    let mut client = TcpStream::connect(worker.address).map(patient).unwrap();
+    client.set_nodelay(false).unwrap();
+    let request = harness::get(1);
+    let mut ask = |parts: [&[u8]; 2]| {
+        let start = Instant::now();
+        parts.iter().for_each(|part| client.write_all(part).unwrap());
+        expect(&mut client, &harness::value(1));
+        start.elapsed()
+    };
+    // The kernel acknowledges at once until it has seen that replies follow soon.
+    for _ in 0..50 {
+        ask([&request, b""]);
+    }
+    (0..8).map(|_| ask([&request[..9], &request[9..]])).min().unwrap()
+}
+
+#[test]
+fn quick_acknowledgements_spare_clients_a_wait() {
+    let delayed = time_in_two_parts("");
+    let quick = time_in_two_parts("tcp_quickack: true");
+    eprintln!("delayed: {delayed:?}, quick: {quick:?}");
+    assert!(quick < Duration::from_millis(20), "{quick:?}, not {delayed:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::IoSlice;
 
 use cashew_config::{Context, Snapshot};
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Setup, Time};
+use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup, Time};
 use cashew_metrics::Writer;
 
 /// The configuration in `yaml`, a flat file.
@@ -62,11 +62,10 @@ impl World {
         let now = Time::from_micros(1);
         let metrics = Writer::in_memory(snapshot);
         let engine = Engine::new(Setup {
-            snapshot,
+            plan: Plan::whole(snapshot, 0, 1),
             metrics: metrics.clone(),
             seed: 7,
             slot: 0,
-            workers: 1,
             identity: Identity { version: "0.0.0", process_id: 1 },
             now,
         });

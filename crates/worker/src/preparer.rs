@@ -1,0 +1,127 @@
+//! Reads another epoch and builds its rings on a thread of its own, since that may take long.
+
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use cashew_config::Snapshot;
+use cashew_control::Epoch;
+use cashew_engine::{Plan, PoolState};
+use cashew_metrics::{Layout, QUOTAS_MAX, Segments};
+
+use crate::affinity::Processors;
+
+/// Prepares epochs, each on a thread that ends with it.
+pub(crate) struct Preparer {
+    answers: Receiver<Answer>,
+    answer: Sender<Answer>,
+    /// Readable while there may be answers.
+    wake: PipeReader,
+    waker: Arc<PipeWriter>,
+    orders: u64,
+}
+
+/// What to prepare, and for whom.
+pub(crate) struct Order {
+    pub(crate) epoch: u64,
+    pub(crate) slot: u32,
+    pub(crate) rank: u32,
+    pub(crate) workers: u32,
+    /// The sealed epoch and the metrics.
+    pub(crate) descriptors: Vec<OwnedFd>,
+    /// What is in use now.
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) segments: Arc<Segments>,
+    pub(crate) processors: Processors,
+}
+
+/// An epoch that was asked for, or why it cannot be served.
+pub(crate) struct Answer {
+    pub(crate) number: u64,
+    pub(crate) result: Result<(Next, Plan), String>,
+}
+
+/// What a worker goes on with when the epoch is committed.
+pub(crate) struct Next {
+    pub(crate) epoch: u64,
+    pub(crate) rank: u32,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) segments: Arc<Segments>,
+}
+
+impl Preparer {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (answer, answers) = channel();
+        let (wake, waker) = io::pipe()?;
+        Ok(Self { answers, answer, wake, waker: Arc::new(waker), orders: 0 })
+    }
+
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Returns the number that the answer will have: an epoch that was aborted may be prepared
+    /// again by the same number, as something else.
+    pub(crate) fn prepare(&mut self, order: Order) -> io::Result<u64> {
+        self.orders += 1;
+        let number = self.orders;
+        let (answer, waker) = (self.answer.clone(), Arc::clone(&self.waker));
+        let work = move || {
+            // If it cannot it only takes longer.
+            let _ = order.processors.free();
+            let result = read(order);
+            if answer.send(Answer { number, result }).is_ok() {
+                // Nobody listens any more when the worker has ended.
+                let _ = (&*waker).write_all(&[0]);
+            }
+        };
+        thread::Builder::new().name("prepare".to_owned()).spawn(work)?;
+        Ok(number)
+    }
+
+    /// Answers that are there. Call it when [`Preparer::wake`] is readable.
+    pub(crate) fn answers(&mut self) -> Vec<Answer> {
+        let mut bytes = [0; 64];
+        let count = self.wake.read(&mut bytes).unwrap_or(0);
+        self.answers.try_iter().take(count).collect()
+    }
+}
+
+fn read(order: Order) -> Result<(Next, Plan), String> {
+    let Order { epoch, slot, rank, workers, descriptors, .. } = order;
+    let Ok([sealed, metrics]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+        return Err("the epoch or its metrics are missing".to_owned());
+    };
+    let (snapshot, states) = open_epoch(&sealed)?;
+    if snapshot.epoch != epoch {
+        return Err(format!("epoch {} was handed over for {epoch}", snapshot.epoch));
+    }
+    let layout = Layout::new(&snapshot);
+    let segments = Segments::open(metrics, &layout).map_err(|error| error.to_string())?;
+    // What counts is carried when all switch; this makes the pages that it will lie in.
+    if !segments.is_same(&order.segments) {
+        segments.carry(&order.segments, &order.snapshot, &snapshot, slot);
+    }
+    let plan = Plan::new(&snapshot, &states, rank, workers);
+    let (snapshot, segments) = (Arc::new(snapshot), Arc::new(segments));
+    Ok((Next { epoch, rank, snapshot, segments }, plan))
+}
+
+/// The snapshot in the memfd, and what the engine has to know besides.
+pub(crate) fn open_epoch(sealed: &OwnedFd) -> Result<(Snapshot, Vec<PoolState>), String> {
+    let Epoch { snapshot, pools } = Epoch::unseal(sealed).map_err(|error| error.to_string())?;
+    if let Some(state) = pools.iter().find(|state| state.quota >= QUOTAS_MAX) {
+        return Err(format!("there is no quota {}", state.quota));
+    }
+    let states = pools
+        .into_iter()
+        .map(|state| PoolState {
+            quota: state.quota,
+            ring_version: state.ring_version,
+            live: state.live,
+        })
+        .collect();
+    Ok((snapshot, states))
+}

@@ -1,0 +1,212 @@
+//! What goes to the master, sessions above all.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, unseal};
+
+/// Sessions that may wait to be sent, with those being detached: their clients are served by
+/// nobody meanwhile.
+pub(crate) const UNSENT_MAX: usize = 256;
+
+/// Messages that the channel did not take yet, in order.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    mail: VecDeque<Mail>,
+    /// How many of these are sessions.
+    sessions: usize,
+}
+
+struct Mail {
+    message: ToMaster,
+    session: Option<Parcel>,
+}
+
+/// What goes with a session.
+struct Parcel {
+    socket: OwnedFd,
+    /// What was received and not consumed, and what is still to be written, if anything.
+    bytes: Option<OwnedFd>,
+    /// Where its client is counted, wherever it is served.
+    quota: u32,
+}
+
+/// What became of the outbox.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) is_master_alive: bool,
+    /// Quotas of clients whose sessions could not be sent and are closed now.
+    pub(crate) lost: Vec<u32>,
+}
+
+impl Outbox {
+    pub(crate) fn say(&mut self, message: ToMaster) {
+        self.mail.push_back(Mail { message, session: None });
+    }
+
+    pub(crate) fn hand_over(
+        &mut self,
+        session: Session,
+        socket: OwnedFd,
+        bytes: Option<OwnedFd>,
+        quota: u32,
+    ) {
+        let message = ToMaster::HandOver { session };
+        self.mail.push_back(Mail { message, session: Some(Parcel { socket, bytes, quota }) });
+        self.sessions += 1;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.mail.is_empty()
+    }
+
+    /// Sessions that are not sent yet.
+    pub(crate) fn sessions(&self) -> usize {
+        self.sessions
+    }
+
+    /// Sends what the channel takes.
+    pub(crate) fn send(&mut self, control: &ChildChannel) -> Sent {
+        let mut lost = Vec::new();
+        while let Some(Mail { message, session }) = self.mail.front() {
+            let result = match session {
+                None => control.send(message, &[]),
+                Some(parcel) => control.send(message, &parcel.descriptors()),
+            };
+            match result {
+                Err(SendError::WouldBlock) => break,
+                Err(SendError::Closed) => return Sent { is_master_alive: false, lost },
+                Ok(()) => drop(self.next()),
+                Err(error) => {
+                    tracing::error!("cannot tell the master: {error}");
+                    lost.extend(self.next());
+                }
+            }
+        }
+        Sent { is_master_alive: true, lost }
+    }
+
+    /// Takes the first message out; the quota of its session, if it is one.
+    fn next(&mut self) -> Option<u32> {
+        let parcel = self.mail.pop_front()?.session?;
+        self.sessions -= 1;
+        Some(parcel.quota)
+    }
+
+    /// Closes all sessions that are not sent yet. Returns the quotas of their clients.
+    pub(crate) fn give_up(&mut self) -> Vec<u32> {
+        let quotas = self.mail.iter().filter_map(|mail| mail.session.as_ref().map(|p| p.quota));
+        let quotas = quotas.collect();
+        self.mail.retain(|mail| mail.session.is_none());
+        self.sessions = 0;
+        quotas
+    }
+}
+
+impl Parcel {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        [&self.socket].into_iter().chain(&self.bytes).map(AsFd::as_fd).collect()
+    }
+}
+
+/// A session as it arrived.
+pub(crate) struct Arrived {
+    pub(crate) socket: OwnedFd,
+    pub(crate) input: Vec<u8>,
+    pub(crate) output: Vec<u8>,
+}
+
+/// Unpacks what came with a session.
+pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result<Arrived> {
+    let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
+    if session.version > SESSION_VERSION {
+        return Err(invalid("it is of a version that is not known here"));
+    }
+    let mut descriptors = descriptors.into_iter();
+    let socket = descriptors.next().ok_or_else(|| invalid("its socket is missing"))?;
+    let mut input = descriptors.next().map(unseal).transpose()?.unwrap_or_default();
+    let len = session.input.checked_add(session.output);
+    if len != Some(input.len() as u64) {
+        return Err(invalid("its bytes are not as many as it says"));
+    }
+    let output = input.split_off(session.input as usize);
+    Ok(Arrived { socket, input, output })
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_control::{MasterChannel, pair, seal};
+
+    use super::*;
+
+    fn session() -> Session {
+        Session { version: SESSION_VERSION, input: 2, output: 3, ..Session::default() }
+    }
+
+    #[test]
+    fn sessions_take_their_descriptors_along_and_wait_in_line() {
+        let (master, worker) = pair().unwrap();
+        let (mut master, worker) = (MasterChannel::new(master), ChildChannel::new(worker));
+        let mut outbox = Outbox::default();
+        for id in 0..3000 {
+            let (socket, _) = pair().unwrap();
+            let bytes = (id % 2 == 0).then(|| seal(b"inout").unwrap());
+            outbox.hand_over(Session { id, ..session() }, socket, bytes, 7);
+            assert_eq!(outbox.send(&worker), Sent { is_master_alive: true, lost: Vec::new() });
+        }
+        outbox.say(ToMaster::Ready);
+        assert!(outbox.sessions() > 0, "no channel takes so many");
+        for expected in 0..3000 {
+            outbox.send(&worker);
+            let (message, descriptors) = master.receive().unwrap().unwrap();
+            let ToMaster::HandOver { session } = message else { panic!("{message:?}") };
+            assert_eq!(session.id, expected);
+            assert_eq!(descriptors.len(), if expected % 2 == 0 { 2 } else { 1 });
+            if descriptors.len() == 2 {
+                let arrived = unpack(&session, descriptors).unwrap();
+                assert_eq!((&*arrived.input, &*arrived.output), (&b"in"[..], &b"out"[..]));
+            }
+        }
+        outbox.send(&worker);
+        assert!(outbox.is_empty() && outbox.sessions() == 0);
+        assert_eq!(master.receive().unwrap().unwrap().0, ToMaster::Ready);
+    }
+
+    #[test]
+    fn a_session_that_is_too_large_for_a_message_is_lost_and_told() {
+        let (master, worker) = pair().unwrap();
+        let (mut master, worker) = (MasterChannel::new(master), ChildChannel::new(worker));
+        let mut outbox = Outbox::default();
+        let name = Some(vec![0xff; 60_000]);
+        outbox.hand_over(Session { name, ..session() }, pair().unwrap().0, None, 9);
+        outbox.hand_over(session(), pair().unwrap().0, None, 8);
+        assert_eq!(outbox.send(&worker), Sent { is_master_alive: true, lost: vec![9] });
+        assert!(matches!(master.receive().unwrap().unwrap().0, ToMaster::HandOver { .. }));
+    }
+
+    #[test]
+    fn what_is_not_sent_can_be_given_up() {
+        let mut outbox = Outbox::default();
+        outbox.say(ToMaster::Ready);
+        outbox.hand_over(session(), pair().unwrap().0, None, 3);
+        outbox.hand_over(session(), pair().unwrap().0, None, 4);
+        assert_eq!(outbox.give_up(), [3, 4]);
+        assert_eq!((outbox.sessions(), outbox.is_empty()), (0, false));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused() {
+        let socket = || pair().unwrap().0;
+        assert!(unpack(&session(), vec![]).is_err());
+        assert!(unpack(&session(), vec![socket()]).is_err());
+        assert!(unpack(&session(), vec![socket(), seal(b"inou").unwrap()]).is_err());
+        assert!(unpack(&session(), vec![socket(), socket()]).is_err());
+        let huge = Session { input: u64::MAX, output: 6, ..session() };
+        assert!(unpack(&huge, vec![socket(), seal(b"inout").unwrap()]).is_err());
+        let later = Session { version: SESSION_VERSION + 1, input: 0, output: 0, ..session() };
+        assert!(unpack(&later, vec![socket()]).is_err());
+        let empty = Session { version: 0, input: 0, output: 0, ..session() };
+        assert!(unpack(&empty, vec![socket()]).is_ok());
+    }
+}
