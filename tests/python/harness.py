@@ -273,12 +273,7 @@ class Gateway:
         self.directory = directory
         self.pools = {}
         self.addresses = {}
-        for pool, options in pools.items():
-            options = dict(options)
-            if "listen" not in options:
-                options["listen"] = f"{HOST}:{free_port()}"
-            self.pools[pool] = options
-            self.addresses[pool] = listen_address(options["listen"])
+        self._take(pools)
         self.stats_port = free_port()
         self.log_path = directory / f"{self.name}-{self.stats_port}.log"
         self.config_path = directory / f"{self.name}-{self.stats_port}.yml"
@@ -286,15 +281,68 @@ class Gateway:
             settings = None
         elif IO_ENGINE:
             settings = {"io_engine": IO_ENGINE, **(settings or {})}
-        self.config_path.write_text(config_text(self.pools, settings))
+        self.settings = settings
+        self.write_config()
         command = [self.binary, "-c", self.config_path, "-o", self.log_path]
         command += ["-a", HOST, "-s", self.stats_port, *arguments]
         if self.is_nutcracker:
             command += ["-i", "100"]
         self.process = Process(command, directory, f"{self.name}-{self.stats_port}", self._ready)
 
+    def _take(self, pools):
+        taken = {}
+        for pool, options in pools.items():
+            options = dict(options)
+            if "listen" not in options:
+                known = self.pools.get(pool, {}).get("listen")
+                options["listen"] = known or f"{HOST}:{free_port()}"
+            taken[pool] = options
+        self.pools = taken
+        self.addresses = {pool: listen_address(options["listen"].strip("\"'"))
+                          for pool, options in taken.items()}
+
     def _ready(self):
         return accepts(self.stats_port) and all(accepts(a) for a in self.addresses.values())
+
+    def write_config(self, text=None):
+        """Writes the file, all of it or nothing."""
+        new = self.config_path.with_suffix(".new")
+        new.write_text(config_text(self.pools, self.settings) if text is None else text)
+        new.rename(self.config_path)
+
+    def configure(self, pools=None, **settings):
+        """Writes a new file: all pools anew, which keep their addresses by name, and some global
+        settings. Nobody reads it yet."""
+        if pools is not None:
+            self._take(pools)
+        if settings:
+            self.settings = {**(self.settings or {}), **settings}
+        self.write_config()
+
+    def wait_serving(self):
+        """Until all workers serve: connections are accepted before."""
+        wait_until(lambda: " serving " in self.log(), "the gateway serves")
+
+    def order(self, command, *arguments, seconds=30):
+        """An operator's command, such as `cashew reload`."""
+        words = [self.binary, command, "-c", str(self.config_path), *map(str, arguments)]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=seconds)
+
+    def reload(self, *arguments):
+        """What `cashew reload` says; it must succeed."""
+        done = self.order("reload", *arguments)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.log()[-2000:]}"
+        return done.stdout + done.stderr
+
+    def refused_reload(self):
+        """What `cashew reload` says; it must fail."""
+        done = self.order("reload")
+        assert done.returncode == 1, f"status {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def epoch(self):
+        return self.stats()["cashew"]["epoch"]
 
     @property
     def address(self):
@@ -422,6 +470,39 @@ def resident(pid):
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def worker_processes(pid):
+    """The children that serve clients, by their command lines."""
+    found = []
+    for child in children(pid):
+        try:
+            words = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ")
+        except OSError:
+            continue
+        if b"worker" in words and alive(child):
+            found.append(child)
+    return found
+
+
+def holders(pids, ports):
+    """Which of some processes holds the other end of a TCP connection, by the client's port."""
+    inodes = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            inodes[fields[9]] = int(fields[2].rpartition(":")[2], 16)
+    found = {}
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = os.readlink(descriptor)
+            except OSError:
+                continue
+            port = inodes.get(target[8:-1]) if target.startswith("socket:[") else None
+            if port in ports:
+                found[port] = pid
+    return found
 
 
 def listening_ports(pid):

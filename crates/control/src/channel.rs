@@ -166,13 +166,15 @@ impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut iov = [IoSliceMut::new(&mut self.buf)];
-        let received =
-            match retry(|| rustix::net::recvmsg(&self.socket, &mut iov, &mut control, flags)) {
-                Ok(received) => received,
+        let received = loop {
+            match rustix::net::recvmsg(&self.socket, &mut iov, &mut control, flags) {
+                Ok(received) => break received,
+                // The other side died with mail unread. This is told once, before what it said.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::CONNRESET) => return Err(ReceiveError::Closed),
                 Err(errno) => return Err(ReceiveError::Io(errno.into())),
-            };
+            }
+        };
         let mut descriptors = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -264,10 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_dies_with_mail_unread_shows_as_closed() {
+    fn a_peer_that_dies_with_mail_unread_is_heard_and_then_shows_as_closed() {
         let (mut master, worker) = channels();
         master.send(&ToChild::Start, &[]).unwrap();
+        worker.send(&ToMaster::Ready, &[]).unwrap();
         drop(worker);
+        let (message, _) = master.receive().unwrap().unwrap();
+        assert_eq!(message, ToMaster::Ready);
         assert!(matches!(master.receive(), Err(ReceiveError::Closed)));
     }
 

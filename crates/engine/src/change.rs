@@ -348,17 +348,32 @@ impl Engine {
             self.dissolve(pool);
         }
         self.forget_gone();
+        let is_answer =
+            |action: &Action| matches!(action, Action::Prepared { .. } | Action::Paused { .. });
+        self.actions.retain(|action| !is_answer(action));
         self.unblock_clients(|_| true);
     }
 
     /// Ends all connections of a pool, which then is no more.
-    fn dissolve(&mut self, pool: u32) {
-        for server in 0..self.pools[pool as usize].servers.len() as u32 {
-            self.close_server(pool, server);
+    fn dissolve(&mut self, pool_index: u32) {
+        for server in 0..self.pools[pool_index as usize].servers.len() as u32 {
+            self.close_server(pool_index, server);
         }
-        let pool = &mut self.pools[pool as usize];
+        let pool = &mut self.pools[pool_index as usize];
         pool.standing = Standing::Gone;
         pool.servers = Vec::new();
+        let mut never = Vec::new();
+        self.actions.retain(|action| match *action {
+            Action::Connect { conn, pool: of, .. } if of == pool_index => {
+                never.push(conn);
+                false
+            }
+            Action::Close { conn } => !never.contains(&conn),
+            Action::ServerFailing { pool: of, .. } | Action::ServerRecovered { pool: of, .. } => {
+                of != pool_index
+            }
+            _ => true,
+        });
     }
 
     /// Those at the end, that is: others stand where they are until the next commit.
@@ -568,6 +583,7 @@ impl Engine {
         for client in self.clients.indices().collect::<Vec<u32>>() {
             let client = &mut self.clients[client];
             client.pool = places.pools[client.pool as usize];
+            debug_assert_ne!(client.pool, NONE);
         }
         for request in self.requests.iter_mut() {
             if let Role::Probe { server } = &mut request.role
@@ -576,6 +592,7 @@ impl Engine {
                 *server = place;
             }
             request.pool = places.pools[request.pool as usize];
+            debug_assert_ne!(request.pool, NONE);
         }
     }
 

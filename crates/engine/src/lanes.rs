@@ -635,10 +635,11 @@ impl Engine {
 
     /// The reply to a probe.
     pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
-        let server = &mut self.pools[lane_pool as usize].servers[lane_server as usize];
+        let pool = &self.pools[lane_pool as usize];
+        let is_ejected = pool.is_in_use() && pool.servers[lane_server as usize].ejected;
         let is_well = reply.starts_with(b"+") || reply.starts_with(b"VERSION");
         // Every time: it may be too early yet for this one to come back.
-        if is_well && server.ejected {
+        if is_well && is_ejected {
             self.actions.push_back(Action::Readmit { pool: lane_pool, server: lane_server });
         }
     }

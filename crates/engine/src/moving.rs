@@ -62,7 +62,7 @@ impl Moving {
     /// Whether [`Engine::settle`] is to be called again at once.
     #[inline]
     pub(crate) fn is_pressing(&self) -> bool {
-        self.is_pressing
+        self.is_pressing && self.is_busy()
     }
 
     /// Whether there is anybody to look after.

@@ -1,19 +1,60 @@
-//! The master's part in changing rings, as small as it can be.
+//! The master's part in changing rings and epochs, as small as it can be.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
-/// A message to all gateways.
+use cashew_config::Snapshot;
+use cashew_config::snapshot::Pool;
+use cashew_engine::PoolState;
+
+use crate::random::Random;
+use crate::reload::changed;
+use crate::scenario::{pool_id, server_id};
+
+/// A message to all gateways. Pools are named by their number in the epoch.
 #[derive(Clone, Debug)]
 pub(crate) enum Order {
-    Hold { pool: u32, version: u64 },
+    Hold { pool: u32, version: u64, drain_ms: u64 },
     Release { pool: u32, version: u64, live: Vec<bool> },
+    Prepare(Rc<Proposal>),
+    Pause { drain_ms: u64 },
+    Commit,
+    Abort,
 }
 
-/// Changes rings in two phases: everybody holds, then everybody is released.
+/// An epoch that gateways are asked to prepare.
+#[derive(Debug)]
+pub(crate) struct Proposal {
+    pub(crate) snapshot: Snapshot,
+    pub(crate) states: Vec<PoolState>,
+    /// How many share the servers' connections.
+    pub(crate) workers: u32,
+    /// Which gateway refuses it, if any.
+    pub(crate) refused_by: Option<u32>,
+}
+
+/// What a gateway says of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Prepared,
+    Refused,
+    Paused,
+}
+
+/// Changes rings in two phases: everybody holds, then everybody is released. Changes epochs in
+/// three, while no ring changes.
 pub(crate) struct Coordinator {
     gateways: u32,
+    snapshot: Snapshot,
+    /// By pool of the snapshot.
     pools: Vec<State>,
+    /// Of rings and of epochs; never used twice.
+    versions: u64,
+    change: Option<Change>,
+    removed: Vec<u32>,
+    random: Random,
     pub(crate) changes: u64,
+    pub(crate) commits: u64,
 }
 
 struct State {
@@ -26,19 +67,57 @@ struct State {
     wanted: BTreeMap<u32, bool>,
 }
 
-impl Coordinator {
-    pub(crate) fn new(gateways: u32, servers: impl Iterator<Item = usize>) -> Self {
-        let state = |servers| State {
+impl State {
+    fn whole(servers: usize) -> Self {
+        Self {
             version: 0,
             live: vec![true; servers],
             waiting: BTreeSet::new(),
             change: BTreeMap::new(),
             wanted: BTreeMap::new(),
-        };
-        Self { gateways, pools: servers.map(state).collect(), changes: 0 }
+        }
+    }
+}
+
+struct Change {
+    proposal: Rc<Proposal>,
+    phase: Answer,
+    waiting: BTreeSet<u32>,
+    /// It is called off when all have answered so.
+    fails_at: Option<Answer>,
+}
+
+impl Coordinator {
+    pub(crate) fn new(gateways: u32, snapshot: &Snapshot, random: Random) -> Self {
+        let pools = snapshot.pools.iter().map(|pool| State::whole(pool.servers.len())).collect();
+        Self {
+            gateways,
+            snapshot: snapshot.clone(),
+            pools,
+            versions: snapshot.epoch,
+            change: None,
+            removed: Vec::new(),
+            random,
+            changes: 0,
+            commits: 0,
+        }
+    }
+
+    /// By the places in the universe.
+    fn find(&self, pool: u32, server: u32) -> Option<(u32, u32)> {
+        let pool = self.find_pool(pool)?;
+        let servers = &self.snapshot.pools[pool as usize].servers;
+        let server = servers.iter().position(|other| server_id(other) == server)?;
+        Some((pool, server as u32))
+    }
+
+    fn find_pool(&self, pool: u32) -> Option<u32> {
+        let pool = self.snapshot.pools.iter().position(|other| pool_id(other) == pool)?;
+        Some(pool as u32)
     }
 
     pub(crate) fn want(&mut self, pool: u32, server: u32, live: bool) -> Vec<Order> {
+        let Some((pool, server)) = self.find(pool, server) else { return Vec::new() };
         let state = &mut self.pools[pool as usize];
         let coming = state.change.get(&server).copied().unwrap_or(state.live[server as usize]);
         if coming == live {
@@ -50,6 +129,7 @@ impl Coordinator {
     }
 
     pub(crate) fn held(&mut self, pool: u32, gateway: u32, version: u64) -> Vec<Order> {
+        let Some(pool) = self.find_pool(pool) else { return Vec::new() };
         let state = &mut self.pools[pool as usize];
         if version == state.version {
             state.waiting.remove(&gateway);
@@ -59,11 +139,12 @@ impl Coordinator {
 
     /// All servers of all pools are live, and nobody wants it otherwise.
     pub(crate) fn is_whole(&self) -> bool {
-        self.pools.iter().all(|state| {
-            state.live.iter().all(|&live| live)
-                && state.change.is_empty()
-                && state.wanted.is_empty()
-        })
+        self.change.is_none()
+            && self.pools.iter().all(|state| {
+                state.live.iter().all(|&live| live)
+                    && state.change.is_empty()
+                    && state.wanted.is_empty()
+            })
     }
 
     fn advance(&mut self, pool: u32) -> Vec<Order> {
@@ -80,11 +161,120 @@ impl Coordinator {
             let (version, live) = (state.version, state.live.clone());
             orders.push(Order::Release { pool, version, live });
         }
-        if !state.wanted.is_empty() {
+        if !state.wanted.is_empty() && self.change.is_none() {
             state.change = std::mem::take(&mut state.wanted);
-            state.version += 1;
+            self.versions += 1;
+            state.version = self.versions;
             state.waiting = (0..self.gateways).collect();
-            orders.push(Order::Hold { pool, version: state.version });
+            let drain_ms = self.random.pick(&[0, 1, 20]);
+            orders.push(Order::Hold { pool, version: state.version, drain_ms });
+        }
+        orders
+    }
+
+    /// Proposes another epoch; nothing while a ring changes.
+    pub(crate) fn reload(&mut self, universe: &[Pool]) -> Vec<Order> {
+        let is_busy = self.pools.iter().any(|state| !state.change.is_empty());
+        // Sometimes another takes the place of one that is only prepared.
+        let may_replace =
+            self.change.as_ref().is_none_or(|change| change.phase == Answer::Prepared);
+        if is_busy || !may_replace || (self.change.is_some() && self.random.percent(70)) {
+            return Vec::new();
+        }
+        let mut snapshot = changed(&self.snapshot, universe, &self.removed, &mut self.random);
+        self.versions += 1;
+        snapshot.epoch = self.versions;
+        let state_of = |pool: &Pool| {
+            let mut state = PoolState::whole(pool);
+            if let Some(known) = self.find_pool(pool_id(pool)) {
+                state.ring_version = self.pools[known as usize].version;
+            }
+            for (server, live) in pool.servers.iter().zip(&mut state.live) {
+                if let Some((pool, known)) = self.find(pool_id(pool), server_id(server)) {
+                    *live = self.pools[pool as usize].live[known as usize];
+                }
+            }
+            state
+        };
+        let states = snapshot.pools.iter().map(state_of).collect();
+        let refused_by =
+            self.random.percent(10).then(|| self.random.below(self.gateways.into()) as u32);
+        let workers = self.gateways + self.random.pick(&[0, 0, 1, 3]);
+        let proposal = Rc::new(Proposal { snapshot, states, workers, refused_by });
+        let fails_at = match self.random.below(10) {
+            0 => Some(Answer::Prepared),
+            1 => Some(Answer::Paused),
+            _ => None,
+        };
+        self.change = Some(Change {
+            proposal: Rc::clone(&proposal),
+            phase: Answer::Prepared,
+            waiting: (0..self.gateways).collect(),
+            fails_at,
+        });
+        vec![Order::Prepare(proposal)]
+    }
+
+    pub(crate) fn answered(&mut self, gateway: u32, epoch: u64, answer: Answer) -> Vec<Order> {
+        let Some(change) = &mut self.change else { return Vec::new() };
+        if change.proposal.snapshot.epoch != epoch {
+            return Vec::new();
+        }
+        let is_off = answer == Answer::Refused;
+        if !is_off {
+            assert_eq!(answer, change.phase, "an answer to what was not asked");
+            change.waiting.remove(&gateway);
+            if !change.waiting.is_empty() {
+                return Vec::new();
+            }
+        }
+        if is_off || change.fails_at == Some(change.phase) {
+            self.change = None;
+            return self.thaw(Order::Abort);
+        }
+        if change.phase == Answer::Prepared {
+            change.phase = Answer::Paused;
+            change.waiting = (0..self.gateways).collect();
+            return vec![Order::Pause { drain_ms: self.random.pick(&[0, 1, 20, 1000]) }];
+        }
+        let proposal = Rc::clone(&change.proposal);
+        self.change = None;
+        self.commits += 1;
+        self.adopt(&proposal);
+        self.thaw(Order::Commit)
+    }
+
+    fn adopt(&mut self, proposal: &Proposal) {
+        let Proposal { snapshot, states, .. } = proposal;
+        let mut wanted = BTreeMap::new();
+        for (state, pool) in self.pools.iter().zip(&self.snapshot.pools) {
+            for (&server, &live) in &state.wanted {
+                wanted.insert((pool_id(pool), server_id(&pool.servers[server as usize])), live);
+            }
+        }
+        let ids: Vec<u32> = snapshot.pools.iter().map(pool_id).collect();
+        self.removed.extend(self.snapshot.pools.iter().map(pool_id).filter(|id| !ids.contains(id)));
+        self.pools = states
+            .iter()
+            .map(|state| State {
+                version: state.ring_version,
+                live: state.live.clone(),
+                ..State::whole(0)
+            })
+            .collect();
+        self.snapshot = snapshot.clone();
+        for ((pool, server), live) in wanted {
+            if let Some((pool, server)) = self.find(pool, server) {
+                self.pools[pool as usize].wanted.insert(server, live);
+            }
+        }
+    }
+
+    /// Rings that were to be changed meanwhile are.
+    fn thaw(&mut self, order: Order) -> Vec<Order> {
+        let mut orders = vec![order];
+        for pool in 0..self.pools.len() as u32 {
+            orders.extend(self.advance(pool));
         }
         orders
     }

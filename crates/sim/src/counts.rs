@@ -17,6 +17,8 @@ pub struct Counts {
     /// Connections that the gateway closed before all was answered, blamed on a fault.
     pub cuts: u64,
     pub ring_changes: u64,
+    /// Epochs that were committed.
+    pub epochs: u64,
     pub faults: u64,
     pub clients: u64,
     /// Longest time from a request's last byte sent to the last byte of its reply.
@@ -33,6 +35,7 @@ impl AddAssign for Counts {
         self.late += other.late;
         self.cuts += other.cuts;
         self.ring_changes += other.ring_changes;
+        self.epochs += other.epochs;
         self.faults += other.faults;
         self.clients += other.clients;
         self.slowest_us = self.slowest_us.max(other.slowest_us);

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
+use std::rc::Rc;
 
 use cashew_config::Snapshot;
 use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup};
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
 use crate::clock::{Clock, Event};
+use crate::coordinator::{Answer, Order, Proposal};
 use crate::network::{Peer, Side, piece};
+use crate::scenario::{pool_id, server_id};
 use crate::world::Fabric;
 
 /// Most bytes of one read.
@@ -25,16 +28,16 @@ pub(crate) enum Input {
     Readable { conn: u32 },
     Writable { conn: u32 },
     Reset { conn: u32 },
-    Hold { pool: u32, version: u64 },
-    Release { pool: u32, version: u64, live: Vec<bool> },
+    Obey(Order),
     Drain,
 }
 
-/// What a gateway wants of the world.
+/// What a gateway wants of the world. Pools and servers are named by their places in the universe.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wish {
     Connect { token: u64, pool: u32, server: u32 },
     Held { pool: u32, version: u64 },
+    Answer { epoch: u64, answer: Answer },
     Eject { pool: u32, server: u32 },
     Readmit { pool: u32, server: u32 },
 }
@@ -43,6 +46,14 @@ pub(crate) struct Gateway {
     id: u32,
     pub(crate) engine: Engine,
     metrics: Writer,
+    /// In use.
+    pub(crate) snapshot: Snapshot,
+    prepared: Option<Rc<Proposal>>,
+    /// When a pause has lasted long enough.
+    paused_until: u64,
+    /// Requests of pools that are paused which are still on their way.
+    unfinished: u64,
+    wishes: Vec<Wish>,
     sockets: BTreeMap<u64, Socket>,
     inbox: VecDeque<Input>,
     /// When the next tick is planned; later ones are stale.
@@ -78,6 +89,11 @@ impl Gateway {
             id,
             engine,
             metrics,
+            snapshot: snapshot.clone(),
+            prepared: None,
+            paused_until: 0,
+            unfinished: 0,
+            wishes: Vec::new(),
             sockets: BTreeMap::new(),
             inbox: VecDeque::new(),
             tick_at: u64::MAX,
@@ -106,9 +122,8 @@ impl Gateway {
 
     /// One turn of the loop, in the order of the worker's. Says what the world has to do.
     pub(crate) fn tick(&mut self, fabric: &mut Fabric) -> Vec<Wish> {
-        let mut wishes = Vec::new();
         if self.tick_at != fabric.clock.now() {
-            return wishes;
+            return Vec::new();
         }
         self.tick_at = u64::MAX;
         for input in std::mem::take(&mut self.inbox) {
@@ -122,15 +137,15 @@ impl Gateway {
             self.engine.handle_timeout(now);
         }
         self.engine.settle(now);
-        self.act(fabric, &mut wishes);
+        self.act(fabric);
         while let Some(conn) = self.engine.poll_dirty() {
             self.send(conn.token(), fabric);
         }
-        self.act(fabric, &mut wishes);
+        self.act(fabric);
         self.check_bounds(fabric);
         let next = Clock::instant(self.engine.poll_timeout()).max(fabric.clock.now() + 10);
         self.wake(next, &mut fabric.clock);
-        wishes
+        std::mem::take(&mut self.wishes)
     }
 
     /// Reports something of a connection that is closed, which the engine must ignore.
@@ -163,8 +178,14 @@ impl Gateway {
         let now = fabric.clock.time();
         match input {
             Input::Accept { conn, pool, admission } => {
-                let token =
-                    self.engine.handle_accepted(pool, admission, u64::from(conn) + 1, now).token();
+                let place = self.snapshot.pools.iter().position(|other| pool_id(other) == pool);
+                let Some(pool) = place else {
+                    // Nobody listens there any more.
+                    self.close(conn, fabric);
+                    return;
+                };
+                let id = u64::from(conn) + 1;
+                let token = self.engine.handle_accepted(pool as u32, admission, id, now).token();
                 fabric.network.name(conn, token);
                 let socket =
                     Socket { conn: Some(conn), paused: false, write_blocked: false, ended: false };
@@ -204,17 +225,84 @@ impl Gateway {
                     self.engine.handle_closed(ConnId::from_token(token), reason, now);
                 }
             }
-            Input::Hold { pool, version } => self.engine.handle_hold(pool, version, 0, now),
-            Input::Release { pool, version, live } => {
-                let at = fabric.clock.now();
-                fabric.oracle.rings.released(pool, self.id, version, &live, at);
-                self.engine.handle_release(pool, version, &live, now, at);
-            }
+            Input::Obey(order) => self.obey(order, fabric),
             Input::Drain => {
                 fabric.oracle.draining(self.id);
                 self.engine.handle_drain(now);
             }
         }
+    }
+
+    fn obey(&mut self, order: Order, fabric: &mut Fabric) {
+        let (now, at) = (fabric.clock.time(), fabric.clock.now());
+        let id = u64::from(self.id);
+        match order {
+            Order::Hold { pool, version, drain_ms } => {
+                self.engine.handle_hold(pool, version, drain_ms, now);
+            }
+            Order::Release { pool, version, live } => {
+                let config = &self.snapshot.pools[pool as usize];
+                fabric.oracle.rings.released(config, self.id, version, &live, at);
+                self.engine.handle_release(pool, version, &live, now, at);
+            }
+            Order::Prepare(proposal) => {
+                let Proposal { snapshot, states, workers, refused_by } = &*proposal;
+                let epoch = snapshot.epoch;
+                fabric.trace.note(at, "gateway is to prepare", [id, epoch, 0]);
+                if *refused_by == Some(self.id) {
+                    self.wishes.push(Wish::Answer { epoch, answer: Answer::Refused });
+                    return;
+                }
+                let plan = Plan::new(snapshot, states, self.id, *workers);
+                self.engine.handle_prepare(plan, now);
+                self.prepared = Some(proposal);
+            }
+            Order::Pause { drain_ms } => {
+                fabric.trace.note(at, "gateway is to pause", [id, drain_ms, 0]);
+                self.paused_until = at + drain_ms * 1000;
+                self.engine.handle_pause(drain_ms, now);
+            }
+            Order::Commit => self.commit(fabric),
+            Order::Abort => {
+                fabric.trace.note(at, "gateway is to abort", [id, 0, 0]);
+                self.prepared = None;
+                self.engine.handle_abort(now);
+                for pool in &self.snapshot.pools {
+                    fabric.oracle.rings.resumed(pool_id(pool), self.id, at);
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, fabric: &mut Fabric) {
+        let (now, at) = (fabric.clock.time(), fabric.clock.now());
+        let proposal = self.prepared.take().expect("an epoch is prepared");
+        let Proposal { snapshot, states, .. } = &*proposal;
+        let numbers = [u64::from(self.id), snapshot.epoch, self.unfinished];
+        fabric.trace.note(at, "gateway commits", numbers);
+        if self.unfinished > 0 {
+            fabric.oracle.cut_short(self.id, at);
+        }
+        for pool in &self.snapshot.pools {
+            let id = pool_id(pool);
+            if snapshot.pools.iter().all(|other| pool_id(other) != id) {
+                fabric.oracle.pool_removed(id, self.id);
+                fabric.oracle.rings.resumed(id, self.id, at);
+            }
+        }
+        for (pool, state) in snapshot.pools.iter().zip(states) {
+            let version = state.ring_version;
+            fabric.oracle.rings.released(pool, self.id, version, &state.live, at);
+        }
+        self.metrics = Writer::in_memory(snapshot);
+        self.engine.handle_commit(self.metrics.clone(), now);
+        self.snapshot = snapshot.clone();
+    }
+
+    /// Where a pool and its server are in the universe.
+    fn place(&self, pool: u32, server: u32) -> (u32, u32) {
+        let config = self.engine.pool_config(pool);
+        (pool_id(config), server_id(&config.servers[server as usize]))
     }
 
     /// One read, of any size.
@@ -280,7 +368,7 @@ impl Gateway {
         }
     }
 
-    fn act(&mut self, fabric: &mut Fabric, wishes: &mut Vec<Wish>) {
+    fn act(&mut self, fabric: &mut Fabric) {
         while let Some(action) = self.engine.poll_action() {
             match action {
                 Action::Connect { conn, pool, server } => {
@@ -288,7 +376,8 @@ impl Gateway {
                     let socket =
                         Socket { conn: None, paused: false, write_blocked: false, ended: false };
                     assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
-                    wishes.push(Wish::Connect { token, pool, server });
+                    let (pool, server) = self.place(pool, server);
+                    self.wishes.push(Wish::Connect { token, pool, server });
                 }
                 Action::Close { conn } => {
                     // It may have ended by itself in the same tick.
@@ -311,18 +400,49 @@ impl Gateway {
                     }
                 }
                 Action::Held { pool, version } => {
+                    let pool = pool_id(&self.snapshot.pools[pool as usize]);
                     fabric.oracle.rings.held(pool, self.id, fabric.clock.now());
-                    wishes.push(Wish::Held { pool, version });
+                    self.wishes.push(Wish::Held { pool, version });
                 }
-                Action::Eject { pool, server, .. } => wishes.push(Wish::Eject { pool, server }),
-                Action::Readmit { pool, server } => wishes.push(Wish::Readmit { pool, server }),
-                Action::Prepared { .. }
-                | Action::Paused { .. }
-                | Action::HandOff { .. }
-                | Action::Pressed { .. }
-                | Action::Shed { .. }
-                | Action::ServerFailing { .. }
-                | Action::ServerRecovered { .. } => {}
+                Action::Eject { pool, server, .. } => {
+                    assert!((pool as usize) < self.snapshot.pools.len(), "it is in use");
+                    let (pool, server) = self.place(pool, server);
+                    self.wishes.push(Wish::Eject { pool, server });
+                }
+                Action::Readmit { pool, server } => {
+                    assert!((pool as usize) < self.snapshot.pools.len(), "it is in use");
+                    let (pool, server) = self.place(pool, server);
+                    self.wishes.push(Wish::Readmit { pool, server });
+                }
+                Action::Prepared { epoch } => {
+                    self.wishes.push(Wish::Answer { epoch, answer: Answer::Prepared });
+                }
+                Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
+                Action::ServerFailing { pool, server, .. }
+                | Action::ServerRecovered { pool, server } => {
+                    self.place(pool, server);
+                }
+                Action::HandOff { .. } | Action::Pressed { .. } | Action::Shed { .. } => {}
+            }
+        }
+    }
+
+    fn paused(&mut self, epoch: u64, unfinished: u64, fabric: &mut Fabric) {
+        let at = fabric.clock.now();
+        fabric.trace.note(at, "gateway has paused", [u64::from(self.id), epoch, unfinished]);
+        self.unfinished = unfinished;
+        let is_over = at >= self.paused_until || fabric.oracle.has_faults();
+        assert!(unfinished == 0 || is_over, "I3: {unfinished} requests could still have ended");
+        self.wishes.push(Wish::Answer { epoch, answer: Answer::Paused });
+        let proposal = self.prepared.as_ref().expect("an epoch is prepared");
+        let Proposal { snapshot, states, .. } = &**proposal;
+        for pool in &self.snapshot.pools {
+            let next = snapshot.pools.iter().zip(states);
+            let mut next = next.filter(|(next, _)| pool_id(next) == pool_id(pool));
+            if let Some((next, state)) = next.next()
+                && !fabric.oracle.rings.is_same(next, self.id, &state.live)
+            {
+                fabric.oracle.rings.held(pool_id(pool), self.id, at);
             }
         }
     }
@@ -365,7 +485,7 @@ impl Gateway {
                 }
             }
         }
-        for (pool, config) in fabric.pools.iter().enumerate() {
+        for (pool, config) in self.snapshot.pools.iter().enumerate() {
             for server in 0..config.servers.len() {
                 let id = self.metrics.server(pool, server);
                 let queued = self.metrics.server_gauge(id, ServerGauge::InQueue)
@@ -389,7 +509,7 @@ impl Gateway {
             .filter_map(|socket| socket.conn)
             .filter(|&conn| matches!(fabric.network.conn(conn).peer, Peer::Client(_)));
         assert_eq!(clients.count(), 0, "I3: connections of clients are left");
-        for (pool, config) in fabric.pools.iter().enumerate() {
+        for (pool, config) in self.snapshot.pools.iter().enumerate() {
             assert_eq!(self.engine.clients_of(pool as u32), 0, "I3: clients are left");
             let gauge =
                 self.metrics.pool_gauge(self.metrics.pool(pool), PoolGauge::ClientConnections);
@@ -398,6 +518,16 @@ impl Gateway {
                 self.check_quiet_server(pool, server, fabric);
             }
         }
+        let in_use = |conn: u32| match fabric.network.conn(conn).peer {
+            Peer::Server(server) => {
+                let (pool, server) = fabric.server_of(server);
+                let mut pools = self.snapshot.pools.iter().filter(|p| pool_id(p) == pool);
+                pools.any(|pool| pool.servers.iter().any(|s| server_id(s) == server))
+            }
+            Peer::Client(_) => false,
+        };
+        let mut conns = self.sockets.values().filter_map(|socket| socket.conn);
+        assert!(conns.all(in_use), "I4: connections to servers that were removed are left");
     }
 
     fn check_quiet_server(&self, pool: usize, server: usize, fabric: &Fabric) {
@@ -411,9 +541,11 @@ impl Gateway {
             let value = self.metrics.server_gauge(id, gauge);
             assert_eq!(value, 0, "I3: {gauge:?} of {pool}/{server} in gateway {}", self.id);
         }
+        let config = &self.snapshot.pools[pool];
+        let place = (pool_id(config), server_id(&config.servers[server]));
         let open = self.sockets.values().filter_map(|socket| socket.conn).filter(|&conn| {
             let peer = fabric.network.conn(conn).peer;
-            matches!(peer, Peer::Server(s) if fabric.server_of(s) == (pool as u32, server as u32))
+            matches!(peer, Peer::Server(s) if fabric.server_of(s) == place)
         });
         let counted = self.metrics.server_gauge(id, ServerGauge::ServerConnections);
         assert_eq!(

@@ -20,6 +20,7 @@ mod oracle;
 mod random;
 mod redis_client;
 mod redis_server;
+mod reload;
 mod request;
 mod rings;
 mod scenario;

@@ -43,6 +43,10 @@ pub(crate) struct Oracle {
     patience_us: Vec<Option<u64>>,
     /// Gateways that take no more requests.
     drained: BTreeSet<u32>,
+    /// Pools that were removed, by gateway.
+    removed: BTreeSet<(u32, u32)>,
+    /// By gateway: when it changed its epoch with requests still under way.
+    cut_short: BTreeMap<u32, Vec<u64>>,
     pub(crate) counts: Counts,
 }
 
@@ -105,13 +109,10 @@ impl Oracle {
             tight_queues: scenario.tight_queues,
             tight_outputs: scenario.tight_outputs,
             has_faults: scenario.faults.any(),
-            patience_us: scenario
-                .snapshot
-                .pools
-                .iter()
-                .map(|pool| scenario.patience_us(pool))
-                .collect(),
+            patience_us: scenario.universe.iter().map(|pool| scenario.patience_us(pool)).collect(),
             drained: BTreeSet::new(),
+            removed: BTreeSet::new(),
+            cut_short: BTreeMap::new(),
             counts: Counts::default(),
         }
     }
@@ -130,7 +131,10 @@ impl Oracle {
             read: 0,
             unread: 0,
             slowest_us: 0,
-            end: if self.drained.contains(&gateway) { End::Draining } else { End::Open },
+            end: match self.drained.contains(&gateway) {
+                true => End::Draining,
+                false => End::Open,
+            },
         });
         self.ledgers.len() as u32 - 1
     }
@@ -323,6 +327,9 @@ impl Oracle {
         if let Answer::Local(_) = entry.request.answer {
             return false;
         }
+        if reply.ends_with(b"Server was removed from the configuration\r\n") {
+            return self.is_cut_short(client, entry.sent_at, now);
+        }
         if self.tight_queues && reply.ends_with(b"Server queue is full\r\n") {
             return true;
         }
@@ -349,6 +356,40 @@ impl Oracle {
             };
             none_live || owners.iter().any(in_trouble)
         })
+    }
+
+    /// The gateway goes by another epoch from here on, though requests were still under way when
+    /// their time was up.
+    pub(crate) fn cut_short(&mut self, gateway: u32, now: u64) {
+        self.cut_short.entry(gateway).or_default().push(now);
+    }
+
+    pub(crate) fn has_faults(&self) -> bool {
+        self.has_faults
+    }
+
+    pub(crate) fn was_cut_short(&self) -> bool {
+        !self.cut_short.is_empty()
+    }
+
+    fn is_cut_short(&self, client: u32, from: u64, now: u64) -> bool {
+        let gateway = self.ledgers[client as usize].gateway;
+        let mut times = self.cut_short.get(&gateway).into_iter().flatten();
+        times.any(|&at| from <= at && at <= now)
+    }
+
+    /// The gateway will close the connections of the pool's clients.
+    pub(crate) fn pool_removed(&mut self, pool: u32, gateway: u32) {
+        self.removed.insert((pool, gateway));
+        for ledger in self.ledgers.iter_mut().filter(|l| (l.pool, l.gateway) == (pool, gateway)) {
+            if ledger.end != End::Gone {
+                ledger.end = End::Draining;
+            }
+        }
+    }
+
+    pub(crate) fn has_removed(&self) -> bool {
+        !self.removed.is_empty()
     }
 
     /// The client has ended its side, and will still listen.
@@ -388,7 +429,9 @@ impl Oracle {
         };
         if !allowed {
             let owed: Vec<u32> = ledger.owed.iter().copied().collect();
+            let since = owed.first().map(|&index| ledger.requests[index as usize].sent_at);
             let blamed = self.tight_outputs
+                || since.is_some_and(|from| self.is_cut_short(client, from, now))
                 || owed.iter().any(|&index| self.is_in_trouble(client, index, now));
             assert!(
                 blamed,
@@ -448,7 +491,7 @@ fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
 }
 
 fn is_gateway_error(reply: &[u8]) -> bool {
-    const TEXTS: [&str; 9] = [
+    const TEXTS: [&str; 10] = [
         "Connection refused",
         "Connection timed out",
         "Connection reset by peer",
@@ -458,6 +501,7 @@ fn is_gateway_error(reply: &[u8]) -> bool {
         "Server sent an invalid reply",
         "Server refused AUTH or SELECT",
         "Server queue is full",
+        "Server was removed from the configuration",
     ];
     let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
     let text = text.strip_prefix(b"-ERR ").or_else(|| text.strip_prefix(b"SERVER_ERROR "));

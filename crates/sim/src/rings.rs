@@ -1,81 +1,130 @@
-//! Which ring each gateway may route by, and when.
+//! Which ring each gateway may route by, and when. Pools and servers are named by their places in
+//! the universe.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Topology};
 use cashew_placement::{Distribution, Node, Ring};
 
 use crate::request::Access;
+use crate::scenario::{pool_id, server_id};
 
 /// A gateway dispatched requests of a pool by the ring over `live` from `from` to `until`.
 #[derive(Clone, Debug)]
 pub(crate) struct Reign {
     pub(crate) version: u64,
+    pub(crate) config: Rc<Pool>,
     pub(crate) live: Vec<bool>,
     pub(crate) from: u64,
     pub(crate) until: u64,
 }
 
+#[derive(Default)]
 pub(crate) struct Rings {
-    pools: Vec<Pool>,
-    /// By pool, by gateway: ascending. The last one is open, unless the gateway holds the pool.
-    reigns: Vec<Vec<Vec<Reign>>>,
+    /// By pool and gateway: ascending. The last one is open, unless the gateway holds the pool.
+    reigns: BTreeMap<(u32, u32), Vec<Reign>>,
     built: BTreeMap<(usize, Vec<bool>), Ring>,
+    /// Their addresses stand for them in `built`.
+    kept: Vec<Rc<Pool>>,
+}
+
+/// Whether both send every key to the same server.
+pub(crate) fn places_alike(one: &Pool, other: &Pool) -> bool {
+    one.servers == other.servers
+        && one.hash == other.hash
+        && one.hash_tag == other.hash_tag
+        && one.distribution == other.distribution
+        && one.topology == other.topology
 }
 
 impl Rings {
     pub(crate) fn new(snapshot: &Snapshot, gateways: u32) -> Self {
-        let first = |pool: &Pool| Reign {
-            version: 0,
-            live: vec![true; pool.servers.len()],
-            from: 0,
-            until: u64::MAX,
-        };
-        let reigns = snapshot.pools.iter().map(|pool| vec![vec![first(pool)]; gateways as usize]);
-        Self { pools: snapshot.pools.clone(), reigns: reigns.collect(), built: BTreeMap::new() }
+        let mut rings = Self::default();
+        for config in &snapshot.pools {
+            let config = rings.keep(config);
+            let live = vec![true; config.servers.len()];
+            let id = pool_id(&config);
+            let first = Reign { version: 0, config, live, from: 0, until: u64::MAX };
+            for gateway in 0..gateways {
+                rings.reigns.insert((id, gateway), vec![first.clone()]);
+            }
+        }
+        rings
+    }
+
+    fn keep(&mut self, config: &Pool) -> Rc<Pool> {
+        if let Some(known) = self.kept.iter().find(|known| ***known == *config) {
+            return Rc::clone(known);
+        }
+        let config = Rc::new(config.clone());
+        self.kept.push(Rc::clone(&config));
+        config
+    }
+
+    fn of(&self, pool: u32, gateway: u32) -> &[Reign] {
+        self.reigns.get(&(pool, gateway)).map_or(&[], |reigns| reigns)
     }
 
     /// The gateway says that it dispatches nothing any more.
     pub(crate) fn held(&mut self, pool: u32, gateway: u32, now: u64) {
-        let reign = self.reigns[pool as usize][gateway as usize].last_mut().expect("never empty");
-        reign.until = reign.until.min(now);
+        if let Some(reign) = self.reigns.get_mut(&(pool, gateway)).and_then(|r| r.last_mut()) {
+            reign.until = reign.until.min(now);
+        }
     }
 
     /// The gateway goes on by a new ring: nobody may still go by another.
     pub(crate) fn released(
         &mut self,
-        pool: u32,
+        config: &Pool,
         gateway: u32,
         version: u64,
         live: &[bool],
         now: u64,
     ) {
-        for (other, reigns) in self.reigns[pool as usize].iter().enumerate() {
-            let last = reigns.last().expect("never empty");
+        let pool = pool_id(config);
+        for (&(of, other), reigns) in &self.reigns {
+            let Some(last) = reigns.last().filter(|_| of == pool) else { continue };
+            let is_same = last.live == live && places_alike(&last.config, config);
             assert!(
-                last.until <= now || (other as u32 != gateway && last.live == live),
+                last.until <= now || is_same,
                 "I5: gateway {gateway} routes pool {pool} by ring {version} while gateway {other} \
                  routes by ring {}",
                 last.version
             );
         }
-        let reign = Reign { version, live: live.to_vec(), from: now, until: u64::MAX };
-        self.reigns[pool as usize][gateway as usize].push(reign);
+        self.held(pool, gateway, now);
+        let config = self.keep(config);
+        let reign = Reign { version, config, live: live.to_vec(), from: now, until: u64::MAX };
+        self.reigns.entry((pool, gateway)).or_default().push(reign);
     }
 
-    /// The rings that a request may have been routed by that was dispatched within the times.
-    fn candidates(&self, pool: u32, gateway: u32, from: u64, until: u64) -> Vec<Vec<bool>> {
-        self.reigns[pool as usize][gateway as usize]
-            .iter()
-            .filter(|reign| reign.from <= until && reign.until >= from)
-            .map(|reign| reign.live.clone())
-            .collect()
+    /// The gateway goes on by the ring it had.
+    pub(crate) fn resumed(&mut self, pool: u32, gateway: u32, now: u64) {
+        if let Some(reigns) = self.reigns.get_mut(&(pool, gateway))
+            && let Some(last) = reigns.last().cloned()
+            && last.until != u64::MAX
+        {
+            reigns.push(Reign { from: now, until: u64::MAX, ..last });
+        }
+    }
+
+    /// Whether the gateway routes by this ring already.
+    pub(crate) fn is_same(&self, config: &Pool, gateway: u32, live: &[bool]) -> bool {
+        let last = self.of(pool_id(config), gateway).last();
+        last.is_some_and(|last| last.live == live && places_alike(&last.config, config))
+    }
+
+    /// Those by which a request may have been routed that was dispatched within the times.
+    fn candidates(&self, pool: u32, gateway: u32, from: u64, until: u64) -> Vec<Reign> {
+        let reigns = self.of(pool, gateway).iter();
+        reigns.filter(|reign| reign.from <= until && reign.until >= from).cloned().collect()
     }
 
     /// How many servers are live by each of the rings that may have been in use.
     pub(crate) fn live_counts(&self, pool: u32, gateway: u32, from: u64, until: u64) -> Vec<usize> {
-        let count = |live: Vec<bool>| live.iter().filter(|&&live| live).count();
+        let count = |reign: Reign| reign.live.iter().filter(|&&live| live).count();
         self.candidates(pool, gateway, from, until).into_iter().map(count).collect()
     }
 
@@ -90,16 +139,19 @@ impl Rings {
         until: u64,
     ) -> Vec<u32> {
         let mut owners = Vec::new();
-        for live in self.candidates(pool, gateway, from, until) {
-            owners.extend(self.owners_by(pool, live, key, access));
+        for reign in self.candidates(pool, gateway, from, until) {
+            let here = self.owners_by(&reign, key, access);
+            owners.extend(
+                here.into_iter().map(|server| server_id(&reign.config.servers[server as usize])),
+            );
         }
         owners.sort_unstable();
         owners.dedup();
         owners
     }
 
-    fn owners_by(&mut self, pool: u32, live: Vec<bool>, key: &[u8], access: Access) -> Vec<u32> {
-        let config = &self.pools[pool as usize];
+    fn owners_by(&mut self, reign: &Reign, key: &[u8], access: Access) -> Vec<u32> {
+        let Reign { config, live, .. } = reign;
         let all = 0..config.servers.len() as u32;
         match config.topology {
             Topology::MasterReplica { master } => match access {
@@ -121,7 +173,7 @@ impl Rings {
                 };
                 let ring = self
                     .built
-                    .entry((pool as usize, live))
+                    .entry((Rc::as_ptr(config) as usize, live.clone()))
                     .or_insert_with_key(|(_, live)| build(live));
                 let point = ring.point(config.hash, config.hash_tag, key);
                 ring.select(point).into_iter().collect()

@@ -12,6 +12,27 @@ use crate::client::Temper;
 use crate::network::Weather;
 use crate::random::Random;
 
+const POOL_PORT: u16 = 6000;
+const SERVER_PORT: u16 = 7000;
+/// Of one pool.
+const SERVERS_MAX: u16 = 100;
+
+/// Which pool of the universe this is.
+pub(crate) fn pool_id(pool: &Pool) -> u32 {
+    match pool.listen {
+        Listen::Tcp(address) => u32::from(address.port() - POOL_PORT),
+        Listen::Unix { .. } => unreachable!("all pools here listen on ports"),
+    }
+}
+
+/// Which of its pool's servers in the universe this is.
+pub(crate) fn server_id(server: &Server) -> u32 {
+    match server.endpoint {
+        Endpoint::Tcp { port, .. } => u32::from((port - SERVER_PORT) % SERVERS_MAX),
+        Endpoint::Unix(_) => unreachable!("all servers here listen on ports"),
+    }
+}
+
 /// Something that goes wrong with a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -64,11 +85,21 @@ impl Faults {
     }
 }
 
+/// Changes of the configuration while the world turns.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reloads {
+    pub(crate) count: u64,
+    pub(crate) gap_max_us: u64,
+}
+
 /// One run, before it is played.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub(crate) seed: u64,
     pub(crate) snapshot: Snapshot,
+    /// All pools there may ever be, each with all servers it may have; first those of `snapshot`.
+    pub(crate) universe: Vec<Pool>,
+    pub(crate) reloads: Reloads,
     /// Workers that share the pools.
     pub(crate) gateways: u32,
     /// Clients at once, and in all.
@@ -159,6 +190,8 @@ impl Scenario {
         }
         Self {
             seed,
+            universe: snapshot.pools.clone(),
+            reloads: Reloads::default(),
             snapshot,
             gateways,
             clients,
@@ -172,6 +205,41 @@ impl Scenario {
             drain_at: random.percent(12).then(|| random.range(5_000, 200_000)),
             isolation: false,
         }
+    }
+
+    /// As [`Scenario::of_seed`], with changes of the epoch.
+    pub fn epochs(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0xe90c_4000_0000_0000);
+        let random = &mut random;
+        scenario.gateways = random.pick(&[1, 2, 3]);
+        scenario.snapshot.global.worker_processes = scenario.gateways;
+        scenario.snapshot.global.worker_shutdown_timeout_ms = random.pick(&[1, 30, 300, 2000]);
+        scenario.clients_total += random.range(0, 8) as u32;
+        scenario.reloads = Reloads {
+            count: random.range(1, 20),
+            gap_max_us: random.pick(&[2_000, 10_000, 50_000]),
+        };
+        let limits = scenario.snapshot.pools[0].limits;
+        let temper = &mut scenario.temper;
+        temper.think_max_us = temper.think_max_us.max(2_000);
+        let first = scenario.snapshot.pools.len() as u64;
+        let mut universe = scenario.snapshot.pools.clone();
+        for index in first..first + random.range(0, 3) {
+            let mut pool = pool(index, limits, random);
+            pool.timeout_ms = scenario.snapshot.pools[0].timeout_ms;
+            // The same name does not make another protocol the same pool.
+            if random.percent(50) && pool.protocol != universe[0].protocol {
+                pool.name.clone_from(&universe[0].name);
+            }
+            universe.push(pool);
+        }
+        for (index, pool) in universe.iter_mut().enumerate() {
+            let count = pool.servers.len() as u64;
+            pool.servers.extend((count..count + 3).map(|n| server(index as u64, n)));
+        }
+        scenario.universe = universe;
+        scenario
     }
 
     /// Some servers hang and some clients never read; the others must not notice.
@@ -188,7 +256,7 @@ impl Scenario {
         scenario.faults = Faults::default();
         scenario.snapshot.pools.truncate(1);
         let pool = &mut scenario.snapshot.pools[0];
-        pool.servers = (0..3).map(server).collect();
+        pool.servers = (0..3).map(|index| server(0, index)).collect();
         pool.topology = Topology::Sharded;
         pool.distribution = Distribution::Ketama;
         pool.hash = Hash::Fnv1a64;
@@ -208,6 +276,7 @@ impl Scenario {
             cuts: 10,
             short_writes: 0,
         };
+        scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }
 
@@ -238,6 +307,7 @@ impl Scenario {
             length_max_us: 2_000_000,
             count_max: 20,
         };
+        scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }
 
@@ -268,6 +338,7 @@ impl Scenario {
             length_max_us: 1_000,
             count_max: 60,
         };
+        scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }
 
@@ -300,6 +371,7 @@ impl Scenario {
                 count_max: 30,
             };
         }
+        scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }
 
@@ -316,6 +388,7 @@ impl Scenario {
         let is_held_up = self.temper.stalls > 0
             || u64::from(limits.client_requests_max) < self.temper.pipeline
             || limits.client_output_pause < 1 << 20;
+        let is_held_up = is_held_up || self.reloads.count > 0;
         let timeout_ms = pool.timeout_ms.filter(|_| !is_held_up)?;
         Some((4 * timeout_ms + 100) * 1000)
     }
@@ -340,7 +413,7 @@ fn limits(random: &mut Random) -> Limits {
 fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
     let protocol = random.pick(&[Protocol::Redis, Protocol::Redis, Protocol::Memcached]);
     let is_redis = protocol == Protocol::Redis;
-    let servers: Vec<Server> = (0..random.range(1, 5)).map(server).collect();
+    let servers: Vec<Server> = (0..random.range(1, 5)).map(|n| server(index, n)).collect();
     let topology = match random.percent(15) {
         true => Topology::MasterReplica { master: random.below(servers.len() as u64) as u32 },
         false => Topology::Sharded,
@@ -348,7 +421,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
     let name = format!("p{index}");
     Pool {
         name,
-        listen: Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 6000 + index as u16))),
+        listen: Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, POOL_PORT + index as u16))),
         protocol,
         hash: random.pick(&Hash::ALL),
         hash_tag: random.percent(30).then_some(HashTag { open: b'{', close: b'}' }),
@@ -377,10 +450,12 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
     }
 }
 
-fn server(index: u64) -> Server {
+/// Ports tell apart what may have the same name.
+fn server(pool: u64, index: u64) -> Server {
+    let port = SERVER_PORT + pool as u16 * SERVERS_MAX + index as u16;
     Server {
         name: format!("s{index}"),
-        endpoint: Endpoint::Tcp { host: "127.0.0.1".into(), port: 7000 + index as u16 },
+        endpoint: Endpoint::Tcp { host: "127.0.0.1".into(), port },
         weight: 1 + (index % 2) as u32,
     }
 }

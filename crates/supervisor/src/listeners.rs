@@ -435,6 +435,8 @@ impl From<Errno> for Why {
 mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Barrier;
+    use std::thread;
 
     use super::*;
 
@@ -534,6 +536,27 @@ mod tests {
         assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "no hidden name is left");
         drop(group);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_two_who_find_a_stale_unix_socket_one_gets_it() {
+        let dir = Directory::new("two");
+        let path = dir.0.join("socket");
+        for _ in 0..100 {
+            drop(UnixListener::bind(&path).unwrap());
+            let both = Barrier::new(2);
+            let is_bound = || {
+                both.wait();
+                let bound = bind_unix(&path, None, 16);
+                both.wait();
+                bound.is_ok()
+            };
+            let (one, other) = thread::scope(|scope| {
+                let threads = [scope.spawn(is_bound), scope.spawn(is_bound)];
+                threads.map(|thread| thread.join().unwrap()).into()
+            });
+            assert!(one != other, "{one} {other}");
+        }
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub(crate) struct Running {
     pub(crate) counts: bool,
 }
 
+/// A session on its way, with what comes along.
+pub(crate) type Waiting = (Session, Vec<Rc<OwnedFd>>);
+
 pub(crate) struct Letter {
     pub(crate) message: ToChild,
     pub(crate) descriptors: Vec<Rc<OwnedFd>>,
@@ -86,7 +89,8 @@ impl Member {
                     running.outbox.pop_front();
                 }
                 Err(SendError::WouldBlock) => return,
-                Err(SendError::Closed) => return self.closed(now),
+                // What it said before is still to be read.
+                Err(SendError::Closed) => return self.slot.doomed(now),
                 Err(error) => return self.condemn(&error.to_string(), now),
             }
         }
@@ -257,7 +261,7 @@ impl Running {
     }
 
     /// The child, and the sessions that were not sent to it yet.
-    pub(crate) fn into_parts(self) -> (Child, Vec<(Session, Vec<Rc<OwnedFd>>)>) {
+    pub(crate) fn into_parts(self) -> (Child, Vec<Waiting>) {
         let session = |letter: Letter| match letter.message {
             ToChild::Adopt { session } => Some((session, letter.descriptors)),
             _ => None,

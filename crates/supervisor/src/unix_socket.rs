@@ -5,13 +5,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use crate::state::{Pack, Place, Text};
+
+/// How long to wait for another process to put its socket in its place.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Dropping it removes the path, unless somebody else has it by now.
 #[derive(Debug)]
@@ -89,8 +96,11 @@ pub(crate) fn bind(
     mode: Option<u32>,
     backlog: i32,
 ) -> Result<(OwnedFd, Inode), BindError> {
+    let _lock = lock_directory(path);
     clear_way(path)?;
     let hidden = path.with_file_name(format!(".cashew.{}", std::process::id()));
+    // In a container the one that was killed here had the same number.
+    let _ = fs::remove_file(&hidden);
     let socket = stream_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
     let publish = || {
@@ -119,6 +129,21 @@ pub(crate) fn remove(path: &Path, inode: Inode) {
     {
         warn!("cannot remove {}: {error}", path.display());
     }
+}
+
+/// Of two that replace a stale socket at the same time the later one would take the path from the
+/// earlier one, which had found its way clear. Who holds the lock for long is about something else.
+fn lock_directory(path: &Path) -> Option<fs::File> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = fs::File::open(parent.unwrap_or(Path::new("."))).ok()?;
+    for _ in 0..LOCK_TRIES {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(directory),
+            Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 /// Nothing is removed here; only somebody who listens at the path, or something there that is not

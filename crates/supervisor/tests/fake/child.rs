@@ -160,6 +160,10 @@ impl Worker {
             ToChild::Init { slot, rank, workers } => {
                 self.slot = slot;
                 (self.rank, self.workers) = (rank, workers);
+                if self.scenario == "relapsing" && slot == 1 && !is_first() {
+                    self.say(&ToMaster::Failed { why: "cannot become nobody".into() });
+                    std::process::exit(1);
+                }
                 self.shared = Some(Shared::open(&descriptors[2]).unwrap());
                 self.serving = Some(Serving::new(slot, (rank, workers), &descriptors));
             }
@@ -460,4 +464,10 @@ fn misbehave(how: &str) {
         _ => std::process::abort(),
     };
     panic!("{}", Command::new("sh").args(["-c", script]).exec());
+}
+
+/// Once, until somebody removes the file.
+fn is_first() -> bool {
+    let (_, directory) = super::scenario().expect("a process has one");
+    fs::File::create_new(directory.join("second")).is_ok()
 }

@@ -1,0 +1,200 @@
+"""What is left when the master dies, and how the next one takes over."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from harness import (
+    CASHEW,
+    Conn,
+    FakeServer,
+    ReplyError,
+    accepts,
+    alive,
+    children,
+    config_text,
+    free_port,
+    resp,
+    server_lines,
+    silent,
+    wait_until,
+)
+
+
+class Load:
+    """Clients that check every reply and come back when they are cut off."""
+
+    def __init__(self, address, clients=4):
+        self.address = address
+        self.served = 0
+        self.cuts = 0
+        self.wrong = []
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self._run, args=(n,)) for n in range(clients)]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, number):
+        conn = None
+        turn = 0
+        while not self.over.is_set():
+            turn += 1
+            try:
+                conn = conn or Conn(self.address, 5.0)
+                value = f"{number}.{turn}"
+                conn.send(resp("SET", f"key{number}", value) + resp("GET", f"key{number}"))
+                replies = [conn.reply(), conn.reply()]
+                if replies != ["OK", value.encode()]:
+                    self.wrong.append(replies)
+                self.served += 1
+            except (OSError, EOFError, ReplyError):
+                self.cuts += 1
+                if conn:
+                    conn.close()
+                conn = None
+                time.sleep(0.01)
+        if conn:
+            conn.close()
+
+    def close(self):
+        self.over.set()
+        for thread in self.threads:
+            thread.join(20)
+
+
+def kill_master(gateway):
+    gateway.process.signal(signal.SIGKILL)
+    gateway.process.child.wait(5)
+
+
+def start_again(gateway):
+    """As an init system would do it that waits a tenth of a second before each try."""
+    begin = time.monotonic()
+    while True:
+        time.sleep(0.1)
+        try:
+            gateway.process.start()
+            return time.monotonic() - begin
+        except AssertionError:
+            assert time.monotonic() - begin < 5, gateway.log()[-4000:]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_new_master_takes_the_addresses_of_a_killed_one(place, kind):
+    stuck = place.keep(FakeServer(silent))
+    pools = {
+        "alpha": {"redis": True, "servers": server_lines([place.redis()])},
+        "beta": {"redis": True, "servers": server_lines([stuck])},
+    }
+    if kind == "unix":
+        for pool, options in pools.items():
+            options["listen"] = place.directory / f"{pool}.sock"
+    pools = {name: {**options, "listen": str(options["listen"])} if kind == "unix" else options
+             for name, options in pools.items()}
+    gateway = place.cashew(pools, {"worker_processes": 2, "worker_shutdown_timeout": 2})
+    load = place.keep(Load(gateway.addresses["alpha"]))
+    wait_until(lambda: load.served > 100, "some load", 10)
+    took = []
+    for _ in range(3):
+        family = children(gateway.pid)
+        assert len(family) == 3
+        waiting = place.keep(gateway.connect("beta"))
+        waiting.send(resp("GET", "a"))
+        time.sleep(0.1)
+        cuts = load.cuts
+        kill_master(gateway)
+        killed_at = time.monotonic()
+        took.append(start_again(gateway))
+        served = load.served
+        wait_until(lambda: load.served > served + 100, "clients are back", 5)
+        assert load.cuts > cuts
+        # This one is still owed a reply: its worker waits for that as long as it may.
+        assert any(alive(pid) for pid in family) or time.monotonic() - killed_at > 2
+        for pid in family:
+            wait_until(lambda: not alive(pid), "the old workers end", 10)
+        assert time.monotonic() - killed_at < 2 + 1.5
+        waiting.read_to_end(1)
+    load.close()
+    assert load.wrong == []
+    assert min(took) < 1, took
+    # The others were refused too soon or are gone; nobody was started twice.
+    assert len(children(gateway.pid)) == 3
+
+
+def test_a_unix_socket_never_vanishes_while_its_owner_changes(place):
+    path = place.directory / "alpha.sock"
+    pools = {"alpha": {"redis": True, "listen": str(path),
+                       "servers": server_lines([place.redis()])}}
+    gateway = place.cashew(pools, {"worker_processes": 2})
+    family = children(gateway.pid)
+    before = os.stat(path).st_ino
+    kill_master(gateway)
+    for pid in family:
+        wait_until(lambda: not alive(pid), "the workers end", 5)
+    assert path.exists() and not accepts(path)
+    missing = []
+    over = threading.Event()
+
+    def watch():
+        while not over.is_set():
+            if not path.exists():
+                missing.append(time.monotonic())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start_again(gateway)
+    over.set()
+    watcher.join()
+    assert missing == []
+    assert os.stat(path).st_ino != before
+    assert gateway.call("PING") == "PONG"
+    assert [name for name in os.listdir(place.directory) if name.startswith(".cashew")] == []
+    assert gateway.stop() == 0
+    assert not path.exists()
+
+
+def test_a_live_unix_socket_is_not_stolen(place):
+    path = place.directory / "alpha.sock"
+    pools = {"alpha": {"redis": True, "listen": str(path),
+                       "servers": server_lines([place.redis()])}}
+    gateway = place.cashew(pools, {"worker_processes": 2})
+    config = place.directory / "thief.yml"
+    config.write_text(config_text(pools))
+    begin = os.stat(path)
+    thief = subprocess.run([CASHEW, "-c", config, "-a", "127.0.0.1", "-s", str(free_port())],
+                           capture_output=True, text=True, timeout=20)
+    assert thief.returncode == 1
+    assert "another process already listens there" in thief.stderr
+    assert os.stat(path).st_ino == begin.st_ino
+    assert gateway.call("PING") == "PONG"
+
+
+def test_of_two_that_find_a_stale_unix_socket_one_gets_it(place):
+    path = place.directory / "alpha.sock"
+    pools = {"alpha": {"redis": True, "listen": str(path),
+                       "servers": server_lines([place.redis()])}}
+    config = place.directory / "twins.yml"
+    config.write_text(config_text(pools))
+    gateway = place.cashew(pools, {"worker_processes": 1})
+    for _ in range(10):
+        kill_master(gateway)
+        wait_until(lambda: not accepts(path), "nobody listens", 5)
+        twins = [
+            subprocess.Popen([CASHEW, "-c", config, "-a", "127.0.0.1", "-s", str(free_port())],
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+            for _ in range(2)
+        ]
+        try:
+            wait_until(lambda: any(twin.poll() is not None for twin in twins), "one gives up", 5)
+            wait_until(lambda: accepts(path), "the other listens", 5)
+            assert sorted(twin.poll() is None for twin in twins) == [False, True]
+        finally:
+            for twin in twins:
+                twin.terminate()
+                twin.wait(10)
+        start_again(gateway)

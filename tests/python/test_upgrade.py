@@ -1,0 +1,324 @@
+"""Another binary in a running gateway: the master keeps its process id, clients keep their
+connections and notice nothing, and a binary that does not work changes nothing."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+
+import pytest
+
+from harness import (
+    CASHEW,
+    HOST,
+    ROOT,
+    Conn,
+    Process,
+    accepts,
+    config_text,
+    free_port,
+    holders,
+    resp,
+    server_lines,
+    wait_until,
+    worker_processes,
+)
+from load import Load, Record, Storm, blocks, fill, key, memcached_request, value
+
+
+def pool(*servers, **options):
+    return {"redis": True, "servers": server_lines(servers), **options}
+
+
+def upgrade(gateway, number=0, *arguments):
+    """By command and by signal, by turns: all workers are others afterwards."""
+    old = set(worker_processes(gateway.pid))
+    if number % 2:
+        gateway.process.signal(signal.SIGUSR2)
+    else:
+        done = gateway.order("upgrade", *arguments)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{gateway.log()[-2000:]}"
+
+    def all_new():
+        assert gateway.process.running(), gateway.log()[-2000:]
+        now = worker_processes(gateway.pid)
+        return len(now) == len(old) and not old & set(now)
+
+    wait_until(all_new, f"other workers than {old}\n{gateway.log()[-1500:]}", 20)
+
+
+@pytest.mark.parametrize("kind, count", [("tcp", 20), ("unix", 4), ("ipv6", 2)])
+def test_upgrades_under_load(place, kind, count):
+    server = place.redis()
+    fill(server)
+    listen = {"tcp": f"{HOST}:{free_port()}", "unix": str(place.directory / "alpha.sock"),
+              "ipv6": f'"[::1]:{free_port()}"'}[kind]
+    gateway = place.cashew({"alpha": pool(server, listen=listen)}, {"worker_processes": 2})
+    with Load(gateway.address) as load, Storm(gateway.address, threads=1) as storm:
+        load.turn()
+        for number in range(count):
+            upgrade(gateway, number)
+            load.turn()
+            storm.check()
+            assert gateway.process.running()
+        answered = load.stop()
+        stats = gateway.stats()["alpha"]
+    # Nothing was forgotten on the way.
+    assert stats["forward_error"] == 0 and stats["client_err"] == 0
+    assert stats["client_requests"] >= answered
+    wait_until(lambda: gateway.stats()["alpha"]["client_connections"] == 0, "nobody is left", 5)
+    assert gateway.stop() == 0
+
+
+def test_memcached_sessions_survive_an_upgrade(place):
+    server = place.memcached()
+    fill(server)
+    gateway = place.cashew({"alpha": {"servers": server_lines([server])}}, {"worker_processes": 2})
+    with Load(gateway.address, request=memcached_request) as load:
+        load.turn()
+        for number in range(2):
+            upgrade(gateway, number)
+            load.turn()
+
+
+def test_sessions_and_the_instance_are_what_they_were(place):
+    server = place.redis("--requirepass", "secret")
+    pid_path = place.directory / "cashew.pid"
+    gateway = place.cashew({"alpha": pool(server, redis_auth="secret", client_connections=12)},
+                           {"worker_processes": 2}, ["-p", pid_path])
+    wait_until(lambda: gateway.stats()["alpha"]["client_connections"] == 0, "no clients", 5)
+    with contextlib.ExitStack() as stack:
+        conns = [stack.enter_context(gateway.connect()) for _ in range(12)]
+        ids = []
+        for number, conn in enumerate(conns):
+            conn.call("AUTH", "secret")
+            conn.call("CLIENT", "SETNAME", f"client-{number}")
+            ids.append(conn.call("CLIENT", "ID"))
+            conn.call("SET", f"a{number}", number)
+            conn.send(resp("GET", f"a{number}")[:-4])
+        epoch, started = gateway.epoch(), gateway.stats()["uptime"]
+        for number in range(2):
+            upgrade(gateway, number)
+        assert gateway.epoch() >= epoch and gateway.stats()["uptime"] >= started
+        for number, conn in enumerate(conns):
+            conn.send(resp("GET", f"a{number}")[-4:])
+            assert conn.reply() == b"%d" % number
+            assert conn.call("CLIENT", "GETNAME") == b"client-%d" % number
+        assert [conn.call("CLIENT", "ID") for conn in conns] == ids
+        # The limit counts who was there before.
+        with gateway.connect() as refused:
+            assert "max number of clients" in refused.error("PING")
+        assert int(pid_path.read_text()) == gateway.pid
+        conns[0].close()
+
+        def welcome():
+            with gateway.connect() as conn:
+                conn.send(resp("AUTH", "secret"))
+                return conn.reply() == "OK" and conn.call("CLIENT", "ID") > max(ids)
+
+        wait_until(welcome, "room for another", 5)
+    assert gateway.stop() == 0
+    assert not pid_path.exists()
+
+
+def test_an_upgraded_master_can_do_all_that_it_could(place):
+    one, two = place.redis(), place.redis()
+    fill(one, two)
+    gateway = place.cashew({"alpha": pool(one)}, {"worker_processes": 2})
+    records = [Record(one), Record(two)]
+    with Load(gateway.address, may_lose=True) as load:
+        load.turn()
+        upgrade(gateway)
+        # Reload, resize …
+        before = gateway.epoch()
+        gateway.configure({"alpha": pool(two)}, worker_processes=3)
+        gateway.reload()
+        assert gateway.epoch() > before
+        wait_until(lambda: len(worker_processes(gateway.pid)) == 3, "three workers")
+        load.turn()
+        upgrade(gateway, 1)
+        gateway.configure({"alpha": pool(one)}, worker_processes=2)
+        gateway.reload()
+        wait_until(lambda: len(worker_processes(gateway.pid)) == 2, "two workers")
+        load.turn()
+        assert not load.lost
+        # … and replace who dies.
+        victim = worker_processes(gateway.pid)[0]
+        mine = {port for port, pid in holders([victim], load.names()).items()}
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: victim not in worker_processes(gateway.pid)
+                   and len(worker_processes(gateway.pid)) == 2, "a new worker", 3)
+        load.turn()
+        assert set(load.lost) == mine
+    found = blocks(*(record.stop() for record in records))
+    assert [block[0] for block in found] == [0, 1, 0]
+
+
+# ------------------------------------------------------------------------------- another version
+
+#: A build that counts and talks by the next version's rules, from `scripts/bumped`.
+BUMPED = os.environ.get("CASHEW_BUMPED", str(ROOT / "target" / "bumped" / "debug" / "cashew"))
+
+
+@pytest.mark.skipif(not os.path.exists(BUMPED), reason="needs scripts/bumped")
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_to_the_next_version_and_back(place, kind):
+    """Masters and workers of two versions understand as much of each other as it takes."""
+    server = place.redis("--requirepass", "secret")
+    fill(server)
+    options = {"listen": str(place.directory / "alpha.sock")} if kind == "unix" else {}
+    gateway = place.cashew({"alpha": pool(server, **options, redis_auth="secret")},
+                           {"worker_processes": 2})
+
+    def authenticated():
+        conn = gateway.connect()
+        assert conn.call("AUTH", "secret") == "OK"
+        return conn
+
+    named = place.keep(authenticated())
+    named.call("CLIENT", "SETNAME", "somebody")
+    number = named.call("CLIENT", "ID")
+    named.send(resp("GET", key(7))[:-4])
+    with Load(sockets=[authenticated().socket for _ in range(16)]) as load:
+        load.turn()
+        for turn, binary in enumerate([BUMPED, CASHEW, BUMPED, CASHEW]):
+            upgrade(gateway, 0, "--binary", binary)
+            assert os.path.samefile(f"/proc/{gateway.pid}/exe", binary)
+            load.turn()
+            if not turn:
+                # The next version reloads as well.
+                gateway.configure(worker_processes=3)
+                gateway.reload()
+                wait_until(lambda: len(worker_processes(gateway.pid)) == 3, "three workers")
+                load.turn()
+        named.send(resp("GET", key(7))[-4:])
+        assert named.reply() == value(7)
+        assert named.call("CLIENT", "GETNAME") == b"somebody"
+        assert named.call("CLIENT", "ID") == number
+        fresh = place.keep(authenticated())
+        assert fresh.call("CLIENT", "ID") > number
+
+
+# ------------------------------------------------------------------------------- what does not work
+
+
+def broken(kind, path):
+    if kind == "false":
+        return "/bin/false"
+    if kind == "truncated":
+        with open(CASHEW, "rb") as file:
+            path.write_bytes(file.read(200_000))
+    elif kind == "talks":
+        path.write_text("#!/bin/sh\necho 'a fine gateway, version 9.9.9'\nexit 0\n")
+    elif kind == "text":
+        path.write_text("no program at all\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["false", "truncated", "talks", "text", "missing"])
+def test_a_broken_binary_changes_nothing(place, kind):
+    server = place.redis()
+    fill(server)
+    gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2})
+    path = place.directory / "broken"
+    binary = str(path) if kind == "missing" else broken(kind, path)
+    with Load(gateway.address) as load, Storm(gateway.address, threads=1):
+        load.turn()
+        family = worker_processes(gateway.pid)
+        done = gateway.order("upgrade", "--binary", binary)
+        assert done.returncode == 1, done.stdout
+        assert done.stderr.strip()
+        assert binary in done.stderr + gateway.log()
+        load.turn()
+        assert worker_processes(gateway.pid) == family
+        assert gateway.process.running()
+        # And it can still be upgraded to one that works.
+        if kind == "false":
+            upgrade(gateway)
+            load.turn()
+
+
+def test_a_broken_binary_in_the_place_of_the_old_one(place):
+    """The usual way of it: a package is installed, and the master is told."""
+    server = place.redis()
+    fill(server)
+    path = place.directory / "cashew"
+    shutil.copy(CASHEW, path)
+    gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2}, binary=str(path))
+    with Load(gateway.address, may_lose=True) as load:
+        load.turn()
+        family = worker_processes(gateway.pid)
+        for kind in ("truncated", "talks"):
+            new = place.directory / "new"
+            broken(kind, new)
+            new.rename(path)
+            before = len(gateway.log())
+            gateway.process.signal(signal.SIGUSR2)
+            wait_until(lambda: "ERROR" in gateway.log()[before:] or
+                       "upgrade" in gateway.log()[before:], "a word in the log", 10)
+            load.turn()
+            assert worker_processes(gateway.pid) == family
+        assert not load.lost
+        # A worker that dies is replaced all the same, by the program that runs: its file is gone.
+        os.kill(family[0], signal.SIGKILL)
+        wait_until(lambda: family[0] not in worker_processes(gateway.pid)
+                   and len(worker_processes(gateway.pid)) == 2, "a new worker", 5)
+        load.turn()
+        new = place.directory / "new"
+        shutil.copy(CASHEW, new)
+        new.rename(path)
+        gateway.process.signal(signal.SIGUSR2)
+        wait_until(lambda: not set(family) & set(worker_processes(gateway.pid))
+                   and len(worker_processes(gateway.pid)) == 2, "other workers", 20)
+        load.turn()
+        assert os.readlink(f"/proc/{gateway.pid}/exe") == str(path)
+
+
+def test_an_upgrade_with_a_file_that_is_bad_now(place):
+    server = place.redis()
+    fill(server)
+    gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2})
+    with Load(gateway.address) as load:
+        load.turn()
+        family = worker_processes(gateway.pid)
+        gateway.write_config(gateway.config_path.read_text().replace("servers:", "srvrs:"))
+        done = gateway.order("upgrade")
+        assert done.returncode == 1
+        assert "srvrs" in done.stdout + done.stderr + gateway.log()
+        load.turn()
+        assert worker_processes(gateway.pid) == family
+        gateway.write_config()
+        upgrade(gateway)
+        load.turn()
+
+
+def test_a_background_instance_is_upgraded(place):
+    server = place.redis()
+    fill(server)
+    listen, stats = free_port(), free_port()
+    path, pid_path = place.directory / "daemon.yml", place.directory / "daemon.pid"
+    path.write_text(config_text({"alpha": pool(server, listen=f"{HOST}:{listen}")},
+                                {"worker_processes": 2}))
+    starter = Process([CASHEW, "-d", "-c", path, "-o", place.directory / "daemon.log", "-s", stats,
+                       "-a", HOST, "-p", pid_path], place.directory, "starter")
+    assert starter.child.wait(20) == 0, starter.output()
+    pid = int(pid_path.read_text())
+    try:
+        wait_until(lambda: accepts(listen), "the daemon listens", 5)
+        with Load(listen, count=4) as load:
+            load.turn()
+            old = worker_processes(pid)
+            os.kill(pid, signal.SIGUSR2)
+            wait_until(lambda: len(worker_processes(pid)) == 2
+                       and not set(old) & set(worker_processes(pid)), "other workers", 15)
+            load.turn()
+            assert int(pid_path.read_text()) == pid
+            with Conn(listen) as conn:
+                assert conn.call("GET", key(1)) == value(1)
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the daemon ends", 10)
+    assert not pid_path.exists()
+    assert re.search(r"upgrad", (place.directory / "daemon.log").read_text())
