@@ -369,6 +369,8 @@ impl Gateway {
     }
 
     fn act(&mut self, fabric: &mut Fabric) {
+        // Limits of clients are the caller's here.
+        while self.engine.poll_departed().is_some() {}
         while let Some(action) = self.engine.poll_action() {
             match action {
                 Action::Connect { conn, pool, server } => {

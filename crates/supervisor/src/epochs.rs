@@ -142,15 +142,16 @@ impl Epochs {
         }
     }
 
-    /// A worker is dead. One that never got ready had no part in anything.
-    pub(crate) fn left(&mut self, slot: Slot, was_ready: bool, now: Instant) {
+    /// A worker is dead. Whether it is missed: one that never got ready, or was about to go, is no
+    /// reason to give the change up.
+    pub(crate) fn left(&mut self, slot: Slot, is_missed: bool, now: Instant) {
         self.outputs.retain(|output| !matches!(output, Output::Tell(to, _) if *to == slot));
         let Some(change) = &mut self.change else { return };
         change.waiting.remove(&slot);
         if !change.workers.remove(&slot) {
             return;
         }
-        if was_ready && change.phase != Phase::Committing {
+        if is_missed && change.phase != Phase::Committing {
             self.abort(format!("worker {slot} died meanwhile"));
         } else {
             self.advance(now);
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_got_ready_is_not_missed() {
+    fn who_is_not_missed_is_not_waited_for() {
         let (mut epochs, now) = begun([0, 1]);
         epochs.prepared(0, 2, now);
         outputs(&mut epochs);

@@ -48,10 +48,12 @@ pub(crate) fn plan(workers: &[Worker], wanted: u32, slots_max: u32) -> Vec<Order
     let mut orders = Vec::new();
     let mut taken: BTreeSet<Slot> = workers.iter().map(|worker| worker.slot).collect();
     let mut add = |rank, orders: &mut Vec<Order>| {
-        if let Some(slot) = (0..slots_max).find(|slot| !taken.contains(slot)) {
+        let slot = (0..slots_max).find(|slot| !taken.contains(slot));
+        if let Some(slot) = slot {
             taken.insert(slot);
             orders.push(Order::Add { slot, rank });
         }
+        slot.is_some()
     };
     for worker in workers.iter().filter(|worker| worker.rank >= wanted) {
         match worker.life {
@@ -72,7 +74,10 @@ pub(crate) fn plan(workers: &[Worker], wanted: u32, slots_max: u32) -> Vec<Order
                 let back = holders.clone().find(|it| it.life == Life::Retiring && it.is_fresh);
                 match back {
                     Some(worker) => orders.push(Order::Unretire(worker.slot)),
-                    None => add(rank, &mut orders),
+                    // Where no slot is free, one will be when who retires is gone.
+                    None => {
+                        add(rank, &mut orders);
+                    }
                 }
             }
             (Some(only), None) => {
@@ -91,8 +96,10 @@ pub(crate) fn plan(workers: &[Worker], wanted: u32, slots_max: u32) -> Vec<Order
             }
         }
     }
-    if let (Some(worker), false) = (outdated, is_replacing) {
-        add(worker.rank, &mut orders);
+    if let (Some(worker), false) = (outdated, is_replacing)
+        && !add(worker.rank, &mut orders)
+    {
+        orders.push(Order::Retire(worker.slot));
     }
     orders
 }
@@ -158,9 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_free_slot_nobody_is_replaced() {
-        let worker = Worker { is_fresh: false, ..serving(0, 0) };
-        assert_eq!(plan(&[worker], 1, 1), []);
+    fn without_a_free_slot_the_old_one_goes_first() {
+        let old = Worker { is_fresh: false, ..serving(1, 1) };
+        let mut workers = [serving(0, 0), old];
+        assert_eq!(plan(&workers, 2, 2), [Order::Retire(1)]);
+        workers[1].life = Life::Retiring;
+        assert_eq!(plan(&workers, 2, 2), []);
+        assert_eq!(plan(&workers[..1], 2, 2), [add(1, 1)]);
     }
 
     fn serving(slot: Slot, rank: u32) -> Worker {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cashew_control::frozen::Frozen;
 use cashew_control::{
-    MasterChannel, ReceiveError, SESSION_VERSION, SendError, Session, ToChild, ToMaster, VERSION,
+    MasterChannel, ReceiveError, SESSION_VERSION, SendError, ToChild, ToMaster, VERSION,
 };
 use rustix::process::{Pid, Signal};
 use tracing::{error, warn};
@@ -51,7 +51,6 @@ pub(crate) struct Running {
 }
 
 /// A session on its way, with what comes along.
-pub(crate) type Waiting = (Session, Vec<Rc<OwnedFd>>);
 
 pub(crate) struct Letter {
     pub(crate) message: ToChild,
@@ -260,13 +259,9 @@ impl Running {
         self.channel.is_some().then_some(self.outbox.len())
     }
 
-    /// The child, and the sessions that were not sent to it yet.
-    pub(crate) fn into_parts(self) -> (Child, Vec<Waiting>) {
-        let session = |letter: Letter| match letter.message {
-            ToChild::Adopt { session } => Some((session, letter.descriptors)),
-            _ => None,
-        };
-        (self.child, self.outbox.into_iter().filter_map(session).collect())
+    /// The child, and what it has not been sent.
+    pub(crate) fn into_parts(self) -> (Child, VecDeque<Letter>) {
+        (self.child, self.outbox)
     }
 
     /// The channel while it is open, and whether there is mail to send.

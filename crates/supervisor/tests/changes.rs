@@ -142,6 +142,19 @@ fn workers_come_and_go_without_anybody_noticing() {
 }
 
 #[test]
+fn hundreds_of_sessions_move_at_once() {
+    let instance = Instance::new("crowd").start();
+    let mut guests: Vec<Guest> = (0..400).map(|_| instance.stay()).collect();
+    for workers in [1, 2, 1] {
+        instance.reload(&Config { workers, ..instance.config() });
+        let current = instance.workers(workers as usize);
+        wait_until(|| guests.iter_mut().all(|guest| current.contains(&guest.pid())));
+    }
+    assert_eq!(instance.ask("taken"), "400");
+    assert!(!instance.log().contains("ERROR"));
+}
+
+#[test]
 fn fifty_reloads_in_two_seconds() {
     let instance = Instance::new("flood").start();
     let configs = [vec!["a"], vec!["a", "b", "c"]];

@@ -214,7 +214,11 @@ fn workers_notice_the_death_of_the_master() {
 
 #[test]
 fn a_stopped_worker_is_replaced_within_a_second() {
-    within(SECOND, "stopped", "is killed: it is stopped", |_, pid| kill(pid, Signal::STOP));
+    within(SECOND, "stopped", "is killed: it is stopped", |_, pid| {
+        kill(pid, Signal::STOP);
+        // One thread takes the signal, and the others may serve on until it does.
+        wait_until(|| is_stopped(pid));
+    });
 }
 
 #[test]
@@ -276,4 +280,11 @@ fn one_process_does_without_children() {
     wait_until(|| instance.log().contains("the upgrade is refused: with worker_processes: 0"));
     assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
     assert!(!instance.path("pid").exists());
+}
+
+/// Whether all threads of a process are.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat"));
+    tasks.flatten().all(|task| stat(task).is_ok_and(|stat| stat.contains(") T ")))
 }

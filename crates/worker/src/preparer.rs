@@ -20,6 +20,7 @@ pub(crate) struct Preparer {
     /// Readable while there may be answers.
     wake: PipeReader,
     waker: Arc<PipeWriter>,
+    orders: u64,
 }
 
 /// What to prepare, and for whom.
@@ -38,7 +39,7 @@ pub(crate) struct Order {
 
 /// An epoch that was asked for, or why it cannot be served.
 pub(crate) struct Answer {
-    pub(crate) epoch: u64,
+    pub(crate) number: u64,
     pub(crate) result: Result<(Next, Plan), String>,
 }
 
@@ -54,26 +55,30 @@ impl Preparer {
     pub(crate) fn new() -> io::Result<Self> {
         let (answer, answers) = channel();
         let (wake, waker) = io::pipe()?;
-        Ok(Self { answers, answer, wake, waker: Arc::new(waker) })
+        Ok(Self { answers, answer, wake, waker: Arc::new(waker), orders: 0 })
     }
 
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    pub(crate) fn prepare(&self, order: Order) -> io::Result<()> {
+    /// Returns the number that the answer will have: an epoch that was aborted may be prepared
+    /// again by the same number, as something else.
+    pub(crate) fn prepare(&mut self, order: Order) -> io::Result<u64> {
+        self.orders += 1;
+        let number = self.orders;
         let (answer, waker) = (self.answer.clone(), Arc::clone(&self.waker));
         let work = move || {
             // If it cannot it only takes longer.
             let _ = order.processors.free();
-            let epoch = order.epoch;
             let result = read(order);
-            if answer.send(Answer { epoch, result }).is_ok() {
+            if answer.send(Answer { number, result }).is_ok() {
                 // Nobody listens any more when the worker has ended.
                 let _ = (&*waker).write_all(&[0]);
             }
         };
-        thread::Builder::new().name("prepare".to_owned()).spawn(work).map(drop)
+        thread::Builder::new().name("prepare".to_owned()).spawn(work)?;
+        Ok(number)
     }
 
     /// Answers that are there. Call it when [`Preparer::wake`] is readable.

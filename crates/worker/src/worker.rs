@@ -78,8 +78,11 @@ pub(crate) struct Worker<D> {
 /// Where a change of the epoch has got to.
 enum Change {
     None,
-    /// On another thread.
-    Reading(u64),
+    /// On another thread, as the order of this number.
+    Reading {
+        epoch: u64,
+        order: u64,
+    },
     /// The engine has the plan.
     Ready(Next),
 }
@@ -608,7 +611,7 @@ impl<D: Driver> Worker<D> {
     // Epochs.
 
     fn prepare(&mut self, epoch: u64, rank: u32, workers: u32, descriptors: Vec<OwnedFd>) {
-        if let Change::Ready(_) = std::mem::replace(&mut self.change, Change::Reading(epoch)) {
+        if let Change::Ready(_) = std::mem::replace(&mut self.change, Change::None) {
             tracing::error!("the master prepares epoch {epoch} on top of another");
             self.core.engine.handle_abort(self.core.now);
         }
@@ -622,33 +625,38 @@ impl<D: Driver> Worker<D> {
             segments: Arc::clone(&self.core.segments),
             processors: self.processors.for_thread(),
         };
-        if let Err(error) = self.start_preparing(order) {
-            self.refuse(epoch, error.to_string());
+        match self.start_preparing(order) {
+            Ok(order) => self.change = Change::Reading { epoch, order },
+            Err(error) => self.refuse(epoch, error.to_string()),
         }
     }
 
-    fn start_preparing(&mut self, order: Order) -> std::io::Result<()> {
-        if self.preparer.is_none() {
-            let preparer = Preparer::new()?;
-            self.driver.watch(WATCH_PREPARER, preparer.wake())?;
-            self.preparer = Some(preparer);
-        }
-        self.preparer.as_ref().map_or(Ok(()), |preparer| preparer.prepare(order))
+    fn start_preparing(&mut self, order: Order) -> std::io::Result<u64> {
+        let preparer = match &mut self.preparer {
+            Some(preparer) => preparer,
+            none => {
+                let preparer = Preparer::new()?;
+                self.driver.watch(WATCH_PREPARER, preparer.wake())?;
+                none.insert(preparer)
+            }
+        };
+        preparer.prepare(order)
     }
 
     fn take_prepared(&mut self) {
         let answers = self.preparer.as_mut().map(Preparer::answers).unwrap_or_default();
         for answer in answers {
             // It may have been aborted meanwhile.
-            if !matches!(self.change, Change::Reading(epoch) if epoch == answer.epoch) {
-                continue;
-            }
+            let epoch = match self.change {
+                Change::Reading { epoch, order } if order == answer.number => epoch,
+                _ => continue,
+            };
             match answer.result {
                 Ok((next, plan)) => {
                     self.change = Change::Ready(next);
                     self.core.engine.handle_prepare(plan, self.core.now);
                 }
-                Err(why) => self.refuse(answer.epoch, why),
+                Err(why) => self.refuse(epoch, why),
             }
         }
     }

@@ -13,7 +13,7 @@ use super::{Master, Phase, workers_of};
 use crate::child::{Child, Exit, Role};
 use crate::deal::{Change, Player};
 use crate::fleet::{self, Life};
-use crate::member::{Member, Running};
+use crate::member::{Letter, Member, Running};
 use crate::sessions::Parcel;
 use crate::slots::{KILL_GRACE, Order};
 use crate::{Error, Step};
@@ -166,15 +166,20 @@ impl Master {
     fn bury(&mut self, role: Role, running: Running, now: Instant) -> Child {
         if let Role::Worker { slot } = role {
             self.release_slot(slot);
-            self.epochs.left(slot, running.is_ready, now);
+            // Nobody counts on who retires, or never served.
+            let life = self.members[&role].slot.life();
+            let is_missed = running.is_ready && !matches!(life, Life::Retiring | Life::Going);
+            self.epochs.left(slot, is_missed, now);
             self.rings.left(slot, now);
             self.deal.left(slot);
             self.is_unsettled = true;
         }
-        let (child, sessions) = running.into_parts();
+        let (child, letters) = running.into_parts();
         if let Role::Worker { slot: from } = role {
-            for (session, descriptors) in sessions {
-                self.sessions.push_back(Parcel { from, session, descriptors });
+            for Letter { message, descriptors } in letters {
+                if let ToChild::Adopt { session } = message {
+                    self.sessions.push_back(Parcel { from, session, descriptors });
+                }
             }
         }
         child
@@ -319,6 +324,12 @@ impl Master {
                 warn!("{}: {error}", member.role);
             }
         }
+    }
+
+    /// Whether a worker lives that cannot be told anything any more.
+    pub(super) fn is_anybody_dying(&self) -> bool {
+        let mut running = self.workers().filter_map(|(_, member)| member.running.as_ref());
+        running.any(|running| running.mail().is_none())
     }
 
     /// The workers that serve and go on to, with their slots.

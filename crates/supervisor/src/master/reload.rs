@@ -31,7 +31,8 @@ enum Stage {
         /// Names are looked up for it, which takes as long as it takes.
         loading: Errand<Result<Loaded, String>>,
     },
-    /// Until no ring of a single pool is being changed.
+    /// Until no ring of a single pool is being changed, and nobody is dying who could still serve
+    /// by the old epoch when the others do not any more.
     Quieting { askers: Vec<Asker>, snapshot: Box<Snapshot> },
     /// The workers are being changed.
     Changing { askers: Vec<Asker> },
@@ -96,7 +97,9 @@ impl Master {
         }
         match std::mem::take(&mut self.reload.stage) {
             Stage::Idle if !self.reload.waiting.is_empty() => self.load(),
-            Stage::Quieting { askers, snapshot } if self.rings.is_quiet() => {
+            Stage::Quieting { askers, snapshot }
+                if self.rings.is_quiet() && !self.is_anybody_dying() =>
+            {
                 match self.prepare_next(*snapshot) {
                     Ok(next) => {
                         self.reload.stage = Stage::Changing { askers };
@@ -116,6 +119,9 @@ impl Master {
     fn load(&mut self) {
         let askers = std::mem::take(&mut self.reload.waiting);
         info!("loading {}", self.conf_file.display());
+        if askers.iter().any(|asker| !asker.dry_run) {
+            self.notify.reloading();
+        }
         let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
         match Errand::start("load", move || load(&path, &current)) {
             Ok(loading) => self.reload.stage = Stage::Loading { askers, loading },
@@ -195,6 +201,7 @@ impl Master {
         let serves = format!("epoch {} serves", self.current.snapshot.epoch);
         askers.iter_mut().for_each(|asker| asker.reply.say(&serves));
         self.operators.last_reload = Some(Outcome::new(None));
+        self.notify.ready(&self.summary());
         finish(askers);
     }
 
@@ -202,6 +209,8 @@ impl Master {
         if askers.iter().any(|asker| !asker.dry_run) {
             error!("the configuration stays as it is: {why}");
             self.operators.last_reload = Some(Outcome::new(Some(why.into())));
+            // Whatever came of it, the reload is over.
+            self.notify.ready(&format!("{}; the last reload failed: {why}", self.summary()));
         }
         fail(askers, why);
     }

@@ -30,6 +30,7 @@ use crate::command::Reply;
 use crate::deal::Deal;
 use crate::listeners::Listeners;
 use crate::member::{Member, Running};
+use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
 use crate::rehearsal::{Kit, understands_sessions};
@@ -386,6 +387,7 @@ impl Master {
             watchdog: Watchdog::new(heartbeat_timeout_ms, now),
             reload: Default::default(),
             upgrade: Upgrade::default(),
+            notify: Notify::from_env(now),
             sessions: Default::default(),
             balance: crate::balance::Balance::new(),
             members,
