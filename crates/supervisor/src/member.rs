@@ -50,8 +50,6 @@ pub(crate) struct Running {
     pub(crate) counts: bool,
 }
 
-/// A session on its way, with what comes along.
-
 pub(crate) struct Letter {
     pub(crate) message: ToChild,
     pub(crate) descriptors: Vec<Rc<OwnedFd>>,
