@@ -422,3 +422,11 @@ impl Drop for Running {
         let _ = self.0.wait();
     }
 }
+
+#[test]
+fn a_rehearsal_without_a_state_says_why_not() {
+    let output = cashew(&["rehearse"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with(r#"{"ready":false,"#) && said.contains("nothing is handed over"));
+}

@@ -20,7 +20,7 @@ use tracing::warn;
 
 use crate::deal::{Hand, ListenerId};
 use crate::state::{Pack, Place, Text, Unpack};
-use crate::unix_socket::{self, BindError};
+use crate::unix_socket::{self, BindError, Inode};
 
 /// Dropping it closes the sockets and removes the paths of those that have one.
 #[derive(Debug)]
@@ -217,7 +217,8 @@ impl Listeners {
 pub(crate) struct ListenersState {
     groups: Vec<GroupState>,
     stats: Option<Place>,
-    given: Vec<(PlainAddress, Place)>,
+    #[serde(default)]
+    given: Vec<(AddressState, Place)>,
     next_id: ListenerId,
 }
 
@@ -225,6 +226,11 @@ pub(crate) struct ListenersState {
 struct GroupState {
     pool: String,
     address: AddressState,
+    /// Of the file, where it is ours.
+    #[serde(default)]
+    inode: Option<Inode>,
+    #[serde(default)]
+    is_given: bool,
     sockets: Vec<(ListenerId, Place)>,
 }
 
@@ -232,90 +238,76 @@ struct GroupState {
 #[serde(rename_all = "snake_case")]
 enum AddressState {
     Tcp(SocketAddr),
-    Unix { path: Text, inode: (u64, u64) },
-    Given(PlainAddress),
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum PlainAddress {
-    Tcp(SocketAddr),
     Unix(Text),
-}
-
-impl From<&Address> for PlainAddress {
-    fn from(address: &Address) -> Self {
-        match address {
-            Address::Tcp(address) => Self::Tcp(*address),
-            Address::Unix(path) => Self::Unix(path.as_path().into()),
-        }
-    }
-}
-
-impl From<PlainAddress> for Address {
-    fn from(address: PlainAddress) -> Self {
-        match address {
-            PlainAddress::Tcp(address) => Self::Tcp(address),
-            PlainAddress::Unix(path) => Self::Unix(PathBuf::from(path)),
-        }
-    }
 }
 
 impl Listeners {
     pub(crate) fn state(&self, pack: &mut Pack) -> ListenersState {
         let group = |(address, group): (&Address, &Group)| GroupState {
             pool: group.pool.clone(),
-            address: match (address, &group.sockets) {
-                (address, Sockets::Given(_)) => AddressState::Given(address.into()),
-                (Address::Tcp(address), _) => AddressState::Tcp(*address),
-                (Address::Unix(path), Sockets::Unix { inode, .. }) => {
-                    AddressState::Unix { path: path.as_path().into(), inode: *inode }
-                }
-                (Address::Unix(_), Sockets::Tcp(_)) => unreachable!("a path is of a Unix socket"),
+            address: address.state(),
+            inode: match &group.sockets {
+                Sockets::Unix { inode, .. } => Some(*inode),
+                Sockets::Tcp(_) | Sockets::Given(_) => None,
             },
+            is_given: matches!(group.sockets, Sockets::Given(_)),
             sockets: group.sockets.all().iter().map(|it| (it.id, pack.put(&it.fd))).collect(),
         };
         let groups = self.groups.iter().map(group).collect();
         let stats = self.stats.as_ref().map(|stats| pack.put(stats));
-        let given = self.given.iter().map(|(address, fd)| (address.into(), pack.put(fd))).collect();
-        ListenersState { groups, stats, given, next_id: self.next_id }
+        let given = self.given.iter().map(|(address, fd)| (address.state(), pack.put(fd)));
+        ListenersState { groups, stats, given: given.collect(), next_id: self.next_id }
     }
 
     pub(crate) fn resume(state: ListenersState, descriptors: &Unpack) -> Result<Self, String> {
         let stats = state.stats.map(|place| descriptors.get(place)).transpose()?;
+        let given = state.given.into_iter();
+        let given = given
+            .map(|(address, place)| Ok((address.into(), descriptors.get(place)?)))
+            .collect::<Result<_, String>>()?;
         // All sockets first: a failure must not drop a group, which would remove its path.
         let mut found = Vec::new();
         for group in state.groups {
-            let socket = |(id, place)| Ok(Socket { id, fd: descriptors.get(place)? });
-            let sockets: Vec<Socket> =
-                group.sockets.into_iter().map(socket).collect::<Result<_, String>>()?;
+            let socket = |&(id, place): &_| Ok(Socket { id, fd: descriptors.get(place)? });
+            let sockets = group.sockets.iter().map(socket).collect::<Result<Vec<_>, String>>()?;
             if sockets.is_empty() {
                 return Err(format!("the sockets of pool '{}' are missing", group.pool));
             }
-            found.push((group.pool, group.address, sockets));
+            found.push((group, sockets));
         }
-        let group = |(pool, address, mut sockets): (String, AddressState, Vec<Socket>)| {
-            let (address, sockets) = match address {
-                AddressState::Tcp(address) => (Address::Tcp(address), Sockets::Tcp(sockets)),
-                AddressState::Given(address) => (address.into(), Sockets::Given(sockets.remove(0))),
-                AddressState::Unix { path, inode } => {
-                    let path = PathBuf::from(path);
-                    let socket = sockets.remove(0);
-                    (Address::Unix(path.clone()), Sockets::Unix { socket, path, inode })
+        let group = |(state, mut sockets): (GroupState, Vec<Socket>)| {
+            let address = Address::from(state.address);
+            let sockets = match (&address, state.inode) {
+                _ if state.is_given => Sockets::Given(sockets.remove(0)),
+                (Address::Unix(path), Some(inode)) => {
+                    Sockets::Unix { socket: sockets.remove(0), path: path.clone(), inode }
                 }
+                (Address::Tcp(_) | Address::Unix(_), _) => Sockets::Tcp(sockets),
             };
-            (address, Group { pool, sockets })
+            (address, Group { pool: state.pool, sockets })
         };
-        let given = |(address, place): (PlainAddress, Place)| -> Result<_, String> {
-            Ok((address.into(), descriptors.get(place)?))
-        };
-        let given = state.given.into_iter().map(given).collect::<Result<_, _>>()?;
         let groups = found.into_iter().map(group).collect();
         Ok(Self { groups, stats, given, next_id: state.next_id })
     }
 }
 
+impl From<AddressState> for Address {
+    fn from(state: AddressState) -> Self {
+        match state {
+            AddressState::Tcp(address) => Self::Tcp(address),
+            AddressState::Unix(path) => Self::Unix(path.into()),
+        }
+    }
+}
+
 impl Address {
+    fn state(&self) -> AddressState {
+        match self {
+            Self::Tcp(address) => AddressState::Tcp(*address),
+            Self::Unix(path) => AddressState::Unix(path.as_path().into()),
+        }
+    }
+
     fn of(listen: &Listen) -> Self {
         match listen {
             Listen::Tcp(address) => Self::Tcp(*address),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cashew_control::frozen::Frozen;
 use cashew_control::{
-    MasterChannel, ReceiveError, SESSION_VERSION, SendError, ToChild, ToMaster, VERSION,
+    MasterChannel, ReceiveError, SESSION_VERSION, SendError, Session, ToChild, ToMaster, VERSION,
 };
 use rustix::process::{Pid, Signal};
 use tracing::{error, warn};
@@ -49,6 +49,9 @@ pub(crate) struct Running {
     /// Whether it counts in the metrics in use: one that another version started may not.
     pub(crate) counts: bool,
 }
+
+/// A session on its way, with what comes along.
+pub(crate) type Waiting = (Session, Vec<Rc<OwnedFd>>);
 
 pub(crate) struct Letter {
     pub(crate) message: ToChild,

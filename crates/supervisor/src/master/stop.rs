@@ -34,8 +34,8 @@ impl Master {
 
     fn begin_stop(&mut self, now: Instant) {
         self.phase = Phase::Stopping;
-        self.notify.stopping();
         self.cancel_upgrade("the instance is stopping", now);
+        self.notify.stopping();
         self.epochs.abort("the instance is stopping".into());
         self.act_on_epochs(now);
         self.reload.cancel("the instance is stopping");
