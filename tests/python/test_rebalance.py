@@ -5,7 +5,22 @@ import time
 import pytest
 
 from harness import connect, holders, resp, server_lines, wait_until, worker_processes
-from load import Load, fill, memcached_request, redis_request
+from load import KEYS, Load, bulk, fill, key, value
+
+
+def redis_request(rng):
+    """Much work for the gateway, and little for its servers and whoever checks the replies."""
+    if rng.randrange(8):
+        return resp("PING"), b"+PONG\r\n"
+    number = rng.randrange(KEYS)
+    return resp("GET", key(number)), bulk(value(number))
+
+
+def memcached_request(rng):
+    numbers = [rng.randrange(KEYS) for _ in range(100)]
+    found = [b"VALUE %b 0 %d\r\n%b\r\n" % (key(number), len(value(number)), value(number))
+             for number in numbers]
+    return b"get %b\r\n" % b" ".join(map(key, numbers)), b"".join(found) + b"END\r\n"
 
 
 def start(place, server, **settings):
@@ -53,7 +68,8 @@ def test_busy_sessions_are_shared_out_and_stay(place, protocol):
     _, sockets = all_on_one(gateway)
     request = redis_request if protocol == "redis" else memcached_request
     # As much as this process can ask for: the worker must have something to do.
-    with Load(sockets=sockets, depth=16, outstanding=2, tick=0, request=request) as load:
+    depth = 200 if protocol == "redis" else 4
+    with Load(sockets=sockets, depth=depth, tick=0, request=request) as load:
         assert 0 in shares(gateway, load)
         wait_until(lambda: min(shares(gateway, load)) >= 2, "both workers serve", 12, pause=0.2)
         time.sleep(3)
@@ -72,7 +88,7 @@ def test_without_rebalancing_sessions_stay_where_they_are(place):
     fill(server)
     gateway = start(place, server, rebalance="false")
     _, sockets = all_on_one(gateway)
-    with Load(sockets=sockets, depth=16, tick=0) as load:
+    with Load(sockets=sockets, depth=200, tick=0, request=redis_request) as load:
         time.sleep(5)
         assert sorted(shares(gateway, load)) == [0, 8]
     assert moved(gateway) == 0

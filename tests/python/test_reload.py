@@ -531,9 +531,15 @@ def test_status_shows_the_last_reload(place):
         assert shown.returncode == 0
         digests.append(shown.stdout)
     assert digests[0] != digests[1]
-    gateway.configure({"alpha": {**pool(one), "listen": f"{HOST}:{one.port}"}})
-    gateway.refused_reload()
-    assert "another process already listens there" in gateway.order("status").stdout
+    control = ["--control", place.directory / "ctl.sock"]
+    gateway.write_config("alpha: nonsense\n")
+    # A file that cannot be read does not say where its instance is to be found.
+    done = gateway.order("reload", *control)
+    assert done.returncode == 1 and gateway.config_path.name in done.stderr
+    status = gateway.order("status", *control)
+    assert status.returncode == 0
+    shown = re.search(r"^last reload: (.*)", status.stdout, re.MULTILINE)
+    assert shown and gateway.config_path.name in shown[1], status.stdout
 
 
 def test_nobody_there_is_an_error_that_says_so(place):

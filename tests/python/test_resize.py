@@ -200,30 +200,39 @@ def test_large_values_under_way_while_sessions_move(place):
 
 def test_who_never_comes_to_rest_is_closed_at_the_shutdown_timeout(place):
     """Counted and logged; a session at rest is not closed."""
-    fake = place.keep(FakeServer(silent))
-    gateway = place.cashew({"alpha": pool(fake)},
+    server, fake = place.redis(), place.keep(FakeServer(silent))
+    fill(server)
+    gateway = place.cashew({"alpha": pool(fake), "beta": pool(server)},
                            {"worker_processes": 4, "worker_shutdown_timeout": 1})
     gateway.wait_serving()
     with contextlib.ExitStack() as stack:
-        conns = [stack.enter_context(gateway.connect()) for _ in range(16)]
-        rest = [stack.enter_context(gateway.connect()) for _ in range(16)]
+        conns = [stack.enter_context(gateway.connect("alpha")) for _ in range(16)]
+        rest = [stack.enter_context(gateway.connect("alpha")) for _ in range(16)]
         for conn in conns:
             conn.send(resp("GET", "a"))
-        time.sleep(0.2)
+        for conn in rest:
+            assert conn.call("PING") == "PONG"
         ports = {conn.socket.getsockname()[1] for conn in conns}
         before = holders(worker_processes(gateway.pid), ports)
-        resize(gateway, 1)
+        with Load(gateway.addresses["beta"]) as load:
+            load.turn()
+            begin = time.monotonic()
+            resize(gateway, 1)
+            assert time.monotonic() - begin > 0.8
+            load.turn()
         left, = worker_processes(gateway.pid)
         cut = [conn for conn in conns if before[conn.socket.getsockname()[1]] != left]
         assert cut
         for conn in cut:
-            conn.read_to_end(5)
+            conn.expect_closed(1)
         for conn in rest:
-            # Answered by the gateway: what the server is asked waits behind the others.
             assert conn.call("PING") == "PONG"
         for conn in conns:
             if conn not in cut:
-                conn.expect_silence(0.01)
+                conn.expect_silence(0)
+        assert "not at rest" in gateway.log()
+        workers = gateway.stats()["cashew"]["workers"]
+        assert sum(worker["sessions_cut"] for worker in workers) == len(cut), workers
 
 
 def test_the_size_and_the_ring_change_together(place):
