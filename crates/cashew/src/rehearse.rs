@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::{env, fs};
 
-use cashew_engine::{Engine, Identity, Plan, Setup, Time};
+use cashew_control::Epoch;
+use cashew_engine::{Engine, Identity, Plan, PoolState, Setup, Time};
 use cashew_metrics::{Layout, Segments};
 use cashew_supervisor::{Program, Verdict};
 
@@ -33,10 +34,16 @@ pub(crate) fn rehearse() -> ExitCode {
 fn go_through() -> Result<Vec<String>, Box<dyn Error>> {
     let rehearsal = cashew_supervisor::rehearse(io::stdin().as_fd())?;
     // What a worker does with it, but for its connections.
-    let snapshot = &rehearsal.epoch.snapshot;
-    let segments = Segments::in_memory(&Layout::new(snapshot), 1);
+    let Epoch { snapshot, pools } = rehearsal.epoch;
+    let state = |state: &cashew_control::PoolState| PoolState {
+        quota: state.quota,
+        ring_version: state.ring_version,
+        live: state.live.clone(),
+    };
+    let states: Vec<PoolState> = pools.iter().map(state).collect();
+    let segments = Segments::in_memory(&Layout::new(&snapshot), 1);
     let engine = Engine::new(Setup {
-        plan: Plan::whole(snapshot, 0, snapshot.global.worker_processes),
+        plan: Plan::new(&snapshot, &states, 0, snapshot.global.worker_processes),
         metrics: Arc::new(segments).writer(0),
         seed: 0,
         slot: 0,

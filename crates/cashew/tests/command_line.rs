@@ -1,8 +1,10 @@
 //! The executable as an operator meets it.
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -32,6 +34,182 @@ fn misuse_shows_the_usage_and_exits_with_1() {
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         assert!(stderr(&output).contains("Usage: cashew [OPTIONS]"), "{arguments:?}");
     }
+}
+
+#[test]
+fn commands_have_options_of_their_own() {
+    for arguments in [
+        &["reload", "now"][..],
+        &["reload", "-d"],
+        &["status", "--dry-run"],
+        &["upgrade", "--binary"],
+        &["-c", "f", "reload"],
+        &["relaod"],
+    ] {
+        let output = cashew(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(stderr(&output).contains("Usage: cashew"), "{arguments:?}");
+    }
+    for command in ["reload", "upgrade", "status"] {
+        let output = cashew(&[command, "-h"]);
+        assert_eq!(output.status.code(), Some(0), "{command}");
+        let usage = format!("Usage: cashew {command} [OPTIONS]");
+        assert!(stderr(&output).contains(&usage), "{command}");
+    }
+}
+
+#[test]
+fn commands_need_an_instance() {
+    let place = Place::new("nobody");
+    place.configure(1);
+    let file = place.file("cashew.yml");
+    for command in ["reload", "upgrade", "status"] {
+        let output = cashew(&[command, "-c", &file]);
+        assert_eq!(output.status.code(), Some(1), "{command}");
+        let text = stderr(&output);
+        let expected = format!("cashew: no instance of configuration file '{file}' answers\n");
+        assert!(text.starts_with(&expected), "{text}");
+        assert!(text.contains("No such file or directory"), "{text}");
+        let output = cashew(&[command, "--control", &place.file("nothing")]);
+        assert!(stderr(&output).starts_with("cashew: no instance answers\n"));
+    }
+}
+
+#[test]
+fn an_instance_tells_how_it_is_and_what_would_change() {
+    for workers in [0, 2] {
+        let place = Place::new(&format!("operators-{workers}"));
+        place.configure(workers);
+        let file = place.file("cashew.yml");
+        let master = Running(place.command().stderr(Stdio::null()).spawn().unwrap());
+        wait_until(|| Path::new(&place.file("pid")).exists());
+        let pid = master.0.id();
+
+        let told = stdout(&cashew(&["status", "-c", &file]));
+        assert!(told.contains(" serving for "), "{told}");
+        assert!(told.contains(&format!(": process {pid}, epoch 1, {file}\n")), "{told}");
+        assert!(told.contains(&format!("\nalpha  {}  1 of 1 ", place.address)), "{told}");
+        let told = stdout(&cashew(&["status", "--json", "-c", &file]));
+        assert!(told.contains(&format!("\n  \"pid\": {pid},\n")), "{told}");
+        assert_eq!(told.matches("\"slot\"").count(), workers.max(1) as usize, "{told}");
+
+        let dry_run = || cashew(&["reload", "--dry-run", "-c", &file]);
+        assert_eq!(stdout(&dry_run()), "nothing changes\n");
+        let text = fs::read_to_string(&file).unwrap();
+        let servers = "- 127.0.0.1:1:1\n      - 127.0.0.1:2:1";
+        fs::write(&file, text.replace("- 127.0.0.1:1:1", servers)).unwrap();
+        let output = dry_run();
+        assert_eq!(output.status.code(), Some(0));
+        let told = stdout(&output);
+        let added = "pool 'alpha': server '127.0.0.1:2' added, at 127.0.0.1:2 with weight 1\n";
+        assert!(told.starts_with(added) && told.contains("% of the keys go to"), "{told}");
+        // Found by its path even when the file is no good.
+        fs::write(&file, "alpha: nonsense\n").unwrap();
+        for arguments in [&["reload", "--dry-run", "-c", &file][..], &["reload", "-c", &file]] {
+            let output = cashew(arguments);
+            assert_eq!(output.status.code(), Some(1));
+            assert!(stderr(&output).contains("cashew.yml:1:8: "), "{}", stderr(&output));
+        }
+        let told = stdout(&cashew(&["status", "-c", &file]));
+        assert!(told.contains("epoch 1, ") && told.contains("\nlast reload: "), "{told}");
+        assert!(told.contains(", failed: "), "{told}");
+    }
+}
+
+#[test]
+fn an_instance_is_reloaded() {
+    let place = Place::new("reload");
+    place.configure(1);
+    let file = place.file("cashew.yml");
+    let mut master = Running(place.command().stderr(Stdio::null()).spawn().unwrap());
+    wait_until(|| Path::new(&place.file("pid")).exists());
+    let mut client = TcpStream::connect(place.address).unwrap();
+    let (text, control) = (fs::read_to_string(&file).unwrap(), place.file("control"));
+    let more = format!("worker_processes: 2\n  control_socket: {control}");
+    fs::write(&file, text.replace("worker_processes: 1", &more)).unwrap();
+    let told = stdout(&cashew(&["reload", "-c", &file]));
+    let change = format!("\ncontrol_socket: none -> {control}\n");
+    assert!(told.starts_with("worker_processes: 1 -> 2\n") && told.contains(&change), "{told}");
+    assert!(told.ends_with("\nepoch 2 serves\n"), "{told}");
+    // It is heard at the new place.
+    let told = stdout(&cashew(&["status", "--control", &control]));
+    assert!(told.contains(", epoch 2, ") && told.contains(", done\n"), "{told}");
+    assert_eq!(stdout(&cashew(&["reload", "-c", &file])), "nothing changes\nepoch 2 serves\n");
+    client.write_all(b"nonsense\r\n").unwrap();
+    client.read_exact(&mut [0; 7]).unwrap();
+    assert!(Path::new(&place.file("pid")).exists(), "it is kept");
+    kill(master.0.id(), Signal::TERM);
+    assert_eq!(master.0.wait().unwrap().code(), Some(0));
+    assert!(!Path::new(&place.file("pid")).exists() && !Path::new(&control).exists());
+}
+
+#[test]
+fn whoever_started_an_instance_hears_how_it_is() {
+    let place = Place::new("notify");
+    place.configure(1);
+    let systemd = UnixDatagram::bind(place.file("notify")).unwrap();
+    systemd.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hear = || {
+        let mut buffer = [0; 4096];
+        let count = systemd.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..count].to_vec()).unwrap()
+    };
+    let mut command = place.command();
+    command.env("NOTIFY_SOCKET", place.file("notify")).env("WATCHDOG_USEC", "400000");
+    let mut master = Running(command.stderr(Stdio::null()).spawn().unwrap());
+    let until = |expected: &str| loop {
+        let text = hear();
+        if text.starts_with(expected) {
+            return text;
+        }
+        assert_eq!(text, "WATCHDOG=1\n");
+    };
+    let ready = until("READY=1\n");
+    assert!(ready.contains("\nSTATUS=serving: epoch 1, workers: 1\n"), "{ready}");
+    assert_eq!([hear(), hear()], ["WATCHDOG=1\n"; 2]);
+    let worker = place.child(master.0.id(), "worker");
+    let environment = fs::read_to_string(format!("/proc/{worker}/environ")).unwrap();
+    assert!(!environment.contains("NOTIFY_SOCKET") && !environment.contains("WATCHDOG"));
+
+    // Whatever comes of it, the reload is over for systemd.
+    fs::write(place.file("cashew.yml"), "nonsense\n").unwrap();
+    kill(master.0.id(), Signal::HUP);
+    assert!(until("RELOADING=1\n").contains("\nMONOTONIC_USEC="));
+    assert!(until("READY=1\n").contains("; the last reload failed: "));
+    kill(master.0.id(), Signal::TERM);
+    until("STOPPING=1\n");
+    assert_eq!(master.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn sockets_that_are_open_already_are_used() {
+    let place = Place::new("activation");
+    place.configure(2);
+    let given = TcpListener::bind(place.address).unwrap();
+    rustix::io::fcntl_setfd(&given, rustix::io::FdFlags::empty()).unwrap();
+    let command = || {
+        let mut command = place.command();
+        command.env("LISTEN_FDS", "1").env("LISTEN_FDS_FIRST_FD", given.as_raw_fd().to_string());
+        command
+    };
+    let mut early = TcpStream::connect(place.address).unwrap();
+    let mut master = Running(command().stderr(Stdio::null()).spawn().unwrap());
+    wait_until(|| Path::new(&place.file("pid")).exists());
+    early.set_read_timeout(Some(PATIENCE)).unwrap();
+    early.write_all(b"nonsense\r\n").unwrap();
+    let mut reply = [0; 7];
+    early.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"ERROR\r\n");
+    kill(master.0.id(), Signal::TERM);
+    assert_eq!(master.0.wait().unwrap().code(), Some(0));
+
+    let text = fs::read_to_string(place.file("cashew.yml")).unwrap();
+    let elsewhere = text.replace(&place.address.to_string(), &free_address().to_string());
+    fs::write(place.file("cashew.yml"), elsewhere).unwrap();
+    let output = command().output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let refused = format!("socket activation: cannot listen on {}: ", place.address);
+    assert!(stderr(&output).contains(&refused), "{}", stderr(&output));
 }
 
 #[test]
@@ -142,6 +320,11 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+fn stdout(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
 fn kill(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
@@ -238,4 +421,12 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+#[test]
+fn a_rehearsal_without_a_state_says_why_not() {
+    let output = cashew(&["rehearse"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with(r#"{"ready":false,"#) && said.contains("nothing is handed over"));
 }

@@ -74,6 +74,8 @@ impl Difference {
         let socket = |path: &Option<std::path::PathBuf>| {
             path.as_ref().map(|path| path.display().to_string())
         };
+        // Half of the memory over the number of workers is seldom round.
+        let share = |bytes: &Option<u64>| or_none(&bytes.map(|it| format!("{}mb", it >> 20)));
         let mut option = Options { lines: &mut self.lines, pool: None };
         option.changed("worker_processes", worker_processes, &new.worker_processes);
         option.changed("max_openfiles", &or_none(max_open_files), &or_none(&new.max_open_files));
@@ -87,8 +89,8 @@ impl Difference {
         option.changed("batch_window_max", batch_window_max_us, &new.batch_window_max_us);
         option.changed(
             "memory_max, each worker's share",
-            &or_none(&worker_memory_max.map(SizeText)),
-            &or_none(&new.worker_memory_max.map(SizeText)),
+            &share(worker_memory_max),
+            &share(&new.worker_memory_max),
         );
         option.changed("io_engine", &engine(*io_engine), &engine(new.io_engine));
         option.changed(

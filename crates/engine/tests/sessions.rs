@@ -200,9 +200,9 @@ fn unsent_output_is_written_elsewhere() {
 fn what_is_to_be_swallowed_is_swallowed_elsewhere() {
     let [(mut one, _), (mut two, lane)] = two("request_size_max: 1kb");
     let conn = one.client();
-    one.send(conn, "set k 0 0 5000\r\n1234567890");
+    one.send(conn, "add k 0 0 5000\r\n1234567890");
     let error = one.received(conn);
-    assert!(error.starts_with(b"SERVER_ERROR"));
+    assert_eq!(error, b"SERVER_ERROR object too large for cache\r\n");
     leave(&mut one, conn);
     one.send(conn, "more of it");
     let moved = export(&mut one, conn);

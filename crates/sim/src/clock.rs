@@ -26,6 +26,8 @@ pub(crate) enum Event {
     Mail { letter: u32 },
     /// Something breaks.
     Fault,
+    /// Clients are told to go to another gateway.
+    Shift,
     /// The configuration changes.
     Reload,
     /// A server is well again, if it is not already.

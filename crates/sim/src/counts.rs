@@ -17,6 +17,9 @@ pub struct Counts {
     /// Connections that the gateway closed before all was answered, blamed on a fault.
     pub cuts: u64,
     pub ring_changes: u64,
+    /// Clients handed over from gateway to gateway, and bytes that they took along.
+    pub moves: u64,
+    pub moved_bytes: u64,
     /// Epochs that were committed.
     pub epochs: u64,
     pub faults: u64,
@@ -34,6 +37,8 @@ impl AddAssign for Counts {
         self.uploads += other.uploads;
         self.late += other.late;
         self.cuts += other.cuts;
+        self.moves += other.moves;
+        self.moved_bytes += other.moved_bytes;
         self.ring_changes += other.ring_changes;
         self.epochs += other.epochs;
         self.faults += other.faults;

@@ -5,11 +5,14 @@ use std::io::IoSlice;
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup};
+use cashew_engine::{
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Plan, Setup,
+};
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
 use crate::clock::{Clock, Event};
 use crate::coordinator::{Answer, Order, Proposal};
+use crate::moves::Leave;
 use crate::network::{Peer, Side, piece};
 use crate::scenario::{pool_id, server_id};
 use crate::world::Fabric;
@@ -30,20 +33,24 @@ pub(crate) enum Input {
     Reset { conn: u32 },
     Obey(Order),
     Drain,
+    Leave(Leave),
+    Detached { token: u64 },
+    Adopt { conn: u32, export: Export },
 }
 
 /// What a gateway wants of the world. Pools and servers are named by their places in the universe.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Wish {
     Connect { token: u64, pool: u32, server: u32 },
     Held { pool: u32, version: u64 },
     Answer { epoch: u64, answer: Answer },
     Eject { pool: u32, server: u32 },
     Readmit { pool: u32, server: u32 },
+    HandOver { conn: u32, export: Export },
 }
 
 pub(crate) struct Gateway {
-    id: u32,
+    pub(crate) id: u32,
     pub(crate) engine: Engine,
     metrics: Writer,
     /// In use.
@@ -53,8 +60,8 @@ pub(crate) struct Gateway {
     paused_until: u64,
     /// Requests of pools that are paused which are still on their way.
     unfinished: u64,
-    wishes: Vec<Wish>,
-    sockets: BTreeMap<u64, Socket>,
+    pub(crate) wishes: Vec<Wish>,
+    pub(crate) sockets: BTreeMap<u64, Socket>,
     inbox: VecDeque<Input>,
     /// When the next tick is planned; later ones are stale.
     tick_at: u64,
@@ -65,13 +72,27 @@ pub(crate) struct Gateway {
 /// Closed connections that are remembered.
 const STALE_MAX: usize = 8;
 
-struct Socket {
+pub(crate) struct Socket {
     /// `None` while connecting.
-    conn: Option<u32>,
+    pub(crate) conn: Option<u32>,
     paused: bool,
     write_blocked: bool,
     /// The engine knows that the peer sends nothing more.
     ended: bool,
+    /// It is about to be let go of: read, perhaps, but not written.
+    pub(crate) detaching: bool,
+}
+
+impl Socket {
+    pub(crate) fn of(conn: u32) -> Self {
+        Self {
+            conn: Some(conn),
+            paused: false,
+            write_blocked: false,
+            ended: false,
+            detaching: false,
+        }
+    }
 }
 
 impl Gateway {
@@ -148,6 +169,12 @@ impl Gateway {
         std::mem::take(&mut self.wishes)
     }
 
+    /// What the engine calls a connection; 0 if it is another gateway's by now.
+    fn token_of(&self, conn: u32, fabric: &Fabric) -> u64 {
+        let conn = fabric.network.conn(conn);
+        if conn.gateway == self.id { conn.token } else { 0 }
+    }
+
     /// Reports something of a connection that is closed, which the engine must ignore.
     fn report_stale(&mut self, fabric: &mut Fabric) {
         if self.stale.is_empty() {
@@ -165,7 +192,7 @@ impl Gateway {
     }
 
     /// Forgets a connection. Its token may come back to no good use.
-    fn remove(&mut self, token: u64) -> Option<Socket> {
+    pub(crate) fn remove(&mut self, token: u64) -> Option<Socket> {
         let socket = self.sockets.remove(&token)?;
         if self.stale.len() == STALE_MAX {
             self.stale.pop_front();
@@ -187,9 +214,10 @@ impl Gateway {
                 let id = u64::from(conn) + 1;
                 let token = self.engine.handle_accepted(pool as u32, admission, id, now).token();
                 fabric.network.name(conn, token);
-                let socket =
-                    Socket { conn: Some(conn), paused: false, write_blocked: false, ended: false };
-                assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
+                assert!(
+                    self.sockets.insert(token, Socket::of(conn)).is_none(),
+                    "a token names two"
+                );
                 self.read(conn, fabric);
             }
             Input::Connected { token, conn } => {
@@ -211,7 +239,7 @@ impl Gateway {
             }
             Input::Readable { conn } => self.read(conn, fabric),
             Input::Writable { conn } => {
-                let token = fabric.network.conn(conn).token;
+                let token = self.token_of(conn, fabric);
                 if let Some(socket) = self.sockets.get_mut(&token)
                     && std::mem::take(&mut socket.write_blocked)
                 {
@@ -219,7 +247,7 @@ impl Gateway {
                 }
             }
             Input::Reset { conn } => {
-                let token = fabric.network.conn(conn).token;
+                let token = self.token_of(conn, fabric);
                 if self.remove(token).is_some() {
                     let reason = CloseReason::Reset;
                     self.engine.handle_closed(ConnId::from_token(token), reason, now);
@@ -230,6 +258,9 @@ impl Gateway {
                 fabric.oracle.draining(self.id);
                 self.engine.handle_drain(now);
             }
+            Input::Leave(leave) => self.leave(leave, fabric),
+            Input::Detached { token } => self.detached(token, fabric),
+            Input::Adopt { conn, export } => self.adopt(conn, export, fabric),
         }
     }
 
@@ -306,11 +337,11 @@ impl Gateway {
     }
 
     /// One read, of any size.
-    fn read(&mut self, conn: u32, fabric: &mut Fabric) {
+    pub(crate) fn read(&mut self, conn: u32, fabric: &mut Fabric) {
         let now = fabric.clock.time();
-        let token = fabric.network.conn(conn).token;
+        let token = self.token_of(conn, fabric);
         let Some(socket) = self.sockets.get_mut(&token) else { return };
-        if socket.paused || fabric.network.is_reset(conn, Side::Gateway) {
+        if (socket.paused && !socket.detaching) || fabric.network.is_reset(conn, Side::Gateway) {
             return;
         }
         let ready = fabric.network.readable(conn, Side::Gateway).min(READ_SIZE);
@@ -347,7 +378,7 @@ impl Gateway {
         loop {
             let Some(socket) = self.sockets.get_mut(&token) else { return };
             let Some(conn) = socket.conn else { return };
-            if socket.write_blocked {
+            if socket.write_blocked || socket.detaching {
                 return;
             }
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
@@ -375,8 +406,7 @@ impl Gateway {
             match action {
                 Action::Connect { conn, pool, server } => {
                     let token = conn.token();
-                    let socket =
-                        Socket { conn: None, paused: false, write_blocked: false, ended: false };
+                    let socket = Socket { conn: None, ..Socket::of(0) };
                     assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
                     let (pool, server) = self.place(pool, server);
                     self.wishes.push(Wish::Connect { token, pool, server });
@@ -424,7 +454,8 @@ impl Gateway {
                 | Action::ServerRecovered { pool, server } => {
                     self.place(pool, server);
                 }
-                Action::HandOff { .. } | Action::Pressed { .. } | Action::Shed { .. } => {}
+                Action::HandOff { conn } => self.detach(conn.token(), fabric),
+                Action::Pressed { .. } | Action::Shed { .. } => {}
             }
         }
     }
@@ -449,7 +480,7 @@ impl Gateway {
         }
     }
 
-    fn close(&mut self, conn: u32, fabric: &mut Fabric) {
+    pub(crate) fn close(&mut self, conn: u32, fabric: &mut Fabric) {
         let numbers = [u64::from(self.id), u64::from(conn), 0];
         fabric.trace.note(fabric.clock.now(), "gateway closes", numbers);
         let Fabric { network, clock, random, .. } = fabric;

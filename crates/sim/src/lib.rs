@@ -15,6 +15,7 @@ mod faults;
 mod gateway;
 mod memcached_client;
 mod memcached_server;
+mod moves;
 mod network;
 mod oracle;
 mod random;

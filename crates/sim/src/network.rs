@@ -114,6 +114,11 @@ impl Network {
         self.conns[conn as usize].token = token;
     }
 
+    /// Another gateway has it from now on.
+    pub(crate) fn belong(&mut self, conn: u32, gateway: u32) {
+        self.conns[conn as usize].gateway = gateway;
+    }
+
     pub(crate) fn latency(&self, random: &mut Random) -> u64 {
         random.range(self.weather.latency_min_us, self.weather.latency_max_us)
     }

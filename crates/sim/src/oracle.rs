@@ -53,7 +53,8 @@ pub(crate) struct Oracle {
 /// What the oracle knows of one client.
 pub(crate) struct Ledger {
     pool: u32,
-    gateway: u32,
+    /// Where it has been; it is at the last one.
+    gateways: Vec<u32>,
     requests: Vec<Entry>,
     /// Requests that are owed a reply.
     owed: VecDeque<u32>,
@@ -122,7 +123,7 @@ impl Oracle {
         self.counts.clients += 1;
         self.ledgers.push(Ledger {
             pool,
-            gateway,
+            gateways: vec![gateway],
             requests: Vec::new(),
             owed: VecDeque::new(),
             tags: BTreeMap::new(),
@@ -214,7 +215,8 @@ impl Oracle {
         } else if *left == 0 {
             ledger.tags.remove(&name);
         }
-        assert!((ledger.pool, ledger.gateway) == (pool, gateway), "I1: {} elsewhere", what());
+        let is_here = ledger.pool == pool && ledger.gateways.contains(&gateway);
+        assert!(is_here, "I1: {} elsewhere", what());
         // The gateway parses a request when its last byte is there, and no sooner, but what it
         // refuses it may refuse by the first line.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
@@ -311,7 +313,13 @@ impl Oracle {
         let ledger = &self.ledgers[client as usize];
         let entry = &ledger.requests[index as usize];
         if let Answer::Broadcast(_) = entry.request.answer {
-            let counts = self.rings.live_counts(ledger.pool, ledger.gateway, entry.read_at, now);
+            let counts: Vec<usize> = ledger
+                .gateways
+                .iter()
+                .flat_map(|&gateway| {
+                    self.rings.live_counts(ledger.pool, gateway, entry.read_at, now)
+                })
+                .collect();
             assert!(
                 counts.contains(&entry.servers.len()),
                 "I1: client {client}, request {index}: {:?} executed it, live were {counts:?}",
@@ -342,19 +350,21 @@ impl Oracle {
         }
         let ledger = &self.ledgers[client as usize];
         let entry = &ledger.requests[index as usize];
-        let (pool, gateway, from) = (ledger.pool, ledger.gateway, entry.sent_at);
+        let (pool, from) = (ledger.pool, entry.sent_at);
         let hits = |troubles: &[(u64, u64)]| troubles.iter().any(|t| t.0 <= now && t.1 >= from);
         if entry.request.parts.is_empty() || matches!(entry.request.answer, Answer::Broadcast(_)) {
             return self.troubles.iter().any(|(key, troubles)| key.0 == pool && hits(troubles));
         }
         entry.request.parts.iter().any(|part| {
-            let owners =
-                self.rings.owners(pool, gateway, &part.key, entry.request.access, from, now);
-            let none_live = self.rings.live_counts(pool, gateway, from, now).contains(&0);
-            let in_trouble = |server: &u32| {
-                self.troubles.get(&(pool, *server)).is_some_and(|troubles| hits(troubles))
-            };
-            none_live || owners.iter().any(in_trouble)
+            let access = entry.request.access;
+            ledger.gateways.iter().any(|&gateway| {
+                let owners = self.rings.owners(pool, gateway, &part.key, access, from, now);
+                let none_live = self.rings.live_counts(pool, gateway, from, now).contains(&0);
+                let in_trouble = |server: &u32| {
+                    self.troubles.get(&(pool, *server)).is_some_and(|troubles| hits(troubles))
+                };
+                none_live || owners.iter().any(in_trouble)
+            })
         })
     }
 
@@ -373,16 +383,17 @@ impl Oracle {
     }
 
     fn is_cut_short(&self, client: u32, from: u64, now: u64) -> bool {
-        let gateway = self.ledgers[client as usize].gateway;
-        let mut times = self.cut_short.get(&gateway).into_iter().flatten();
+        let gateways = &self.ledgers[client as usize].gateways;
+        let mut times = gateways.iter().filter_map(|gateway| self.cut_short.get(gateway)).flatten();
         times.any(|&at| from <= at && at <= now)
     }
 
     /// The gateway will close the connections of the pool's clients.
     pub(crate) fn pool_removed(&mut self, pool: u32, gateway: u32) {
         self.removed.insert((pool, gateway));
-        for ledger in self.ledgers.iter_mut().filter(|l| (l.pool, l.gateway) == (pool, gateway)) {
-            if ledger.end != End::Gone {
+        for ledger in &mut self.ledgers {
+            let is_here = ledger.pool == pool && ledger.gateways.last() == Some(&gateway);
+            if is_here && ledger.end != End::Gone {
                 ledger.end = End::Draining;
             }
         }
@@ -407,11 +418,23 @@ impl Oracle {
         ledger.owed.clear();
     }
 
+    /// The client has come to another gateway, or back to one.
+    pub(crate) fn moved(&mut self, client: u32, gateway: u32) {
+        let ledger = &mut self.ledgers[client as usize];
+        ledger.gateways.retain(|&past| past != gateway);
+        ledger.gateways.push(gateway);
+        let is_closing =
+            self.drained.contains(&gateway) || self.removed.contains(&(ledger.pool, gateway));
+        if is_closing && ledger.end != End::Gone {
+            ledger.end = End::Draining;
+        }
+    }
+
     /// The gateway was told to take no more requests.
     pub(crate) fn draining(&mut self, gateway: u32) {
         self.drained.insert(gateway);
-        for ledger in self.ledgers.iter_mut().filter(|ledger| ledger.gateway == gateway) {
-            if ledger.end != End::Gone {
+        for ledger in &mut self.ledgers {
+            if ledger.gateways.last() == Some(&gateway) && ledger.end != End::Gone {
                 ledger.end = End::Draining;
             }
         }

@@ -9,6 +9,7 @@ use cashew_config::snapshot::{
 use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::client::Temper;
+use crate::moves::Moves;
 use crate::network::Weather;
 use crate::random::Random;
 
@@ -116,6 +117,8 @@ pub struct Scenario {
     /// When one gateway is told to stop, if ever.
     pub(crate) drain_at: Option<u64>,
     pub(crate) isolation: bool,
+    /// Gateways hand clients over, if they do.
+    pub(crate) moves: Option<Moves>,
 }
 
 impl Scenario {
@@ -204,6 +207,7 @@ impl Scenario {
             admitted: random.percent(10).then_some(2),
             drain_at: random.percent(12).then(|| random.range(5_000, 200_000)),
             isolation: false,
+            moves: moves(seed, gateways),
         }
     }
 
@@ -258,6 +262,7 @@ impl Scenario {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x1501_a7ed_0000_0000);
         scenario.isolation = true;
+        scenario.moves = None;
         scenario.gateways = 1;
         scenario.clients = 6;
         scenario.clients_total = 6;
@@ -295,7 +300,7 @@ impl Scenario {
     pub fn impatience(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x1a9a_71e4_0000_0000);
-        scenario.drain_at = None;
+        (scenario.drain_at, scenario.moves) = (None, None);
         (scenario.tight_queues, scenario.tight_outputs) = (false, false);
         scenario.snapshot.global.worker_memory_max = None;
         for pool in &mut scenario.snapshot.pools {
@@ -386,6 +391,17 @@ impl Scenario {
         scenario
     }
 
+    /// Clients go from gateway to gateway all the time.
+    pub fn moving(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x0a0d_0e00_0000_0000);
+        scenario.gateways = random.pick(&[1, 2, 3, 4]);
+        scenario.snapshot.global.worker_processes = scenario.gateways;
+        let gap_max_us = random.pick(&[200, 1_000, 5_000]);
+        scenario.moves = Some(Moves { gap_max_us, count_max: 300 });
+        scenario
+    }
+
     pub(crate) fn is_clean(&self) -> bool {
         !self.faults.any() && self.temper.vanishes == 0 && !self.tight_queues && !self.tight_outputs
     }
@@ -397,12 +413,20 @@ impl Scenario {
     pub(crate) fn patience_us(&self, pool: &Pool) -> Option<u64> {
         let limits = &pool.limits;
         let is_held_up = self.temper.stalls > 0
+            || self.moves.is_some()
             || u64::from(limits.client_requests_max) < self.temper.pipeline
             || limits.client_output_pause < 1 << 20;
         let is_held_up = is_held_up || self.reloads.count > 0;
         let timeout_ms = pool.timeout_ms.filter(|_| !is_held_up)?;
         Some((4 * timeout_ms + 100) * 1000)
     }
+}
+
+/// A single gateway hands its clients over to itself, which must do no harm either.
+fn moves(seed: u64, gateways: u32) -> Option<Moves> {
+    let mut random = Random::new(seed ^ 0x30f3_5000_0000_0000);
+    let chance = if gateways > 1 { 70 } else { 30 };
+    random.percent(chance).then(|| Moves::of(&mut random))
 }
 
 /// Limits that slow clients down, without refusing anything.

@@ -90,6 +90,10 @@ pub(crate) struct World<'a> {
     /// By gateway: when the last message to it arrives, so that they arrive in order.
     last_letter: Vec<u64>,
     drained: BTreeSet<u32>,
+    /// Gateways that all clients are to leave.
+    pub(crate) retired: BTreeSet<u32>,
+    /// How often clients were told to leave.
+    pub(crate) shifts: u64,
     pub(crate) faults: u64,
     pub(crate) healed: bool,
     steps: u64,
@@ -102,7 +106,7 @@ struct Attempt {
     server: u32,
 }
 
-enum Letter {
+pub(crate) enum Letter {
     ToGateway { gateway: u32, input: Input },
     Held { gateway: u32, pool: u32, version: u64 },
     Answer { gateway: u32, epoch: u64, answer: Answer },
@@ -146,6 +150,8 @@ impl<'a> World<'a> {
             letters: Vec::new(),
             last_letter: vec![0; scenario.gateways as usize],
             drained: BTreeSet::new(),
+            retired: BTreeSet::new(),
+            shifts: 0,
             faults: 0,
             healed: false,
             steps: 0,
@@ -165,6 +171,10 @@ impl<'a> World<'a> {
         if let Some(at) = scenario.drain_at {
             let gateway = world.fabric.random.below(scenario.gateways.into()) as u32;
             world.post(Letter::ToGateway { gateway, input: Input::Drain }, at);
+        }
+        if let Some(moves) = scenario.moves {
+            let at = world.fabric.random.below(moves.gap_max_us);
+            world.fabric.clock.plan(at, Event::Shift);
         }
         if scenario.isolation {
             world.servers[0].health = Health::Hung;
@@ -191,6 +201,8 @@ impl<'a> World<'a> {
             gateway.check_quiet(&self.fabric);
             let drained = self.drained.contains(&(id as u32));
             assert_eq!(gateway.engine.is_drained(), drained, "I3: gateway {id} is drained");
+            let retired = self.retired.contains(&(id as u32));
+            assert_eq!(gateway.engine.is_left(), retired, "I3: gateway {id} is left");
         }
         assert!(self.coordinator.is_whole(), "I3: a server that is well stays ejected");
         if self.scenario.is_clean() && !self.fabric.oracle.was_cut_short() {
@@ -255,6 +267,7 @@ impl<'a> World<'a> {
             }
             Event::Mail { letter } => self.deliver(letter),
             Event::Fault => self.fault(),
+            Event::Shift => self.shift(),
             Event::Reload => self.reload(),
             Event::Recover { server } => {
                 if self.servers[server as usize].health != Health::Well {
@@ -264,7 +277,11 @@ impl<'a> World<'a> {
         }
     }
 
-    fn tell(&mut self, gateway: u32, input: Input) {
+    pub(crate) fn has_drained(&self, gateway: u32) -> bool {
+        self.drained.contains(&gateway)
+    }
+
+    pub(crate) fn tell(&mut self, gateway: u32, input: Input) {
         self.gateways[gateway as usize].push(input, &mut self.fabric);
     }
 
@@ -365,10 +382,11 @@ impl<'a> World<'a> {
             Wish::Readmit { pool, server } => {
                 self.post(Letter::Want { pool, server, live: true }, now + delay);
             }
+            Wish::HandOver { conn, export } => self.hand_over(gateway, conn, export),
         }
     }
 
-    fn post(&mut self, letter: Letter, at: u64) {
+    pub(crate) fn post(&mut self, letter: Letter, at: u64) {
         self.letters.push(letter);
         let letter = self.letters.len() as u32 - 1;
         self.fabric.clock.plan(at, Event::Mail { letter });

@@ -15,6 +15,8 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
 };
 
+use crate::notify::VARIABLES;
+
 /// Serves as a child until told to stop. Its end of the control channel is all it is given.
 pub type Serve = fn(OwnedFd) -> Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -72,6 +74,10 @@ impl Spawn {
                 // A group of its own: what the terminal sends to the foreground, such as ^C, is
                 // for the master alone.
                 command.stdin(Stdio::from(control)).process_group(0);
+                // What is said there is said to the master.
+                for variable in VARIABLES {
+                    command.env_remove(variable);
+                }
                 spawn_process(command)
             }
             Self::Threads { worker, admin } => {

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use crate::command::{Answer, Command, Reply};
 use crate::state::Pack;
 use crate::status::Status;
-use crate::unix_socket::{BindError, UnixSocket, UnixSocketState};
+use crate::unix_socket::{self, BindError, UnixSocket, UnixSocketState};
 
 /// Operators at a time; who comes on top is told to come later.
 const CLIENTS_MAX: usize = 16;
@@ -43,6 +43,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long who asks waits for the next line of an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How many files are looked at for those that nobody needs any more.
+const SWEEP_MAX: usize = 256;
 
 const BACKLOG: i32 = 16;
 
@@ -195,7 +198,10 @@ impl ControlSocket {
             let directory = path.parent().unwrap_or(Path::new("/"));
             let bound = make_directory(directory).map_err(Into::into).and_then(|()| bind(path));
             match bound {
-                Ok(socket) => return Ok(Self::new(socket)),
+                Ok(socket) => {
+                    sweep(directory);
+                    return Ok(Self::new(socket));
+                }
                 // Elsewhere it would be there, but operators would meet the other one first.
                 Err(error @ BindError::InUse) => return Err(Self::error(path, error)),
                 Err(error) => {
@@ -322,6 +328,14 @@ impl Reply for Mailbox {
 
 fn bind(path: &Path) -> Result<UnixSocket, BindError> {
     UnixSocket::bind(path, Some(0o600), BACKLOG)
+}
+
+/// Removes what masters left that were killed.
+fn sweep(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    let paths = entries.take(SWEEP_MAX).filter_map(|entry| Some(entry.ok()?.path()));
+    let is_one = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "sock");
+    paths.filter(is_one).for_each(|path| unix_socket::sweep(&path));
 }
 
 /// Who may write to the directory could put another socket there.
@@ -454,6 +468,7 @@ impl Operator {
 #[cfg(test)]
 mod tests {
     use std::net::Shutdown;
+    use std::os::unix::net::UnixListener;
 
     use super::*;
 
@@ -625,9 +640,20 @@ mod tests {
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
         let paths = [open.join("s"), ours.join("s")];
+        // Somebody died here, and somebody lives.
+        fs::create_dir(&ours).unwrap();
+        fs::set_permissions(&ours, fs::Permissions::from_mode(0o700)).unwrap();
+        let [dead, alive] = ["dead.sock", "alive.sock"].map(|name| ours.join(name));
+        drop(UnixListener::bind(&dead).unwrap());
+        let _alive = UnixListener::bind(&alive).unwrap();
         let socket = ControlSocket::at_one_of(&paths).unwrap();
         assert_eq!(socket.path(), paths[1]);
-        assert_eq!(fs::metadata(&ours).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(!dead.exists() && alive.exists());
+        fs::remove_file(&alive).unwrap();
+        let made = ControlSocket::at_one_of(&[directory.0.join("made/s")]).unwrap();
+        let mode = fs::metadata(directory.0.join("made")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        drop(made);
         let error = ControlSocket::at_one_of(&paths).unwrap_err().to_string();
         assert!(error.contains("another process already listens there"), "{error}");
         drop(socket);

@@ -3,6 +3,7 @@
 //! which serve, and the admin, which tells. It serves nobody itself and never waits for a child.
 #![forbid(unsafe_code)]
 
+mod activation;
 mod balance;
 mod child;
 mod command;
@@ -17,6 +18,7 @@ mod limits;
 mod listeners;
 mod master;
 mod member;
+mod notify;
 mod pid_file;
 mod quotas;
 mod rehearsal;

@@ -20,13 +20,16 @@ use tracing::warn;
 
 use crate::deal::{Hand, ListenerId};
 use crate::state::{Pack, Place, Text, Unpack};
-use crate::unix_socket::{self, BindError};
+use crate::unix_socket::{self, BindError, Inode};
 
 /// Dropping it closes the sockets and removes the paths of those that have one.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     groups: BTreeMap<Address, Group>,
     stats: Option<Rc<OwnedFd>>,
+    /// Opened by whoever started the instance, and kept open there: so they are kept here too,
+    /// whether a pool listens there or not.
+    given: BTreeMap<Address, Rc<OwnedFd>>,
     next_id: ListenerId,
 }
 
@@ -35,7 +38,7 @@ pub(crate) struct Listeners {
 pub(crate) struct Bound(BTreeMap<Address, Group>);
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Address {
+pub(crate) enum Address {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
@@ -54,6 +57,8 @@ enum Sockets {
     Tcp(Vec<Socket>),
     /// One for all: a second one cannot be bound to the same path.
     Unix { socket: Socket, path: PathBuf, inode: (u64, u64) },
+    /// One for all, opened by whoever started the instance.
+    Given(Socket),
 }
 
 #[derive(Debug)]
@@ -77,28 +82,57 @@ enum Why {
     InUse,
     #[error("the path exists and is not a socket")]
     NotASocket,
+    #[error("the socket is open already, but nobody is to listen there by the configuration")]
+    Unclaimed,
     #[error("{0}")]
     Io(io::Error),
 }
 
 impl Listeners {
+    /// Uses those given where they fit.
     pub(crate) fn bind(
         snapshot: &Snapshot,
         workers: u32,
         stats: Option<SocketAddr>,
+        given: Vec<(Address, OwnedFd)>,
     ) -> Result<Self, ListenError> {
-        let mut listeners = Self { groups: BTreeMap::new(), stats: None, next_id: 0 };
+        let given = given.into_iter().map(|(address, fd)| (address, Rc::new(fd))).collect();
+        let mut listeners = Self { groups: BTreeMap::new(), stats: None, given, next_id: 0 };
         let bound = listeners.bind_new(snapshot, workers)?;
         listeners.adopt(bound, snapshot);
         if let Some(address) = stats {
-            let socket = bind_stats(address).map_err(|why| ListenError {
+            let socket = match listeners.given.get(&Address::Tcp(address)) {
+                Some(given) => Ok(Rc::clone(given)),
+                None => bind_stats(address),
+            };
+            let socket = socket.map_err(|why| ListenError {
                 whose: "statistics".into(),
                 address: address.to_string(),
                 why,
             })?;
             listeners.stats = Some(socket);
         }
+        listeners.check_given(stats)?;
         Ok(listeners)
+    }
+
+    /// Clients of a socket that nobody accepts from would hang: it is open, whatever we do.
+    fn check_given(&self, stats: Option<SocketAddr>) -> Result<(), ListenError> {
+        let stats = stats.map(Address::Tcp);
+        let is_claimed = |address: &&Address| {
+            self.groups.contains_key(address) || stats.as_ref() == Some(address)
+        };
+        match self.given.keys().find(|address| !is_claimed(address)) {
+            None => Ok(()),
+            Some(address) => Err(ListenError {
+                whose: "socket activation".into(),
+                address: match address {
+                    Address::Tcp(address) => address.to_string(),
+                    Address::Unix(path) => path.display().to_string(),
+                },
+                why: Why::Unclaimed,
+            }),
+        }
     }
 
     /// Makes the groups that the snapshot needs and that are not there.
@@ -108,6 +142,12 @@ impl Listeners {
         for pool in &snapshot.pools {
             let address = Address::of(&pool.listen);
             if self.groups.contains_key(&address) {
+                continue;
+            }
+            if let Some(fd) = self.given.get(&address) {
+                let socket = Socket { id: ListenerId::MAX, fd: Rc::clone(fd) };
+                let group = Group { pool: pool.name.clone(), sockets: Sockets::Given(socket) };
+                bound.0.insert(address, group);
                 continue;
             }
             let overlaps = self.groups.keys().any(|held| held.overlaps(&address));
@@ -152,7 +192,7 @@ impl Listeners {
     pub(crate) fn hands(&self) -> Vec<Hand> {
         let hand = |group: &Group| match &group.sockets {
             Sockets::Tcp(sockets) => Hand::Spread(sockets.iter().map(|it| it.id).collect()),
-            Sockets::Unix { socket, .. } => Hand::Shared(socket.id),
+            Sockets::Unix { socket, .. } | Sockets::Given(socket) => Hand::Shared(socket.id),
         };
         self.groups.values().map(hand).collect()
     }
@@ -177,6 +217,8 @@ impl Listeners {
 pub(crate) struct ListenersState {
     groups: Vec<GroupState>,
     stats: Option<Place>,
+    #[serde(default)]
+    given: Vec<(AddressState, Place)>,
     next_id: ListenerId,
 }
 
@@ -184,6 +226,11 @@ pub(crate) struct ListenersState {
 struct GroupState {
     pool: String,
     address: AddressState,
+    /// Of the file, where it is ours.
+    #[serde(default)]
+    inode: Option<Inode>,
+    #[serde(default)]
+    is_given: bool,
     sockets: Vec<(ListenerId, Place)>,
 }
 
@@ -191,57 +238,76 @@ struct GroupState {
 #[serde(rename_all = "snake_case")]
 enum AddressState {
     Tcp(SocketAddr),
-    Unix { path: Text, inode: (u64, u64) },
+    Unix(Text),
 }
 
 impl Listeners {
     pub(crate) fn state(&self, pack: &mut Pack) -> ListenersState {
         let group = |(address, group): (&Address, &Group)| GroupState {
             pool: group.pool.clone(),
-            address: match (address, &group.sockets) {
-                (Address::Tcp(address), _) => AddressState::Tcp(*address),
-                (Address::Unix(path), Sockets::Unix { inode, .. }) => {
-                    AddressState::Unix { path: path.as_path().into(), inode: *inode }
-                }
-                (Address::Unix(_), Sockets::Tcp(_)) => unreachable!("a path is of a Unix socket"),
+            address: address.state(),
+            inode: match &group.sockets {
+                Sockets::Unix { inode, .. } => Some(*inode),
+                Sockets::Tcp(_) | Sockets::Given(_) => None,
             },
+            is_given: matches!(group.sockets, Sockets::Given(_)),
             sockets: group.sockets.all().iter().map(|it| (it.id, pack.put(&it.fd))).collect(),
         };
         let groups = self.groups.iter().map(group).collect();
         let stats = self.stats.as_ref().map(|stats| pack.put(stats));
-        ListenersState { groups, stats, next_id: self.next_id }
+        let given = self.given.iter().map(|(address, fd)| (address.state(), pack.put(fd)));
+        ListenersState { groups, stats, given: given.collect(), next_id: self.next_id }
     }
 
     pub(crate) fn resume(state: ListenersState, descriptors: &Unpack) -> Result<Self, String> {
         let stats = state.stats.map(|place| descriptors.get(place)).transpose()?;
+        let given = state.given.into_iter();
+        let given = given
+            .map(|(address, place)| Ok((address.into(), descriptors.get(place)?)))
+            .collect::<Result<_, String>>()?;
         // All sockets first: a failure must not drop a group, which would remove its path.
         let mut found = Vec::new();
         for group in state.groups {
-            let socket = |(id, place)| Ok(Socket { id, fd: descriptors.get(place)? });
-            let sockets: Vec<Socket> =
-                group.sockets.into_iter().map(socket).collect::<Result<_, String>>()?;
+            let socket = |&(id, place): &_| Ok(Socket { id, fd: descriptors.get(place)? });
+            let sockets = group.sockets.iter().map(socket).collect::<Result<Vec<_>, String>>()?;
             if sockets.is_empty() {
                 return Err(format!("the sockets of pool '{}' are missing", group.pool));
             }
-            found.push((group.pool, group.address, sockets));
+            found.push((group, sockets));
         }
-        let group = |(pool, address, mut sockets): (String, AddressState, Vec<Socket>)| {
-            let (address, sockets) = match address {
-                AddressState::Tcp(address) => (Address::Tcp(address), Sockets::Tcp(sockets)),
-                AddressState::Unix { path, inode } => {
-                    let path = PathBuf::from(path);
-                    let socket = sockets.remove(0);
-                    (Address::Unix(path.clone()), Sockets::Unix { socket, path, inode })
+        let group = |(state, mut sockets): (GroupState, Vec<Socket>)| {
+            let address = Address::from(state.address);
+            let sockets = match (&address, state.inode) {
+                _ if state.is_given => Sockets::Given(sockets.remove(0)),
+                (Address::Unix(path), Some(inode)) => {
+                    Sockets::Unix { socket: sockets.remove(0), path: path.clone(), inode }
                 }
+                (Address::Tcp(_) | Address::Unix(_), _) => Sockets::Tcp(sockets),
             };
-            (address, Group { pool, sockets })
+            (address, Group { pool: state.pool, sockets })
         };
         let groups = found.into_iter().map(group).collect();
-        Ok(Self { groups, stats, next_id: state.next_id })
+        Ok(Self { groups, stats, given, next_id: state.next_id })
+    }
+}
+
+impl From<AddressState> for Address {
+    fn from(state: AddressState) -> Self {
+        match state {
+            AddressState::Tcp(address) => Self::Tcp(address),
+            AddressState::Unix(path) => Self::Unix(path.into()),
+        }
     }
 }
 
 impl Address {
+    fn state(&self) -> AddressState {
+        match self {
+            Self::Tcp(address) => AddressState::Tcp(*address),
+            Self::Unix(path) => AddressState::Unix(path.as_path().into()),
+        }
+    }
+
     fn of(listen: &Listen) -> Self {
         match listen {
             Listen::Tcp(address) => Self::Tcp(*address),
@@ -282,10 +348,13 @@ impl Group {
                 // On a socket that listens already this changes the length of its queue.
                 rustix::net::listen(&socket.fd, backlog(pool))?;
                 if let Listen::Tcp(_) = pool.listen {
+                    // Was not set yet where it was given.
+                    sockopt::set_tcp_nodelay(&socket.fd, true)?;
                     sockopt::set_socket_keepalive(&socket.fd, pool.tcp_keepalive)?;
                 }
             }
-            if let Listen::Unix { path, mode: Some(mode) } = &pool.listen {
+            let is_ours = !matches!(self.sockets, Sockets::Given(_));
+            if let (Listen::Unix { path, mode: Some(mode) }, true) = (&pool.listen, is_ours) {
                 fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
             }
             Ok(())
@@ -300,14 +369,14 @@ impl Sockets {
     fn all(&self) -> &[Socket] {
         match self {
             Self::Tcp(sockets) => sockets,
-            Self::Unix { socket, .. } => std::slice::from_ref(socket),
+            Self::Unix { socket, .. } | Self::Given(socket) => std::slice::from_ref(socket),
         }
     }
 
     fn all_mut(&mut self) -> &mut [Socket] {
         match self {
             Self::Tcp(sockets) => sockets,
-            Self::Unix { socket, .. } => std::slice::from_mut(socket),
+            Self::Unix { socket, .. } | Self::Given(socket) => std::slice::from_mut(socket),
         }
     }
 }
@@ -456,17 +525,17 @@ mod tests {
         let theirs = tcp_socket(address, true).unwrap();
         rustix::net::listen(&theirs, 1).unwrap();
         let snapshot = snapshot(&[("a", &address.to_string())]);
-        let refused = Listeners::bind(&snapshot, 2, None).unwrap_err();
+        let refused = Listeners::bind(&snapshot, 2, None, Vec::new()).unwrap_err();
         assert!(matches!(refused.why, Why::InUse));
         drop(theirs);
-        Listeners::bind(&snapshot, 2, None).unwrap();
+        Listeners::bind(&snapshot, 2, None, Vec::new()).unwrap();
     }
 
     #[test]
     fn a_group_stays_as_long_as_its_address_is_served() {
         let [one, other, third] = [(); 3].map(|()| free_address().to_string());
         let before = snapshot(&[("a", &one), ("b", &other)]);
-        let mut listeners = Listeners::bind(&before, 2, None).unwrap();
+        let mut listeners = Listeners::bind(&before, 2, None, Vec::new()).unwrap();
         let ids = |listeners: &Listeners| -> Vec<(ListenerId, String)> {
             listeners.sockets().into_iter().map(|(id, (pool, _))| (id, pool.to_owned())).collect()
         };
@@ -496,11 +565,48 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_that_is_given_is_used_and_stays() {
+        let dir = Directory::new("given");
+        let path = dir.0.join("socket");
+        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = tcp.local_addr().unwrap();
+        let unix = UnixListener::bind(&path).unwrap();
+        let given = || -> Vec<(Address, OwnedFd)> {
+            vec![
+                (Address::Tcp(address), tcp.try_clone().unwrap().into()),
+                (Address::Unix(path.clone()), unix.try_clone().unwrap().into()),
+            ]
+        };
+        let (tcp_text, unix_text) = (address.to_string(), path.display().to_string());
+        let both = snapshot(&[("a", &tcp_text), ("b", &unix_text)]);
+        let mut listeners = Listeners::bind(&both, 2, None, given()).unwrap();
+        assert_eq!(listeners.hands(), [Hand::Shared(0), Hand::Shared(1)]);
+        listeners.grow(&both, 5).unwrap();
+        assert_eq!(listeners.hands().len(), 2);
+        // A pool goes and comes back; the socket is there all the time.
+        for pools in [&[("a", &*tcp_text)][..], &[("a", &tcp_text), ("b", &unix_text)]] {
+            let next = snapshot(pools);
+            let bound = listeners.bind_new(&next, 5).unwrap();
+            listeners.adopt(bound, &next);
+            UnixStream::connect(&path).unwrap();
+        }
+        drop(listeners);
+        TcpStream::connect(address).unwrap();
+        UnixStream::connect(&path).unwrap();
+
+        let error = Listeners::bind(&snapshot(&[("a", &tcp_text)]), 2, None, given()).unwrap_err();
+        assert!(error.to_string().starts_with("socket activation: cannot listen on /"), "{error}");
+        let elsewhere = free_address().to_string();
+        let other = snapshot(&[("a", &elsewhere), ("b", &unix_text)]);
+        Listeners::bind(&other, 2, Some(address), given()).unwrap();
+    }
+
+    #[test]
     fn what_is_bound_and_not_needed_is_closed_again() {
         let [one, other] = [(); 2].map(|()| free_address().to_string());
         let dir = Directory::new("unneeded");
         let path = dir.0.join("socket").display().to_string();
-        let listeners = Listeners::bind(&snapshot(&[("a", &one)]), 1, None).unwrap();
+        let listeners = Listeners::bind(&snapshot(&[("a", &one)]), 1, None, Vec::new()).unwrap();
         let bound = listeners.bind_new(&snapshot(&[("b", &other), ("c", &path)]), 1).unwrap();
         TcpStream::connect(&other).unwrap();
         UnixStream::connect(&path).unwrap();
@@ -515,7 +621,7 @@ mod tests {
         let port = free_address().port();
         let one = snapshot(&[("a", &format!("127.0.0.1:{port}"))]);
         let all = snapshot(&[("a", &format!("0.0.0.0:{port}"))]);
-        let mut listeners = Listeners::bind(&one, 1, None).unwrap();
+        let mut listeners = Listeners::bind(&one, 1, None, Vec::new()).unwrap();
         for next in [&all, &one] {
             let bound = listeners.bind_new(next, 1).unwrap();
             listeners.adopt(bound, next);

@@ -24,6 +24,7 @@ use cashew_process::{exec, log};
 use rustix::event::PollFlags;
 use tracing::{debug, error, info, warn};
 
+use crate::activation;
 use crate::balance::Balance;
 use crate::child::{Role, Spawn};
 use crate::command::{Command, Nobody};
@@ -34,6 +35,7 @@ use crate::interests::Interests;
 use crate::limits::raise_open_files;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member};
+use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
@@ -100,6 +102,7 @@ struct Master {
     reload: Reload,
     upgrade: Upgrade,
     operators: Operators,
+    notify: Notify,
     sessions: Sessions,
     balance: Balance,
     members: BTreeMap<Role, Member>,
@@ -159,7 +162,9 @@ impl Master {
             raise_open_files(wanted);
         }
         let workers = workers_of(&snapshot);
-        let listeners = Listeners::bind(&snapshot, workers, stats)?;
+        let given =
+            activation::take().step("take the sockets that were opened for the instance")?;
+        let listeners = Listeners::bind(&snapshot, workers, stats, given)?;
         // The working directory may change.
         let conf_file = std::path::absolute(conf_file).step("find the configuration file")?;
         let operators = Operators::open(&snapshot, &conf_file)?;
@@ -196,6 +201,7 @@ impl Master {
             reload: Reload::default(),
             upgrade: Upgrade::default(),
             operators,
+            notify: Notify::from_env(now),
             sessions: Sessions::default(),
             balance: Balance::new(),
             members: ranks.chain(admin).map(member).collect(),
@@ -276,6 +282,7 @@ impl Master {
             .chain(self.epochs.poll_timeout())
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
+            .chain(self.notify.poll_timeout())
             .chain(self.watchdog.poll_timeout())
             .chain(look_at)
             .min()
@@ -285,6 +292,7 @@ impl Master {
         self.rings.handle_timeout(now);
         self.epochs.handle_timeout(now);
         self.operators.handle_timeout(now);
+        self.show_life(now);
         self.end_hangs(now);
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
@@ -404,6 +412,7 @@ impl Master {
         if let Some(on_ready) = self.on_ready.take() {
             on_ready();
         }
+        self.notify.ready(&self.summary());
         self.end_take_over(Instant::now());
         Ok(())
     }

@@ -69,3 +69,24 @@ impl Kit {
         Ok(Self { epoch, shared, segments })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_of_neighbouring_versions_are_told_from_others() {
+        assert!(understands_sessions(SESSION_VERSION) && understands_sessions(SESSION_VERSION_MIN));
+        assert!(!understands_sessions(SESSION_VERSION + 1));
+        assert!(!understands_sessions(SESSION_VERSION_MIN - 1));
+    }
+
+    #[test]
+    fn nothing_is_no_state() {
+        let why = rehearse(std::fs::File::open("/dev/null").unwrap()).unwrap_err();
+        assert!(why.contains("nothing is handed over"), "{why}");
+        let socket = handover::send(b"{}", &[]).unwrap();
+        let why = rehearse(socket).unwrap_err();
+        assert!(why.contains("the state cannot be read"), "{why}");
+    }
+}

@@ -236,3 +236,81 @@ impl From<Text> for PathBuf {
 fn yes() -> bool {
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the first version wrote it. A change that breaks these tests breaks upgrades.
+    const STATE: &str = r#"{"format":1,"version":"0.1.0","program":3,"failed":null,
+        "path":[47,98],"next_path":[47,99],"epoch":0,"metrics":1,"shared":2,"last_epoch":4,
+        "control_version":1,"session_version":1,
+        "listeners":{"groups":[
+            {"pool":"alpha","address":{"tcp":"127.0.0.1:1"},"sockets":[[0,4],[1,5]]},
+            {"pool":"beta","address":{"unix":[47,115]},"inode":[1,2],"sockets":[[2,6]]}
+        ],"stats":7,"next_id":3},
+        "owners":{"0":[0],"1":[1],"2":[0,1]},
+        "members":[
+            {"slot":0,"rank":0,"generation":1,"restarts":2,"child":
+                {"pid":42,"pidfd":8,"channel":9,"control_version":1,"session_version":1}},
+            {"slot":1,"rank":1,"generation":1,"restarts":0},
+            {"slot":null,"rank":0,"generation":0,"restarts":0,"retire_within_ms":5}
+        ],
+        "generation":1,
+        "rings":{"version":7,"frozen":true,"workers":[0],"pools":[]},
+        "quotas":{"alpha":0,"beta":1},"log_level":5,"started_at":1700000000}"#;
+
+    #[test]
+    fn what_the_first_version_wrote_is_understood() {
+        let state = State::read(STATE.as_bytes()).unwrap();
+        assert_eq!((state.program, state.epoch), (Place(3), Place(0)));
+        assert_eq!(PathBuf::from(state.next_path.clone()), Path::new("/c"));
+        assert_eq!(state.owners[&2], BTreeSet::from([0, 1]));
+        assert_eq!(state.members[0].role(), Role::Worker { slot: 0 });
+        let child = state.members[0].child.as_ref().unwrap();
+        assert!(child.pid == 42 && child.counts);
+        assert_eq!(state.members[1].child, None);
+        assert_eq!(state.members[2].role(), Role::Admin);
+        assert_eq!(state.members[2].retire_within_ms, Some(5));
+        assert!(state.askers.is_empty() && state.failed.is_none());
+        let again = State::read(&state.write()).unwrap();
+        assert_eq!(again.members, state.members);
+    }
+
+    #[test]
+    fn of_another_format_there_is_still_a_way_back() {
+        let text = STATE.replace("\"format\":1", "\"format\":2").replace("\"members\"", "\"folk\"");
+        let why = State::read(text.as_bytes()).unwrap_err();
+        assert!(why.contains("cashew 0.1.0 has format 2, and 1 is understood"), "{why}");
+        assert_eq!(Head::read(text.as_bytes()).unwrap().program, Place(3));
+        for text in ["", "{", "[]", r#"{"format":1}"#] {
+            assert!(State::read(text.as_bytes()).unwrap_err().contains("cannot be read"));
+        }
+    }
+
+    #[test]
+    fn what_goes_back_is_what_came_and_why() {
+        let text = STATE.replace("\"format\":1", "\"colour\":\"green\",\"format\":1");
+        let back = State::write_failed(text.as_bytes(), "no luck");
+        let back: serde_json::Value = serde_json::from_slice(&back).unwrap();
+        assert_eq!(back["colour"], "green");
+        assert_eq!(back["failed"], "no luck");
+        assert_eq!(back["members"][0]["child"]["pid"], 42);
+        let failed = State::read(&serde_json::to_vec(&back).unwrap()).unwrap().failed;
+        assert_eq!(failed.as_deref(), Some("no luck"));
+    }
+
+    #[test]
+    fn descriptors_are_found_by_their_places() {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut pack = Pack::default();
+        let first = pack.put_copy(&reader).unwrap();
+        let second = pack.put_copy(&writer).unwrap();
+        let socket = pack.send(b"text", 1).unwrap();
+        let (text, descriptors) = crate::handover::receive(socket).unwrap();
+        assert_eq!(text, b"text");
+        let unpack = Unpack::new(descriptors);
+        unpack.get(first).unwrap();
+        assert_eq!(unpack.get(second).unwrap_err(), "descriptor 1 is missing");
+    }
+}

@@ -155,7 +155,7 @@ fn clear_way(path: &Path) -> Result<(), BindError> {
         Ok(metadata) if !metadata.file_type().is_socket() => return Err(BindError::NotASocket),
         Ok(_) => {}
     }
-    match rustix::net::connect(&stream_socket()?, &SocketAddrUnix::new(path)?) {
+    match connect(path) {
         Err(Errno::CONNREFUSED) => {
             info!("{} is left over from a process that is gone", path.display());
             Ok(())
@@ -165,6 +165,17 @@ fn clear_way(path: &Path) -> Result<(), BindError> {
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(BindError::InUse),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Removes a socket whose process is gone.
+pub(crate) fn sweep(path: &Path) {
+    if let (Ok(inode), Err(Errno::CONNREFUSED)) = (identity(path), connect(path)) {
+        remove(path, inode);
+    }
+}
+
+fn connect(path: &Path) -> Result<(), Errno> {
+    rustix::net::connect(&stream_socket()?, &SocketAddrUnix::new(path)?)
 }
 
 fn stream_socket() -> Result<OwnedFd, Errno> {

@@ -214,11 +214,12 @@ fn workers_notice_the_death_of_the_master() {
 
 #[test]
 fn a_stopped_worker_is_replaced_within_a_second() {
-    within(SECOND, "stopped", "is killed: it is stopped", |_, pid| {
+    // One thread takes the signal, and the others may serve on until it does.
+    let stop = |_: &Instance, pid| {
         kill(pid, Signal::STOP);
-        // One thread takes the signal, and the others may serve on until it does.
         wait_until(|| is_stopped(pid));
-    });
+    };
+    within(SECOND, "stopped", "is killed: it is stopped", stop);
 }
 
 #[test]

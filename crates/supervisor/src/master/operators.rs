@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
+use cashew_metrics::monotonic_ms;
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
 
-use super::{Master, Phase, Source};
+use super::{Master, Phase, Source, workers_of};
 use crate::Error;
 use crate::child::Role;
 use crate::command::{Command, Reply};
@@ -21,6 +22,7 @@ use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
 use crate::unix_socket::UnixSocket;
+use crate::watchdog::STARVED_MAX;
 
 pub(super) struct Operators {
     /// `None` where there is no place for it that nobody asked for.
@@ -157,6 +159,26 @@ impl Master {
         }
         reply.status(status);
         reply.done();
+    }
+
+    /// In a few words.
+    pub(super) fn summary(&self) -> String {
+        let snapshot = &self.current.snapshot;
+        let workers = workers_of(snapshot);
+        format!("serving: epoch {}, workers: {workers}", snapshot.epoch)
+    }
+
+    /// Tells systemd's watchdog that the master's loop turns and that somebody serves.
+    pub(super) fn show_life(&mut self, now: Instant) {
+        if self.notify.poll_timeout().is_none_or(|due| due > now) {
+            return;
+        }
+        let is_well = |slot| {
+            let beat = self.epoch_of(slot).segments.header(slot).heartbeat_ms;
+            monotonic_ms().saturating_sub(beat) < STARVED_MAX.as_millis() as u64
+        };
+        let is_well = self.phase != Phase::Serving || self.serving().any(|(slot, _)| is_well(slot));
+        self.notify.handle_timeout(now, || is_well);
     }
 
     fn status(&self) -> Status {

@@ -122,6 +122,9 @@ impl Master {
     fn load(&mut self) {
         let askers = std::mem::take(&mut self.reload.waiting);
         info!("loading {}", self.conf_file.display());
+        if askers.iter().any(|asker| !asker.dry_run) {
+            self.notify.reloading();
+        }
         let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
         match Errand::start("load", move || load(&path, &current)) {
             Ok(loading) => self.reload.stage = Stage::Loading { askers, loading },
@@ -201,6 +204,7 @@ impl Master {
         let serves = format!("epoch {} serves", self.current.snapshot.epoch);
         askers.iter_mut().for_each(|asker| asker.reply.say(&serves));
         self.operators.last_reload = Some(Outcome::new(None));
+        self.notify.ready(&self.summary());
         finish(askers);
     }
 
@@ -208,6 +212,8 @@ impl Master {
         if askers.iter().any(|asker| !asker.dry_run) {
             error!("the configuration stays as it is: {why}");
             self.operators.last_reload = Some(Outcome::new(Some(why.into())));
+            // Whatever came of it, the reload is over.
+            self.notify.ready(&format!("{}; the last reload failed: {why}", self.summary()));
         }
         fail(askers, why);
     }

@@ -35,6 +35,7 @@ impl Master {
     fn begin_stop(&mut self, now: Instant) {
         self.phase = Phase::Stopping;
         self.cancel_upgrade("the instance is stopping", now);
+        self.notify.stopping();
         self.epochs.abort("the instance is stopping".into());
         self.act_on_epochs(now);
         self.reload.cancel("the instance is stopping");

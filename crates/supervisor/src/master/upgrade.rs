@@ -30,6 +30,7 @@ use crate::command::Reply;
 use crate::deal::Deal;
 use crate::listeners::Listeners;
 use crate::member::{Member, Running};
+use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
 use crate::rehearsal::{Kit, understands_sessions};
@@ -393,6 +394,7 @@ impl Master {
             watchdog: Watchdog::new(heartbeat_timeout_ms, now),
             reload: Default::default(),
             upgrade: Upgrade::default(),
+            notify: Notify::from_env(now),
             sessions: Default::default(),
             balance: crate::balance::Balance::new(),
             members,
@@ -407,6 +409,7 @@ impl Master {
             on_ready: None,
             started: UNIX_EPOCH + Duration::from_secs(state.started_at),
             operators: Operators::resume(state.operators, operators),
+            // As at the first start: the environment stays over an exec.
         };
         let outbox_max = master.outbox_max();
         for running in master.members.values_mut().filter_map(|member| member.running.as_mut()) {
