@@ -336,11 +336,14 @@ class Storm:
         return self
 
     def __exit__(self, kind, *_):
+        self.close()
+        if kind is None:
+            self.check()
+
+    def close(self):
         self.stopping.set()
         for thread in self.threads:
             thread.join(2 * PATIENCE)
-        if kind is None:
-            self.check()
 
 
 # ------------------------------------------------------------------------------ what servers record
