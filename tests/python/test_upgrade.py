@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import time
 
 import pytest
 
@@ -322,3 +324,31 @@ def test_a_background_instance_is_upgraded(place):
         wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the daemon ends", 10)
     assert not pid_path.exists()
     assert re.search(r"upgrad", (place.directory / "daemon.log").read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2], ids=["HUP", "USR2"])
+def test_signals_while_the_old_program_comes_back(place, number):
+    """A worker of the new program dies before it serves: none of the signals that come then is lost
+    on a program that does not handle it yet."""
+    server = place.redis()
+    fill(server)
+    gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2})
+    gateway.wait_serving()
+    with Load(gateway.address, may_lose=True) as load:
+        for _ in range(3):
+            load.turn()
+            old = set(worker_processes(gateway.pid))
+            words = [gateway.binary, "upgrade", "-c", str(gateway.config_path)]
+            order = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.DEVNULL)
+            new = wait_until(lambda: set(worker_processes(gateway.pid)) - old or
+                             order.poll() is not None, "a new worker", 10, pause=0.0005)
+            if isinstance(new, set):
+                os.kill(min(new), signal.SIGKILL)
+            for _ in range(20):
+                gateway.process.signal(number)
+                time.sleep(0.003)
+            assert order.wait(20) in (0, 1)
+            assert gateway.process.running(), gateway.process.child.returncode
+        wait_until(lambda: len(worker_processes(gateway.pid)) == 2, "two workers", 10)
+        load.turn()

@@ -90,6 +90,10 @@ impl Fallback {
             other => other.to_string(),
         };
         error!("the upgrade has failed, the program before goes on: {why}");
+        // One that comes before the program is there to take it would end the instance.
+        if let Err(error) = exec::hold_signals() {
+            warn!("signals cannot wait: {error}");
+        }
         let result = Head::read(&self.text).and_then(|head| {
             if head.failed.is_some() {
                 return Err("it has handed this back already".into());
