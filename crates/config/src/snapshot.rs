@@ -94,7 +94,7 @@ pub struct Pool {
     pub client_connections: u32,
     /// SO_KEEPALIVE on client connections. Server connections always have it.
     pub tcp_keepalive: bool,
-    /// TCP_QUICKACK on client connections.
+    /// What clients send in part is acknowledged at once.
     pub tcp_quickack: bool,
     /// Accepted for compatibility: Cashew always listens with SO_REUSEPORT.
     pub reuseport: bool,

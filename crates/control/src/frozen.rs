@@ -56,6 +56,7 @@ mod tests {
         let session = Session {
             version: 1,
             pool: "alpha".into(),
+            protocol: None,
             id: 7,
             authenticated: true,
             name: Some(b"a".to_vec()),
@@ -72,7 +73,7 @@ mod tests {
         let json = r#"{"type":"retire","timeout_ms":5,"colour":"green"}"#;
         let message: ToChild = serde_json::from_str(json).unwrap();
         assert_eq!(message, ToChild::Retire { timeout_ms: 5 });
-        let json = r#"{"type":"hand_over","session":{"version":2,"id":7,"protocol":3}}"#;
+        let json = r#"{"type":"hand_over","session":{"version":2,"id":7,"colour":3}}"#;
         let message: ToMaster = serde_json::from_str(json).unwrap();
         let session = Session { version: 2, id: 7, ..Session::default() };
         assert_eq!(message, ToMaster::HandOver { session });

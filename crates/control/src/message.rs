@@ -51,7 +51,8 @@ pub enum ToChild {
         live: Vec<bool>,
     },
     /// Make everything ready for another epoch, and go on by the old one. Carries its sealed memfd
-    /// and its metrics memfd. To the admin process too.
+    /// and its metrics memfd. To the admin process too. The rank of a worker that retires may not
+    /// be below `workers`.
     Prepare { epoch: u64, rank: u32, workers: u32 },
     /// Dispatch nothing more in pools whose keys may get to another server by the epoch prepared,
     /// let what is on its way there finish, `drain_ms` at most, then answer [`ToMaster::Paused`].

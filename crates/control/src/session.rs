@@ -1,5 +1,6 @@
 //! A client's connection on its way from one worker to another.
 
+use cashew_config::snapshot::Protocol;
 use serde::{Deserialize, Serialize};
 
 /// Raised when a session cannot be understood any more by who knows only the version before. A
@@ -19,6 +20,8 @@ pub struct Session {
     pub version: u32,
     /// By name: its index may be another where the session goes.
     pub pool: String,
+    /// A pool of that name may have another by now; `None` is taken for the pool's.
+    pub protocol: Option<Protocol>,
     /// As CLIENT ID tells it; unique in the instance.
     pub id: u64,
     pub authenticated: bool,

@@ -553,6 +553,11 @@ impl Engine {
         self.clients.len()
     }
 
+    /// Whether the client is still there.
+    pub fn has_client(&self, conn: ConnId) -> bool {
+        !conn.is_lane() && self.clients.is_current(conn.index(), conn.generation())
+    }
+
     /// Whether the client is in the middle of a request: it may wait for the rest to be wanted.
     pub fn is_amid_request(&self, conn: ConnId) -> bool {
         !conn.is_lane()

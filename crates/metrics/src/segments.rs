@@ -262,6 +262,16 @@ impl Segments {
         }
     }
 
+    /// As [`clear_gauges`](Self::clear_gauges), for a slot that no worker will have for now: it is
+    /// not told of as a worker's any more. What was counted stays.
+    pub fn vacate(&self, slot: u32) {
+        self.clear_gauges(slot);
+        let words = self.words(slot);
+        for at in [header::PID, header::EPOCH, header::HEARTBEAT_MS, header::STARTED_AT] {
+            words[at].store(0, Relaxed);
+        }
+    }
+
     /// Sets a slot's gauges to 0 and keeps its counters. For the master, once the slot's worker is
     /// dead and before the next one starts: what the gauges told of died with the worker.
     pub fn clear_gauges(&self, slot: u32) {
@@ -389,6 +399,13 @@ mod tests {
         master.clear_gauges(1);
         assert_eq!(master.header(1), SlotHeader { buffered: 0, window_us: 0, busy: 0, ..header });
         assert_eq!(master.header(2), SlotHeader::default());
+        master.vacate(1);
+        let header = master.header(1);
+        assert_eq!(
+            (header.pid, header.epoch, header.heartbeat_ms, header.sessions_out),
+            (0, 0, 0, 4)
+        );
+        assert_eq!(master.sum_pool_counter(pool, PoolCounter::Requests), 7);
     }
 
     #[test]

@@ -209,9 +209,20 @@ impl Scenario {
 
     /// As [`Scenario::of_seed`], with changes of the epoch.
     pub fn epochs(seed: u64) -> Self {
-        let mut scenario = Self::of_seed(seed);
+        Self::of_seed(seed).with_epochs()
+    }
+
+    /// As [`Scenario::uploads`], with changes of the epoch.
+    pub fn epochs_of_uploads(seed: u64) -> Self {
+        Self::uploads(seed).with_epochs()
+    }
+
+    fn with_epochs(self) -> Self {
+        let mut scenario = self;
+        let seed = scenario.seed;
         let mut random = Random::new(seed ^ 0xe90c_4000_0000_0000);
         let random = &mut random;
+        scenario.tight_outputs |= scenario.snapshot.global.worker_memory_max.is_some();
         scenario.gateways = random.pick(&[1, 2, 3]);
         scenario.snapshot.global.worker_processes = scenario.gateways;
         scenario.snapshot.global.worker_shutdown_timeout_ms = random.pick(&[1, 30, 300, 2000]);
@@ -222,7 +233,7 @@ impl Scenario {
         };
         let limits = scenario.snapshot.pools[0].limits;
         let temper = &mut scenario.temper;
-        temper.think_max_us = temper.think_max_us.max(2_000);
+        temper.think_max_us = temper.think_max_us.clamp(2_000, 5_000);
         let first = scenario.snapshot.pools.len() as u64;
         let mut universe = scenario.snapshot.pools.clone();
         for index in first..first + random.range(0, 3) {

@@ -29,6 +29,17 @@ fn epochs_change_under_load() {
 }
 
 #[test]
+fn epochs_change_under_uploads() {
+    let seeds = number("CASHEW_SIM_SEEDS").map_or(12, |seeds| seeds / 10);
+    let mut total = Counts::default();
+    for seed in 1..=seeds {
+        total += run(&Scenario::epochs_of_uploads(seed)).counts;
+    }
+    println!("{total:?}");
+    assert!(total.uploads > seeds && total.epochs > seeds, "{total:?}");
+}
+
+#[test]
 fn one_seed() {
     if let Some(seed) = number("CASHEW_SIM_EPOCHS_SEED") {
         println!("{:#?}", Scenario::epochs(seed));

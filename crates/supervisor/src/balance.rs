@@ -17,7 +17,7 @@ use crate::ring::Slot;
 pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Who is less busy than this has no need of help.
-const BUSY_MIN: u32 = 500;
+const BUSY_MIN: u32 = 250;
 
 /// What a move needs to show in the loads, which are smoothed.
 const PAUSE_MIN: Duration = Duration::from_secs(3);
@@ -111,7 +111,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(balance.handle_loads(&[], THRESHOLD, now), None);
         assert_eq!(balance.handle_loads(&[(0, 1000)], THRESHOLD, now), None);
-        for loads in [[(0, 900), (1, 700)], [(0, 500), (1, 0)], [(0, 1000), (1, 1000)]] {
+        for loads in [[(0, 900), (1, 700)], [(0, 250), (1, 0)], [(0, 1000), (1, 1000)]] {
             let mut balance = Balance::new();
             for _ in 0..10 {
                 assert_eq!(balance.handle_loads(&loads, THRESHOLD, now), None);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cashew_control::frozen::Frozen;
 use cashew_control::{
-    MasterChannel, ReceiveError, SESSION_VERSION, SendError, ToChild, ToMaster, VERSION,
+    MasterChannel, ReceiveError, SESSION_VERSION, SendError, Session, ToChild, ToMaster, VERSION,
 };
 use rustix::process::{Pid, Signal};
 use tracing::{error, warn};
@@ -49,6 +49,9 @@ pub(crate) struct Running {
     /// Whether it counts in the metrics in use: one that another version started may not.
     pub(crate) counts: bool,
 }
+
+/// A session on its way, with what comes along.
+pub(crate) type Waiting = (Session, Vec<Rc<OwnedFd>>);
 
 pub(crate) struct Letter {
     pub(crate) message: ToChild,
@@ -257,9 +260,13 @@ impl Running {
         self.channel.is_some().then_some(self.outbox.len())
     }
 
-    /// The child, and what it has not been sent.
-    pub(crate) fn into_parts(self) -> (Child, VecDeque<Letter>) {
-        (self.child, self.outbox)
+    /// The child, and the sessions that were not sent to it yet.
+    pub(crate) fn into_parts(self) -> (Child, Vec<Waiting>) {
+        let session = |letter: Letter| match letter.message {
+            ToChild::Adopt { session } => Some((session, letter.descriptors)),
+            _ => None,
+        };
+        (self.child, self.outbox.into_iter().filter_map(session).collect())
     }
 
     /// The channel while it is open, and whether there is mail to send.

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, unseal};
+use cashew_control::{
+    ChildChannel, SESSION_VERSION, SESSION_VERSION_MIN, SendError, Session, ToMaster, unseal,
+};
 
 /// Sessions that may wait to be sent, with those being detached: their clients are served by
 /// nobody meanwhile.
@@ -120,7 +122,7 @@ pub(crate) struct Arrived {
 /// Unpacks what came with a session.
 pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result<Arrived> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
-    if session.version > SESSION_VERSION {
+    if !(SESSION_VERSION_MIN..=SESSION_VERSION).contains(&session.version) {
         return Err(invalid("it is of a version that is not known here"));
     }
     let mut descriptors = descriptors.into_iter();
@@ -206,7 +208,9 @@ mod tests {
         assert!(unpack(&huge, vec![socket(), seal(b"inout").unwrap()]).is_err());
         let later = Session { version: SESSION_VERSION + 1, input: 0, output: 0, ..session() };
         assert!(unpack(&later, vec![socket()]).is_err());
-        let empty = Session { version: 0, input: 0, output: 0, ..session() };
+        let earlier = Session { version: SESSION_VERSION_MIN - 1, ..later };
+        assert!(unpack(&earlier, vec![socket()]).is_err());
+        let empty = Session { input: 0, output: 0, ..session() };
         assert!(unpack(&empty, vec![socket()]).is_ok());
     }
 }

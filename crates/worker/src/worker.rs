@@ -703,6 +703,9 @@ impl<D: Driver> Worker<D> {
         }
         while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
             let Some(conn) = self.leaving.pop_front() else { break };
+            if !self.core.engine.has_client(conn) {
+                continue;
+            }
             let conn = Token(conn.token());
             self.core.detaching.insert(conn);
             self.driver.detach(conn);
@@ -713,9 +716,11 @@ impl<D: Driver> Worker<D> {
         let export = self.core.engine.export(conn, self.core.now);
         let Some(Export { pool, parts, input, output }) = export else { return };
         let quota = self.core.engine.quota(pool);
+        let config = self.core.engine.pool_config(pool);
         let session = Session {
             version: SESSION_VERSION,
-            pool: self.core.engine.pool_config(pool).name.clone(),
+            pool: config.name.clone(),
+            protocol: Some(config.protocol),
             id: parts.id,
             authenticated: parts.authenticated,
             name: parts.name,
@@ -739,7 +744,12 @@ impl<D: Driver> Worker<D> {
 
     /// Goes on with a session of another worker.
     fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
-        let Some(pool) = self.core.engine.pool_named(&session.pool) else {
+        let engine = &self.core.engine;
+        let speaks_alike = |pool: &u32| {
+            let protocol = engine.pool_config(*pool).protocol;
+            session.protocol.is_none_or(|spoken| spoken == protocol)
+        };
+        let Some(pool) = engine.pool_named(&session.pool).filter(speaks_alike) else {
             // Its quota went with the pool.
             tracing::warn!("a client of pool {} is closed: there is no such pool", session.pool);
             self.writer.add_sessions_cut(1);
@@ -898,6 +908,51 @@ mod tests {
         worker.end_tick();
         let (conn, _) = worker.driver.connects.pop().expect("it connects");
         (client, conn)
+    }
+
+    #[test]
+    fn the_busy_share_is_told_of_whole_periods() {
+        let mut busy = Busy::default();
+        assert_eq!(busy.turn(500_000, 100_000), None);
+        assert_eq!(busy.turn(200_000, 200_000), Some(300));
+        // One turn may be longer than the period.
+        assert_eq!(busy.turn(0, 5_000_000), Some(1000));
+        assert_eq!(busy.turn(9_000_000, 1_000_000), Some(100));
+    }
+
+    #[test]
+    fn clients_on_their_way_out_are_bounded_and_those_that_close_are_forgotten() {
+        let mut worker = worker(Fake::default());
+        let clients: Vec<Token> =
+            (0..600).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
+        worker.obey(ToChild::Retire { timeout_ms: 1000 }, Vec::new());
+        for _ in 0..5 {
+            worker.end_tick();
+        }
+        // The driver has not let go of any.
+        assert_eq!(worker.core.detaching.len(), UNSENT_MAX);
+        assert_eq!(worker.core.detaching.len() + worker.leaving.len(), UNSENT_MAX);
+        let going: Vec<Token> = worker.core.detaching.iter().copied().collect();
+        for &conn in &going[..100] {
+            worker.core.closed(conn, CloseKind::Reset);
+        }
+        for &conn in &going[100..] {
+            let (_, socket) = cashew_control::pair().unwrap();
+            worker.core.detached(conn, socket);
+        }
+        for _ in 0..5 {
+            worker.end_tick();
+        }
+        // Nobody takes those that are exported: no others follow but in place of the closed ones.
+        assert_eq!(worker.outbox.sessions(), UNSENT_MAX - 100);
+        assert_eq!(worker.core.detaching.len(), 100);
+        assert_eq!(worker.core.engine.clients(), clients.len() - UNSENT_MAX);
+        assert_eq!(worker.core.shared.taken(0), 500, "those that closed gave their places back");
+        worker.core.now = worker.core.now.plus_millis(1000);
+        assert!(worker.is_over());
+        worker.cut();
+        assert_eq!(worker.core.segments.header(0).sessions_cut, 500);
+        assert_eq!(worker.core.shared.taken(0), (clients.len() - UNSENT_MAX) as u64);
     }
 
     #[test]

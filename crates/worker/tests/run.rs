@@ -219,6 +219,36 @@ fn it_listens_elsewhere_when_told() {
     }
 }
 
+/// The shortest time of several that a request in two small writes takes, of a client that leaves
+/// Nagle's algorithm on, as many do.
+fn time_in_two_parts(options: &str) -> Duration {
+    let record = harness::Record::default();
+    let address = harness::Server::start('a', &record).address;
+    let worker = Worker::start(&address.to_string(), options);
+    let mut client = TcpStream::connect(worker.address).map(patient).unwrap();
+    client.set_nodelay(false).unwrap();
+    let request = harness::get(1);
+    let mut ask = |parts: [&[u8]; 2]| {
+        let start = Instant::now();
+        parts.iter().for_each(|part| client.write_all(part).unwrap());
+        expect(&mut client, &harness::value(1));
+        start.elapsed()
+    };
+    // The kernel acknowledges at once until it has seen that replies follow soon.
+    for _ in 0..50 {
+        ask([&request, b""]);
+    }
+    (0..8).map(|_| ask([&request[..9], &request[9..]])).min().unwrap()
+}
+
+#[test]
+fn quick_acknowledgements_spare_clients_a_wait() {
+    let delayed = time_in_two_parts("");
+    let quick = time_in_two_parts("tcp_quickack: true");
+    eprintln!("delayed: {delayed:?}, quick: {quick:?}");
+    assert!(quick < Duration::from_millis(20), "{quick:?}, not {delayed:?}");
+}
+
 #[test]
 fn it_reports_a_server_that_fails() {
     let (listener, address) = server();

@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cashew_control::{Session, ToChild, ToMaster, seal};
+use cashew_config::snapshot::Protocol;
+use cashew_control::{SESSION_VERSION, Session, ToChild, ToMaster, seal};
 use cashew_metrics::PoolGauge;
 
 use harness::{
@@ -238,9 +239,11 @@ fn who_does_not_come_to_rest_is_cut_and_counted() {
 fn sessions_that_make_no_sense_are_closed() {
     let server = Server::start('a', &Record::default());
     let pair = Pair::start("auto", &server);
-    let good = Session { pool: "p".to_owned(), id: 5, ..Session::default() };
+    let version = SESSION_VERSION;
+    let good = Session { version, pool: "p".to_owned(), id: 5, ..Session::default() };
     let bad = [
         (Session { pool: "q".to_owned(), ..good.clone() }, None),
+        (Session { protocol: Some(Protocol::Memcached), ..good.clone() }, None),
         (Session { version: 99, ..good.clone() }, None),
         (Session { input: 3, ..good.clone() }, Some(seal(b"ab").unwrap())),
     ];
@@ -251,6 +254,7 @@ fn sessions_that_make_no_sense_are_closed() {
         drop(descriptors);
         expect_end(ours);
     }
+    pair.wait("theirs are given back", |pair| pair.instance.shared.taken(0) == 0);
     assert!(pair.instance.shared.take(0, 100));
     let (mut ours, theirs) = connection();
     ours.write_all(&get(1)).unwrap();
@@ -261,7 +265,7 @@ fn sessions_that_make_no_sense_are_closed() {
     expect(&mut ours, &value(1));
     drop(ours);
     pair.wait("its place is given back", |pair| pair.instance.shared.taken(0) == 0);
-    assert_eq!(pair.instance.segments.header(1).sessions_cut, 3);
+    assert_eq!(pair.instance.segments.header(1).sessions_cut, 4);
 }
 
 /// A client and its connection as a worker had accepted it.

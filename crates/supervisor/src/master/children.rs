@@ -13,7 +13,7 @@ use super::{Master, Phase, workers_of};
 use crate::child::{Child, Exit, Role};
 use crate::deal::{Change, Player};
 use crate::fleet::{self, Life};
-use crate::member::{Letter, Member, Running};
+use crate::member::{Member, Running};
 use crate::sessions::Parcel;
 use crate::slots::{KILL_GRACE, Order};
 use crate::{Error, Step};
@@ -174,12 +174,10 @@ impl Master {
             self.deal.left(slot);
             self.is_unsettled = true;
         }
-        let (child, letters) = running.into_parts();
+        let (child, sessions) = running.into_parts();
         if let Role::Worker { slot: from } = role {
-            for Letter { message, descriptors } in letters {
-                if let ToChild::Adopt { session } = message {
-                    self.sessions.push_back(Parcel { from, session, descriptors });
-                }
+            for (session, descriptors) in sessions {
+                self.sessions.push_back(Parcel { from, session, descriptors });
             }
         }
         child
