@@ -1,5 +1,6 @@
 """All kinds of change in any order, each as soon as the last one lets it, or sooner."""
 
+import contextlib
 import os
 import random
 import signal
@@ -64,12 +65,18 @@ def any_change(place, gateway, servers, rng, kinds):
     elif kind == "upgrade":
         # Refused when one is under way.
         assert gateway.order("upgrade").returncode in (0, 1)
-    elif workers := worker_processes(gateway.pid):
+    elif workers := [pid for pid in worker_processes(gateway.pid) if has_begun(pid)]:
         number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it was about to end
             os.kill(rng.choice(workers), number)
-        except ProcessLookupError:
-            pass  # it was about to end
+
+
+def has_begun(pid):
+    """Whether a worker is past its start: one that is stopped before has half a minute for it."""
+    try:
+        return time.time() - os.stat(f"/proc/{pid}").st_mtime > 0.5
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("deaths", [False, True], ids=["calm", "deaths"])
