@@ -7,13 +7,15 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness import children, resp, server_lines, wait_until
+from harness import children, holders, resp, server_lines, wait_until
 
 #: Two lines: processors fetch them in pairs.
 LINE = 128
 PAGE = 4096
+#: Workers that there is room for.
+SLOTS = 256
 #: Where a worker's process id is in its part of the metrics.
-PID = 16
+PID = 0
 #: Within this time a worker renews its heartbeat.
 HEARTBEAT = 0.6
 
@@ -44,12 +46,17 @@ def shared_mappings(pid):
     return found
 
 
+def memory(pid, name):
+    """The content of memory that all workers map."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(descriptor).startswith(f"/memfd:{name}"):
+            return descriptor.read_bytes()
+    raise AssertionError(f"the master has no {name}")
+
+
 def metrics(pid):
     """The content of the memory that the metrics of all workers are in."""
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        if os.readlink(descriptor).startswith("/memfd:cashew-metrics"):
-            return descriptor.read_bytes()
-    raise AssertionError("the master has no metrics")
+    return memory(pid, "cashew-metrics")
 
 
 @contextmanager
@@ -67,11 +74,6 @@ def stopped(*pids):
 
 def state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def slot_of(conn):
-    """The worker that a connection is with: workers number their clients in turn."""
-    return (conn.call("CLIENT", "ID") - 1) % 2
 
 
 def serve(conn, requests=1000):
@@ -92,7 +94,9 @@ def test_workers_write_nothing_that_others_read(place):
 
     def both_have_clients():
         conn = place.keep(gateway.connect())
-        conns.setdefault(slot_of(conn), conn)
+        assert conn.call("PING") == "PONG"
+        port = conn.socket.getsockname()[1]
+        conns.setdefault(holders(gateway.workers(), {port})[port], conn)
         return len(conns) == 2
 
     wait_until(both_have_clients, "a client of each worker", pause=0)
@@ -100,24 +104,31 @@ def test_workers_write_nothing_that_others_read(place):
     assert len(workers) == 2
 
     first, second = (shared_mappings(pid) for pid in workers)
-    shared = [first[inode] for inode in first.keys() & second.keys()]
-    assert [name for name, _ in shared] == ["/memfd:cashew-metrics"]
+    shared = dict(first[inode] for inode in first.keys() & second.keys())
+    assert set(shared) == {"/memfd:cashew-metrics", "/memfd:cashew-shared"}
     assert not sockets(workers[0]) & sockets(workers[1])
 
     size = len(metrics(gateway.pid))
-    segment = size // 2
-    assert shared[0][1] == size
+    segment = (size - PAGE) // SLOTS
+    assert shared["/memfd:cashew-metrics"] == size
     assert segment % PAGE == 0
 
-    for slot, conn in conns.items():
+    def segment_of(pid):
+        """Behind a page that all slots have in common."""
+        numbers = metrics(gateway.pid)
+        starts = range(PAGE, size, segment)
+        return next(at for at in starts if struct.unpack_from("=Q", numbers, at + PID)[0] == pid)
+
+    for busy, conn in conns.items():
         serve(conn)  # so that it is connected to the servers
-        (busy,) = struct.unpack_from("=Q", metrics(gateway.pid), slot * segment + PID)
-        assert busy in workers
+        own = segment_of(busy)
         with stopped(gateway.pid, *(pid for pid in children(gateway.pid) if pid != busy)):
+            common = memory(gateway.pid, "cashew-shared")
             before = metrics(gateway.pid)
             serve(conn)
             time.sleep(HEARTBEAT)
             after = metrics(gateway.pid)
+            assert memory(gateway.pid, "cashew-shared") == common
         lines = [at for at in range(0, size, LINE) if before[at:at + LINE] != after[at:at + LINE]]
         assert lines, "what a worker serves is counted"
-        assert {at // segment for at in lines} == {slot}
+        assert all(own <= at < own + segment for at in lines)
