@@ -398,6 +398,7 @@ impl Master {
             watchdog: Watchdog::new(heartbeat_timeout_ms, now),
             reload: Default::default(),
             upgrade: Upgrade::default(),
+            // As at the first start: the environment stays over an exec.
             notify: Notify::from_env(now),
             sessions: Default::default(),
             balance: crate::balance::Balance::new(),
@@ -413,7 +414,6 @@ impl Master {
             on_ready: None,
             started: UNIX_EPOCH + Duration::from_secs(state.started_at),
             operators: Operators::resume(state.operators, operators),
-            // As at the first start: the environment stays over an exec.
         };
         let outbox_max = master.outbox_max();
         for running in master.members.values_mut().filter_map(|member| member.running.as_mut()) {
