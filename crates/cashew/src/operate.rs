@@ -3,11 +3,17 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cashew_supervisor::{Answer, AskError, Command, Outcome, Status};
 use chrono::{DateTime, Local};
 
 use crate::arguments::InstanceArguments;
+
+/// How long an instance that is becoming another executable is asked again.
+const CUT_RETRY: Duration = Duration::from_secs(5);
+const CUT_PAUSE: Duration = Duration::from_millis(50);
 
 pub(crate) fn reload(instance: &InstanceArguments, dry_run: bool) -> ExitCode {
     finish(ask(instance, &Command::Reload { dry_run }, |_| {}))
@@ -61,7 +67,7 @@ fn ask(
     };
     let mut tried = Vec::new();
     for path in sockets(instance)? {
-        match cashew_supervisor::ask(&path, command, &mut hear) {
+        match ask_until_heard(&path, command, CUT_RETRY, &mut hear) {
             Ok(()) => return result,
             Err(AskError::NotThere(error)) => {
                 tried.push(format!("\n    {}: {error}", path.display()));
@@ -74,6 +80,33 @@ fn ask(
         None => format!(" of configuration file '{}'", instance.conf_file.display()),
     };
     Err(format!("no instance{of} answers{}", tried.concat()))
+}
+
+/// Asks again if the connection ends before the first line of an answer: an upgrade took the master
+/// that was asked. Not for an upgrade, which might come about twice.
+fn ask_until_heard(
+    path: &Path,
+    command: &Command,
+    patience: Duration,
+    hear: &mut impl FnMut(Answer),
+) -> Result<(), AskError> {
+    let may_repeat = !matches!(command, Command::Upgrade { .. });
+    let (until, mut is_cut) = (Instant::now() + patience, false);
+    loop {
+        let mut is_heard = false;
+        let result = cashew_supervisor::ask(path, command, |answer| {
+            is_heard = true;
+            hear(answer);
+        });
+        let Err(error) = result else { return Ok(()) };
+        // Who was there before may be on the way back.
+        let is_away = is_cut && matches!(error, AskError::NotThere(_));
+        is_cut |= error.is_cut();
+        if is_heard || !may_repeat || !(error.is_cut() || is_away) || Instant::now() >= until {
+            return Err(error);
+        }
+        thread::sleep(CUT_PAUSE);
+    }
 }
 
 /// Where the instance may listen to operators.
@@ -187,9 +220,73 @@ fn table(rows: &[Vec<String>]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
     use cashew_supervisor::{AdminStatus, PoolStatus, WorkerStatus};
 
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    /// What comes of asking one who treats connections in turn like this, and then listens no more.
+    fn ask_one_who(
+        name: &str,
+        command: &Command,
+        patience: Duration,
+        treats: &[fn(UnixStream)],
+    ) -> (Result<(), AskError>, Vec<Answer>) {
+        let path = std::env::temp_dir().join(format!("cashew-{name}-{}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut heard = Vec::new();
+        let result = thread::scope(|scope| {
+            scope
+                .spawn(move || treats.iter().for_each(|treat| treat(listener.accept().unwrap().0)));
+            ask_until_heard(&path, command, patience, &mut |answer| heard.push(answer))
+        });
+        fs::remove_file(&path).unwrap();
+        (result, heard)
+    }
+
+    fn answer(mut stream: UnixStream, text: &str) {
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).unwrap();
+        assert_eq!(line, "{\"command\":\"status\"}\n");
+        stream.write_all(text.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn who_becomes_another_executable_is_asked_again() {
+        let treats: [fn(UnixStream); 4] = [
+            drop,
+            |stream| answer(stream, ""),
+            |stream| answer(stream, "{\"sa"),
+            |stream| answer(stream, "{\"say\":\"hm\"}\n{\"done\":true}\n"),
+        ];
+        let (result, heard) = ask_one_who("again", &Command::Status, PATIENCE, &treats);
+        result.unwrap();
+        assert_eq!(heard, [Answer::Say("hm".to_owned()), Answer::Done(true)]);
+    }
+
+    #[test]
+    fn who_has_begun_to_answer_or_does_not_come_back_is_not() {
+        let begun: fn(UnixStream) = |stream| answer(stream, "{\"say\":\"hm\"}\n");
+        let (result, heard) = ask_one_who("begun", &Command::Status, PATIENCE, &[begun]);
+        assert!(matches!(result, Err(AskError::Ended)), "{result:?}");
+        assert_eq!(heard, [Answer::Say("hm".to_owned())]);
+        let patience = Duration::from_millis(200);
+        let (result, _) = ask_one_who("gone", &Command::Status, patience, &[drop]);
+        assert!(matches!(result, Err(AskError::NotThere(_))), "{result:?}");
+    }
+
+    #[test]
+    fn an_upgrade_is_asked_for_once() {
+        let command = Command::Upgrade { binary: None };
+        let (result, heard) = ask_one_who("upgrade", &command, PATIENCE, &[drop]);
+        assert!(result.unwrap_err().is_cut() && heard.is_empty());
+    }
 
     #[test]
     fn a_status_is_tables() {

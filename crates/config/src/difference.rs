@@ -7,11 +7,12 @@ use std::fmt;
 
 use cashew_placement::HashTag;
 
+use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
     Topology,
 };
-use crate::value::SizeText;
+use crate::value::RoundSize;
 
 /// More servers of a pool that are added, that are removed or that change are counted, not named.
 const SERVERS_SHOWN_MAX: usize = 20;
@@ -74,8 +75,6 @@ impl Difference {
         let socket = |path: &Option<std::path::PathBuf>| {
             path.as_ref().map(|path| path.display().to_string())
         };
-        // Half of the memory over the number of workers is seldom round.
-        let share = |bytes: &Option<u64>| or_none(&bytes.map(|it| format!("{}mb", it >> 20)));
         let mut option = Options { lines: &mut self.lines, pool: None };
         option.changed("worker_processes", worker_processes, &new.worker_processes);
         option.changed("max_openfiles", &or_none(max_open_files), &or_none(&new.max_open_files));
@@ -87,11 +86,13 @@ impl Difference {
             &(new.worker_shutdown_timeout_ms / 1000),
         );
         option.changed("batch_window_max", batch_window_max_us, &new.batch_window_max_us);
-        option.changed(
-            "memory_max, each worker's share",
-            &share(worker_memory_max),
-            &share(&new.worker_memory_max),
-        );
+        if !is_same_memory(old, new) {
+            option.size_changed(
+                "memory_max, each worker's share",
+                *worker_memory_max,
+                new.worker_memory_max,
+            );
+        }
         option.changed("io_engine", &engine(*io_engine), &engine(new.io_engine));
         option.changed(
             "reload_drain_timeout",
@@ -269,6 +270,19 @@ impl Options<'_> {
         }
     }
 
+    /// `None` is without limit.
+    fn size_changed(&mut self, key: &str, old: Option<u64>, new: Option<u64>) {
+        if old == new {
+            return;
+        }
+        let round = |size: Option<u64>| or_none(&size.map(RoundSize));
+        let exact = |size: Option<u64>| or_none(&size.map(|bytes| format!("{bytes} bytes")));
+        match (round(old), round(new)) {
+            (one, other) if one == other => self.changed(key, &exact(old), &exact(new)),
+            (one, other) => self.changed(key, &one, &other),
+        }
+    }
+
     fn limits(&mut self, old: &Limits, new: &Limits) {
         let Limits {
             request_size_max,
@@ -286,7 +300,7 @@ impl Options<'_> {
             ("server_queue_size_max", server_queue_size_max, new.server_queue_size_max),
         ];
         for (key, old, new) in sizes {
-            self.changed(key, &SizeText(*old), &SizeText(new));
+            self.size_changed(key, Some(*old), Some(new));
         }
         self.changed("client_requests_max", client_requests_max, &new.client_requests_max);
         self.changed("server_queue_max", server_queue_max, &new.server_queue_max);
@@ -295,6 +309,24 @@ impl Options<'_> {
             server_connect_timeout_ms,
             &new.server_connect_timeout_ms,
         );
+    }
+}
+
+/// Whether the shares of workers may be those of the same memory, so that only the number of workers
+/// has changed them.
+fn is_same_memory(old: &Global, new: &Global) -> bool {
+    let [old, new] = [old, new].map(|global| {
+        let workers = u64::from(global.worker_processes.max(1));
+        global.worker_memory_max.map(|share| {
+            let least = if share > WORKER_MEMORY_MIN { share.saturating_mul(workers) } else { 0 };
+            (least, share.saturating_mul(workers).saturating_add(workers - 1))
+        })
+    });
+    match (old, new) {
+        (Some((old_min, old_max)), Some((new_min, new_max))) => {
+            old_min <= new_max && new_min <= old_max
+        }
+        (old, new) => old == new,
     }
 }
 
@@ -381,15 +413,15 @@ mod tests {
     #[test]
     fn global_options_are_told_as_the_file_has_them() {
         let table = [
-            (
-                "worker_processes: 4, memory_max: 400mb",
-                "worker_processes: 2 -> 4\nmemory_max, each worker's share: 200mb -> 100mb",
-            ),
+            // The share changes with it, as everybody expects.
+            ("worker_processes: 4, memory_max: 400mb", "worker_processes: 2 -> 4"),
+            ("worker_processes: 3, memory_max: 400mb", "worker_processes: 2 -> 3"),
             ("max_openfiles: 1024", "max_openfiles: none -> 1024"),
             ("user: nobody, group: nogroup", "user: none -> nobody\ngroup: none -> nogroup"),
             ("worker_shutdown_timeout: 5", "worker_shutdown_timeout: 30 -> 5"),
             ("batch_window_max: 0", "batch_window_max: 200 -> 0"),
-            ("memory_max: 0", "memory_max, each worker's share: 200mb -> none"),
+            ("memory_max: 500000000", "memory_max, each worker's share: 200.0 MiB -> 238.4 MiB"),
+            ("memory_max: 0", "memory_max, each worker's share: 200.0 MiB -> none"),
             ("io_engine: uring", "io_engine: auto -> uring"),
             ("reload_drain_timeout: 1", "reload_drain_timeout: 5000 -> 1"),
             ("control_socket: /s", "control_socket: none -> /s"),
@@ -428,12 +460,16 @@ mod tests {
             ("server_connections: 2", "server_connections: 1 -> 2"),
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
-            ("request_size_max: 1mb", "request_size_max: 1gb -> 1mb"),
+            ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
-            ("client_output_pause: 5kb", "client_output_pause: 1mb -> 5kb"),
-            ("client_output_max: 2gb", "client_output_max: 1gb -> 2gb"),
+            ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),
+            ("client_output_max: 2gb", "client_output_max: 1.0 GiB -> 2.0 GiB"),
+            (
+                "client_output_max: 1073741825",
+                "client_output_max: 1073741824 bytes -> 1073741825 bytes",
+            ),
             ("server_queue_max: 9", "server_queue_max: 262144 -> 9"),
-            ("server_queue_size_max: 100000", "server_queue_size_max: 256mb -> 100000"),
+            ("server_queue_size_max: 100000", "server_queue_size_max: 256.0 MiB -> 97.7 KiB"),
             ("server_connect_timeout: 1", "server_connect_timeout: 5000 -> 1"),
         ];
         let old = snapshot(GLOBAL, &format!("redis: true, {SERVERS}"));
@@ -443,6 +479,33 @@ mod tests {
                 expected.lines().map(|line| format!("pool 'alpha': {line}")).collect();
             assert_eq!(words(&old, &new), expected.join("\n"));
         }
+    }
+
+    #[test]
+    fn the_share_of_an_automatic_memory_max_goes_without_saying() {
+        let with = |global: &str, memory| {
+            let text = format!("global: {{{global}}}\npools: {{p: {{listen: /p, {SERVERS}}}}}");
+            let context = Context { memory: Some(memory), ..Context::of_system() };
+            parse("f", &text, &context).unwrap_or_else(|errors| panic!("{errors}")).snapshot
+        };
+        // Odd numbers, and so many workers that each has the least share.
+        for memory in [25_276_508_285, 100 << 20] {
+            let four = with("worker_processes: 4", memory);
+            for workers in [0, 1, 3, 7, 256] {
+                let other = with(&format!("worker_processes: {workers}"), memory);
+                assert_eq!(words(&four, &other), format!("worker_processes: 4 -> {workers}"));
+                assert_eq!(words(&other, &four), format!("worker_processes: {workers} -> 4"));
+            }
+        }
+        let before = with("worker_processes: 4", 25_276_508_285);
+        assert_eq!(
+            words(&before, &with("worker_processes: 4, memory_max: 50gb", 25_276_508_285)),
+            "memory_max, each worker's share: 2.9 GiB -> 12.5 GiB"
+        );
+        assert_eq!(
+            words(&before, &with("worker_processes: 2, memory_max: 50gb", 0)),
+            "worker_processes: 4 -> 2\nmemory_max, each worker's share: 2.9 GiB -> 25.0 GiB"
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ section! {
         /// use; 0 is a single process that does everything, without a master.
         worker_processes: Workers = "auto",
         /// Open files (RLIMIT_NOFILE) wanted for each worker. Without it the inherited limit stays.
+        /// What servers may need is reserved; clients may have the rest.
         max_openfiles: Number<64, 1073741824> = none,
         /// User that workers become when the master runs as root. Looked up when it is needed.
         user: Text = none,
@@ -81,8 +82,8 @@ section! {
         timeout: Timeout = "-1",
         /// Connections that may wait to be accepted, as given to listen(2).
         backlog: Number<0, 2147483647> = "512",
-        /// Client connections of this pool over all workers. 0 is without limit but that of open
-        /// files.
+        /// Client connections of this pool over all workers. 0 is without limit but what open files
+        /// leave to clients.
         client_connections: Number<0, 2147483647> = "0",
         /// Whether client connections have SO_KEEPALIVE. Server connections always have it.
         tcpkeepalive: Switch = "false",

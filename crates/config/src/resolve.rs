@@ -23,7 +23,7 @@ pub const POOLS_MAX: usize = 4096;
 pub const MODULA_WEIGHT_MAX: u64 = 1 << 22;
 
 /// A worker's share of `memory_max` is never smaller: a few dozen reads must have room.
-const WORKER_MEMORY_MIN: u64 = 8 << 20;
+pub(crate) const WORKER_MEMORY_MIN: u64 = 8 << 20;
 
 /// The server name that makes a redis pool of the sectioned dialect one master with replicas.
 const MASTER: &str = "master";

@@ -209,6 +209,21 @@ impl fmt::Display for SizeText {
     }
 }
 
+/// Bytes as people say them, with one decimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RoundSize(pub(crate) u64);
+
+impl fmt::Display for RoundSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (factor, unit) in [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")] {
+            if self.0 >= factor {
+                return write!(f, "{:.1} {unit}", self.0 as f64 / factor as f64);
+            }
+        }
+        write!(f, "{} bytes", self.0)
+    }
+}
+
 /// A fixed number of worker processes or one for every processor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Workers {

@@ -13,7 +13,7 @@ use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, 
 
 use crate::socket::{
     ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
-    drain, start_connecting,
+    drain, refuse, start_connecting,
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
@@ -270,10 +270,13 @@ impl EpollDriver {
     }
 
     fn take(&mut self, listener: u32, descriptor: OwnedFd, handler: &mut impl Handler) {
-        if let Some(conn) = handler.accepted(listener)
-            && self.insert(conn, descriptor, false).is_err()
-        {
-            handler.closed(conn, CloseKind::Reset);
+        match handler.accepted(listener) {
+            Ok(conn) => {
+                if self.insert(conn, descriptor, false).is_err() {
+                    handler.closed(conn, CloseKind::Reset);
+                }
+            }
+            Err(why) => refuse(&descriptor, why, &mut self.buffer),
         }
     }
 

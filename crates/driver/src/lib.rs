@@ -61,8 +61,9 @@ pub enum CloseKind {
 pub trait Handler {
     /// A wait is over: what follows happened by now.
     fn woken(&mut self);
-    /// A client connected. Its token, or `None` to close it at once.
-    fn accepted(&mut self, listener: u32) -> Option<Token>;
+    /// A client connected. Its token, or what it is told before it is closed at once, so that it
+    /// does not keep its descriptor until others have been heard.
+    fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]>;
     /// Out of descriptors: clients wait to be accepted until some are free.
     fn accept_blocked(&mut self, listener: u32);
     fn connected(&mut self, conn: Token);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{
-    self, AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
 use crate::{Address, CloseKind};
@@ -113,6 +113,15 @@ pub(crate) fn drain(socket: impl AsFd, buffer: &mut Vec<u8>) {
             _ => break,
         }
     }
+}
+
+/// Says the last word to a client that was just accepted, which is to be closed now. `buffer` is
+/// for reading; its content is lost.
+pub(crate) fn refuse(socket: impl AsFd, why: &[u8], buffer: &mut Vec<u8>) {
+    // Few bytes fit, and if they do not it is closed all the same.
+    let _ = net::send(&socket, why, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    // What lies unread would reset the connection, which may take from the client what it is told.
+    drain(socket, buffer);
 }
 
 pub(crate) fn close_kind(errno: Errno) -> CloseKind {

@@ -13,7 +13,7 @@ use rustix::net::{Shutdown, SocketFlags, shutdown, sockopt};
 use crate::ring::{BUFFER_SIZE, Buffer, Completion, Ring};
 use crate::socket::{
     ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
-    drain, start_connecting,
+    drain, refuse, start_connecting,
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
@@ -491,7 +491,7 @@ impl UringDriver {
     fn drain(&mut self, mut draining: Draining, handler: &mut impl Handler) {
         loop {
             match draining.accept(SocketFlags::CLOEXEC) {
-                Drained::Accepted(socket) => self.take(draining.id, socket, handler),
+                Drained::Accepted(socket) => drop(self.take(draining.id, socket, handler)),
                 Drained::Empty => return,
                 Drained::Blocked => {
                     handler.accept_blocked(draining.id);
@@ -503,10 +503,16 @@ impl UringDriver {
         }
     }
 
-    fn take(&mut self, listener: u32, socket: OwnedFd, handler: &mut impl Handler) {
-        if let Some(conn) = handler.accepted(listener) {
-            self.insert(conn, socket, false);
+    /// Whether the handler keeps the connection.
+    fn take(&mut self, listener: u32, socket: OwnedFd, handler: &mut impl Handler) -> bool {
+        match handler.accepted(listener) {
+            Ok(conn) => self.insert(conn, socket, false),
+            Err(why) => {
+                refuse(&socket, why, &mut self.buffer);
+                return false;
+            }
         }
+        true
     }
 
     /// Has the kernel let go of the connections that are to be let go of.
@@ -600,9 +606,11 @@ impl UringDriver {
     }
 
     fn report_accepted(&mut self, handler: &mut impl Handler) {
-        for _ in 0..ACCEPTS_PER_TICK {
+        let mut taken = 0;
+        while taken < ACCEPTS_PER_TICK {
             let Some((id, socket)) = self.accepted.pop_front() else { return };
-            self.take(id, socket, handler);
+            // Those that are refused give their descriptors back, so no more of them wait.
+            taken += usize::from(self.take(id, socket, handler));
         }
     }
 }
@@ -623,7 +631,9 @@ impl Driver for UringDriver {
             }
             for _ in 0..self.accepted.len() {
                 match self.accepted.pop_front() {
-                    Some((listener, socket)) if listener == id => self.take(id, socket, handler),
+                    Some((listener, socket)) if listener == id => {
+                        self.take(id, socket, handler);
+                    }
                     other => self.accepted.extend(other),
                 }
             }

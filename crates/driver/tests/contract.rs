@@ -123,9 +123,16 @@ fn closes_whom_the_handler_does_not_want<D: Driver>(new: fn() -> D) {
     let mut bench = Bench::new(new);
     bench.recorder.is_full = true;
     let address = bench.listen(1, "127.0.0.1:0");
-    let mut peer = TcpStream::connect(address).unwrap();
+    let mut peers = [(); 100].map(|()| TcpStream::connect(address).unwrap());
+    for peer in &mut peers {
+        peer.write_all(b"unread").unwrap();
+    }
     bench.linger();
-    assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+    for mut peer in peers {
+        let mut heard = String::new();
+        peer.read_to_string(&mut heard).unwrap();
+        assert_eq!(heard, "full");
+    }
     assert_eq!(bench.recorder.events, []);
 }
 

@@ -234,6 +234,14 @@ impl Engine {
         conn
     }
 
+    /// A client connected, and is closed at once for want of descriptors. Returns what it is told.
+    pub fn handle_refused(&mut self, pool: u32) -> &'static [u8] {
+        let Pool { protocol, metrics, .. } = self.pools[pool as usize];
+        self.metrics.add_pool(metrics, PoolCounter::ClientsAccepted, 1);
+        self.metrics.add_pool(metrics, PoolCounter::ClientsRefused, 1);
+        refusal(protocol)
+    }
+
     /// The connection asked for by [`Action::Connect`] is there.
     pub fn handle_connected(&mut self, conn: ConnId, now: Time) {
         self.now = now;
@@ -619,12 +627,17 @@ impl Engine {
     }
 
     fn refuse(&mut self, client: u32) {
-        let text: &[u8] = match self.protocol_of(client) {
-            Protocol::Redis => b"-ERR max number of clients reached\r\n",
-            Protocol::Memcached => b"ERROR Too many open connections\r\n",
-        };
+        let text = refusal(self.protocol_of(client));
         self.answer(client, |out| out.extend_from_slice(text));
         self.clients[client].state = State::Closing;
+    }
+}
+
+/// What a client is told that finds no place.
+fn refusal(protocol: Protocol) -> &'static [u8] {
+    match protocol {
+        Protocol::Redis => b"-ERR max number of clients reached\r\n",
+        Protocol::Memcached => b"ERROR Too many open connections\r\n",
     }
 }
 

@@ -9,6 +9,7 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::buffer::{POOLED_SIZE_MAX, READ_SIZE_MAX};
 use crate::engine::lanes_here;
+use crate::files::OpenFiles;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
 
@@ -51,7 +52,7 @@ pub struct MemoryBound {
     pools: u64,
     servers: u64,
     clients: u64,
-    /// Whether the number of clients is that of open files.
+    /// Whether the number of clients is what open files leave to them.
     by_files: bool,
     fixed: u64,
     /// What the limits of pools allow clients and servers to make a worker hold.
@@ -67,10 +68,10 @@ impl MemoryBound {
         let global = &snapshot.global;
         let workers = global.worker_processes.max(1);
         let pools = &snapshot.pools;
+        let most = OpenFiles::of(snapshot, open_files).clients();
         let by_limits = pools.iter().map(|pool| u64::from(pool.client_connections)).sum();
-        let by_files =
-            pools.iter().any(|pool| pool.client_connections == 0) || by_limits > open_files;
-        let clients = if by_files { open_files } else { by_limits };
+        let by_files = pools.iter().any(|pool| pool.client_connections == 0) || by_limits > most;
+        let clients = if by_files { most } else { by_limits };
         let scratch = pools.iter().map(scratch).max().unwrap_or(0);
         let fixed = pools.iter().map(|pool| pool_at_rest(pool, workers)).sum::<u64>();
         let per_client = pools.iter().map(held_by_client).max().unwrap_or(0);
@@ -248,7 +249,7 @@ mod tests {
     fn the_cap_counts_unless_less_is_possible() {
         let global = "global: {worker_processes: 2, memory_max: 512mb}\npools:\n  p:\n";
         let capped = bound(&format!("{global}    client_connections: 5000"));
-        assert_eq!((capped.clients, capped.by_files), (1000, true));
+        assert_eq!((capped.clients, capped.by_files), (1000 - 39, true));
         assert_eq!((capped.held(), capped.copy() >> 20), (256 << 20, 256));
         assert!((570 << 20..640 << 20).contains(&capped.total()), "{capped}");
         let small = bound(&format!(

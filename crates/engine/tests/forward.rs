@@ -437,6 +437,21 @@ fn a_client_too_many_is_told_so() {
 }
 
 #[test]
+fn a_client_without_a_descriptor_is_told_so_and_counted() {
+    for (protocol, told) in [
+        (REDIS, "-ERR max number of clients reached\r\n"),
+        ("redis: false", "ERROR Too many open connections\r\n"),
+    ] {
+        let mut world = World::new(&pool(protocol, 1));
+        assert_eq!(world.engine.handle_refused(0), told.as_bytes());
+        assert_eq!(world.engine.clients(), 0);
+        let counted = [PoolCounter::ClientsAccepted, PoolCounter::ClientsRefused]
+            .map(|counter| world.metrics.pool_counter(world.metrics.pool(0), counter));
+        assert_eq!(counted, [1, 1]);
+    }
+}
+
+#[test]
 fn a_drain_finishes_what_is_in_flight() {
     let mut world = World::new(&pool(REDIS, 1));
     let (busy, idle) = (world.client(), world.client());

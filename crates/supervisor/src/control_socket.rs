@@ -171,6 +171,21 @@ pub enum AskError {
     Io(#[from] io::Error),
 }
 
+impl AskError {
+    /// Whether who was asked has let go of the connection, as an executable does that becomes
+    /// another one.
+    pub fn is_cut(&self) -> bool {
+        match self {
+            Self::Ended => true,
+            Self::Io(error) => matches!(
+                error.kind(),
+                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
+            ),
+            Self::NotThere(_) | Self::Stranger(_) | Self::Timeout => false,
+        }
+    }
+}
+
 impl ControlSocket {
     /// At the path that is configured, which has to work.
     pub(crate) fn at(path: &Path) -> Result<Self, ControlSocketError> {

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Token};
-use cashew_engine::{Admission, CloseReason, ConnId, Engine, Time};
+use cashew_engine::{Admission, CloseReason, ConnId, Engine, OpenFiles, Time};
 use cashew_metrics::{Segments, Shared};
+use rustix::process::{Resource, getrlimit};
 
 use crate::clock::Clock;
 
@@ -59,6 +60,10 @@ pub(crate) struct Core {
     pub(crate) preparer_readable: bool,
     /// Addresses not tried yet, of connections being made to servers with several.
     pub(crate) addresses: HashMap<Token, VecDeque<SocketAddr>>,
+    /// What files are for, listening sockets left out.
+    pub(crate) files: OpenFiles,
+    /// That clients are refused, since the rest of the files is for servers.
+    pub(crate) refused: Report,
     /// That clients have to wait for descriptors.
     pub(crate) blocked: Report,
     /// That new requests have to wait for memory.
@@ -109,6 +114,47 @@ impl Core {
         }
     }
 
+    /// Keeps as many files from clients as the servers of this moment may need.
+    pub(crate) fn reserve_files(&mut self) {
+        self.files = OpenFiles {
+            limit: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
+            listeners: self.listeners.len() as u64,
+            server_connections: self.engine.server_connections_max(),
+            alone: self.snapshot.global.worker_processes == 0,
+        };
+    }
+
+    /// Says so if that is too many.
+    pub(crate) fn check_files(&self) {
+        if self.files.is_short() {
+            tracing::warn!(
+                "of {} files that each worker may open {} are for servers and for itself: {} \
+                 clients are let in all the same, and there may be no files left to connect to \
+                 servers with; raise max_openfiles",
+                self.files.limit,
+                self.files.reserved(),
+                self.files.clients()
+            );
+        }
+    }
+
+    /// Whether clients have all the files that they may have.
+    fn is_full(&mut self, pool: u32) -> bool {
+        let clients = self.engine.clients() as u64;
+        if clients < self.files.clients() {
+            return false;
+        }
+        if self.refused.is_due(self.now) {
+            tracing::warn!(
+                "pool {}: a client is refused: there are {clients}, and the rest of the {} files \
+                 is for servers; raise max_openfiles or lower client_connections",
+                self.engine.pool_config(pool).name,
+                self.files.limit
+            );
+        }
+        true
+    }
+
     /// Whether the pool's limit of clients, counted over all workers, has room. If so this client
     /// has taken its place there.
     fn admission(&self, pool: u32) -> Admission {
@@ -146,10 +192,14 @@ impl Handler for Core {
         self.tick();
     }
 
-    fn accepted(&mut self, listener: u32) -> Option<Token> {
-        let pool = self.pool_of(listener)?;
+    fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {
+        let Some(pool) = self.pool_of(listener) else { return Err(b"") };
+        // First: it must take no other's place.
+        if self.is_full(pool) {
+            return Err(self.engine.handle_refused(pool));
+        }
         let (admission, id) = (self.admission(pool), self.shared.next_client_id());
-        Some(Token(self.engine.handle_accepted(pool, admission, id, self.now).token()))
+        Ok(Token(self.engine.handle_accepted(pool, admission, id, self.now).token()))
     }
 
     fn connected(&mut self, conn: Token) {

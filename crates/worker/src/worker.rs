@@ -13,7 +13,7 @@ use cashew_control::{
 };
 use cashew_driver::{Address, CloseKind, Driver, Token};
 use cashew_engine::{
-    Action, CloseReason, ConnId, Engine, Export, Identity, SessionParts, Setup, Time,
+    Action, CloseReason, ConnId, Engine, Export, Identity, OpenFiles, SessionParts, Setup, Time,
 };
 use cashew_metrics::{Writer, monotonic_ms};
 
@@ -153,6 +153,8 @@ impl<D: Driver> Worker<D> {
             resolver_readable: false,
             preparer_readable: false,
             addresses: HashMap::new(),
+            files: OpenFiles::of(&snapshot, u64::MAX),
+            refused: Report::default(),
             blocked: Report::default(),
             pressed: Report::default(),
             shed: Report::default(),
@@ -163,6 +165,10 @@ impl<D: Driver> Worker<D> {
             unacknowledged: Vec::new(),
         };
         core.set_snapshot(snapshot);
+        core.reserve_files();
+        if rank == 0 {
+            core.check_files();
+        }
         let pace = Pace::new(core.snapshot.global.batch_window_max_us);
         // The kernel may otherwise wake us 50 µs late, which is as long as the whole window.
         if let Err(errno) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS)) {
@@ -451,6 +457,8 @@ impl<D: Driver> Worker<D> {
         if now_ms >= self.last_return_ms + RETURN_MS {
             self.last_return_ms = now_ms;
             self.return_memory();
+            // Removed pools may be gone for good by now.
+            self.core.reserve_files();
         }
     }
 
@@ -593,7 +601,10 @@ impl<D: Driver> Worker<D> {
             return;
         };
         match self.driver.listen(listener, socket) {
-            Ok(()) => drop(self.core.listeners.insert(listener, Listener::Pool(pool))),
+            Ok(()) => {
+                self.core.listeners.insert(listener, Listener::Pool(pool));
+                self.core.reserve_files();
+            }
             Err(error) => tracing::error!("cannot accept clients: {error}"),
         }
     }
@@ -605,6 +616,7 @@ impl<D: Driver> Worker<D> {
             self.unlistened.push(listener);
         } else {
             self.core.listeners.remove(&listener);
+            self.core.reserve_files();
         }
     }
 
@@ -691,6 +703,10 @@ impl<D: Driver> Worker<D> {
         self.pace.set_window_max_us(snapshot.global.batch_window_max_us);
         self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
         self.core.set_snapshot(snapshot);
+        self.core.reserve_files();
+        if rank == 0 {
+            self.core.check_files();
+        }
         self.outbox.say(ToMaster::Committed { epoch });
     }
 
@@ -793,7 +809,7 @@ mod tests {
     use cashew_config::Context;
     use cashew_driver::Handler;
     use cashew_engine::Plan;
-    use cashew_metrics::{Layout, Segments, Shared};
+    use cashew_metrics::{Layout, PoolCounter, Segments, Shared};
 
     use super::*;
 
@@ -953,6 +969,42 @@ mod tests {
         worker.cut();
         assert_eq!(worker.core.segments.header(0).sessions_cut, 500);
         assert_eq!(worker.core.shared.taken(0), (clients.len() - UNSENT_MAX) as u64);
+    }
+
+    #[test]
+    fn clients_get_no_files_that_servers_may_need() {
+        let mut worker = worker(Fake::default());
+        let core = &mut worker.core;
+        let all = OpenFiles { limit: 64, ..core.files };
+        assert_eq!((all.listeners, all.server_connections), (1, 6));
+        core.files = all;
+        let clients: Vec<Token> =
+            (0..all.clients()).map(|_| core.accepted(7).expect("it is welcome")).collect();
+        assert_eq!(clients.len() as u64 + all.reserved(), 64);
+        for _ in 0..3 {
+            assert_eq!(core.accepted(7), Err(&b"-ERR max number of clients reached\r\n"[..]));
+        }
+        assert_eq!(core.shared.taken(0), clients.len() as u64, "they take nobody's place");
+        let pool = Layout::new(&core.snapshot).pool(0);
+        let counted = |counter| core.segments.pool_counter(0, pool, counter);
+        assert_eq!(counted(PoolCounter::ClientsRefused), 3);
+        assert_eq!(counted(PoolCounter::ClientsAccepted), clients.len() as u64 + 3);
+        // As one leaves another one may come.
+        core.closed(clients[0], CloseKind::Reset);
+        assert!(core.accepted(7).is_ok() && core.accepted(7).is_err());
+        // Sessions of other workers always may, and count.
+        let session = Session {
+            version: SESSION_VERSION,
+            pool: "p".to_owned(),
+            id: 1000,
+            ..Session::default()
+        };
+        let (_, socket) = cashew_control::pair().unwrap();
+        worker.adopt(session, vec![socket]);
+        let core = &mut worker.core;
+        assert_eq!(core.engine.clients(), clients.len() + 1);
+        core.closed(clients[1], CloseKind::Reset);
+        assert!(core.accepted(7).is_err());
     }
 
     #[test]

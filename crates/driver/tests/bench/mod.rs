@@ -155,14 +155,14 @@ impl Handler for Recorder {
         self.woken += 1;
     }
 
-    fn accepted(&mut self, listener: u32) -> Option<Token> {
+    fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {
         if self.is_full {
-            return None;
+            return Err(b"full");
         }
         let conn = self.tokens.pop_front().unwrap_or_else(|| client(self.accepted, 7));
         self.accepted += 1;
         self.events.push(Event::Accepted(listener, conn));
-        Some(conn)
+        Ok(conn)
     }
 
     fn connected(&mut self, conn: Token) {

@@ -1,0 +1,115 @@
+"""Descriptors for servers are reserved first: however many clients come, servers are reached."""
+
+import contextlib
+import os
+import threading
+
+import pytest
+
+from harness import ReplyError, resp, server_lines, wait_until
+
+# Of 64 files: 32 for the worker and sessions on their way, a listener, and 6 for each of 3 servers.
+LIMIT = 64
+MOST = LIMIT - 32 - 1 - 3 * 6
+LARGE = 300_000
+
+
+def greet(conn):
+    """Whether the client was let in; others are told that they are not."""
+    conn.send(resp("PING"))
+    line = conn.read_line()
+    assert line in (b"+PONG", b"-ERR max number of clients reached")
+    return line == b"+PONG"
+
+
+def served(conn, size=10):
+    """All servers answer."""
+    for number in range(30):
+        assert conn.call("SET", f"key{number}", "x" * size) == "OK"
+        assert len(conn.call("GET", f"key{number}")) == size
+
+
+def served_again(conn):
+    with contextlib.suppress(ReplyError):
+        served(conn)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("io_engine", ["epoll", "uring"])
+def test_clients_leave_descriptors_to_servers(place, io_engine):
+    redises = [place.redis() for _ in range(3)]
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "timeout": 5000, "server_failure_limit": 1,
+                   "servers": server_lines(redises)}},
+        {"worker_processes": 1, "max_openfiles": LIMIT, "io_engine": io_engine})
+    [worker] = wait_until(gateway.workers, "a worker")
+    with contextlib.ExitStack() as stack:
+        # No server is connected to yet.
+        conns = [stack.enter_context(gateway.connect()) for _ in range(150)]
+        welcome = [conn for conn in conns if greet(conn)]
+        # The client that found out when the gateway served may not have left yet.
+        assert MOST - 1 <= len(welcome) <= MOST
+        for conn in welcome:
+            served(conn)
+        served(welcome[0], LARGE)
+
+        over = threading.Event()
+
+        def knock():
+            while not over.is_set():
+                with gateway.connect() as conn:
+                    greet(conn)
+
+        knocking = [threading.Thread(target=knock) for _ in range(4)]
+        for thread in knocking:
+            thread.start()
+        try:
+            for redis in redises:
+                redis.stop()
+            welcome[0].error("GET", "key1")
+            for redis in redises:
+                redis.start()
+            for conn in welcome:
+                wait_until(lambda: served_again(conn), "all servers are reached again")
+            served(welcome[1], LARGE)
+        finally:
+            over.set()
+            for thread in knocking:
+                thread.join()
+        assert len(os.listdir(f"/proc/{worker}/fd")) <= LIMIT
+        pool = gateway.stats()["alpha"]
+        assert pool["clients_refused"] >= 150 - MOST
+        assert pool["client_connections"] == len(welcome)
+
+        # As one leaves another one comes.
+        welcome.pop().close()
+        wait_until(lambda: greet(stack.enter_context(gateway.connect())), "a place is free")
+        for conn in welcome:
+            served(conn)
+    log = gateway.log()
+    assert "and the rest of the 64 files is for servers" in log
+    # io_uring accepts on its own: a burst is in before it can be refused.
+    if io_engine == "epoll":
+        assert "Too many open files" not in log and "out of file descriptors" not in log
+    assert "are for servers and for itself" not in log
+
+
+def test_some_clients_are_let_in_by_the_smallest_limit(place):
+    redis = place.redis()
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines([redis])}},
+        {"worker_processes": 1, "max_openfiles": LIMIT})
+    names = [f"s{number}" for number in range(8)]
+    assert "are for servers and for itself" not in gateway.log()
+    gateway.configure(
+        {"alpha": {"redis": True, "servers": server_lines([redis] * len(names), names)}})
+    gateway.reload()
+    told = "of 64 files that each worker may open 81 are for servers and for itself: 8 clients"
+    assert gateway.log().count(told) == 1
+    with contextlib.ExitStack() as stack:
+        conns = [stack.enter_context(gateway.connect()) for _ in range(30)]
+        welcome = [conn for conn in conns if greet(conn)]
+        assert LIMIT // 8 - 1 <= len(welcome) <= LIMIT // 8
+        for conn in welcome:
+            served(conn)
