@@ -187,10 +187,26 @@ impl Master {
         pause
     }
 
-    /// Slots of workers that nobody follows can be used for others.
+    /// Slots of workers that nobody follows can be used for others, and are nobody's meanwhile.
     pub(super) fn forget_closed(&mut self) {
-        if self.phase != Phase::Stopping {
-            self.members.retain(|_, member| !member.slot.is_closed());
+        if self.phase == Phase::Stopping {
+            return;
+        }
+        let before = self.members.len();
+        self.members.retain(|_, member| !member.slot.is_closed());
+        if self.members.len() < before {
+            self.vacate_free_slots();
+        }
+    }
+
+    /// The statistics tell of workers that there are.
+    pub(super) fn vacate_free_slots(&self) {
+        let segments = &self.current.segments;
+        let free = |slot: &u32| !self.members.contains_key(&Role::Worker { slot: *slot });
+        for slot in (0..segments.slots()).filter(free) {
+            if segments.header(slot).pid != 0 {
+                segments.vacate(slot);
+            }
         }
     }
 
