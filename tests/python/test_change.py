@@ -65,18 +65,10 @@ def any_change(place, gateway, servers, rng, kinds):
     elif kind == "upgrade":
         # Refused when one is under way.
         assert gateway.order("upgrade").returncode in (0, 1)
-    elif workers := [pid for pid in worker_processes(gateway.pid) if has_begun(pid)]:
+    elif workers := worker_processes(gateway.pid):
         number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
         with contextlib.suppress(ProcessLookupError):  # it was about to end
             os.kill(rng.choice(workers), number)
-
-
-def has_begun(pid):
-    """Whether a worker is past its start: one that is stopped before has half a minute for it."""
-    try:
-        return time.time() - os.stat(f"/proc/{pid}").st_mtime > 0.5
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("deaths", [False, True], ids=["calm", "deaths"])

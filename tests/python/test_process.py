@@ -344,6 +344,18 @@ def test_a_stopped_worker_does_not_stop_the_other(place):
     close_all(by_worker)
 
 
+def test_a_stopped_worker_does_not_delay_the_end(place):
+    gateway = place.cashew(redis_pool(place),
+                           {"worker_processes": 2, "worker_shutdown_timeout": 60})
+    gateway.wait_serving()
+    # It is told to stop before anybody notices that it is stopped.
+    os.kill(gateway.workers()[0], signal.SIGSTOP)
+    begin = time.monotonic()
+    assert gateway.process.stop(20) == 0
+    assert time.monotonic() - begin < 5
+    assert "is killed: it is stopped" in gateway.log()
+
+
 def slow_server(seconds):
     """A fake that answers after a while, each request in its turn."""
 

@@ -1,5 +1,6 @@
 """The stats port: twemproxy's JSON with additions, over raw TCP and HTTP, and Prometheus."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -10,7 +11,18 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness import FakeServer, HOST, ReplyError, read_stats, resp, server_lines, silent, wait_until
+from harness import (
+    FakeServer,
+    HOST,
+    ReplyError,
+    children,
+    read_stats,
+    resp,
+    server_lines,
+    silent,
+    wait_until,
+    worker_processes,
+)
 
 SERVERS = ["one", "two"]
 
@@ -265,6 +277,54 @@ def test_prometheus(world):
     assert sum(counts) == 25 and all(counts)
     for text in (key[0] for key in seen):
         assert text.startswith("cashew_"), text
+
+
+def test_the_statistics_tell_of_reloads(place):
+    one, two = ({"redis": True, "servers": server_lines([place.redis()])} for _ in range(2))
+    gateway = place.cashew({"alpha": one}, {"worker_processes": 2})
+    gateway.wait_serving()
+
+    def seen():
+        numbers = metrics(gateway)
+        keys = [*(("cashew_reloads_total", ("result", result)) for result in ("ok", "failed")),
+                ("cashew_last_reload_timestamp_seconds",), ("cashew_last_reload_success",)]
+        return gateway.stats()["cashew"]["reloads"], [numbers.get(key) for key in keys]
+
+    never = {"ok": 0, "failed": 0, "last_at": None, "last_result": None, "last_failure": None}
+    assert seen() == (never, [0, 0, None, None])
+    begin = int(time.time())
+    gateway.configure({"alpha": two})
+    gateway.reload()
+    reloads, numbers = seen()
+    at = reloads["last_at"]
+    assert begin <= at <= time.time()
+    assert reloads == {**never, "ok": 1, "last_at": at, "last_result": "ok"}
+    assert numbers == [1, 0, at, 1]
+    assert gateway.order("reload", "--dry-run").returncode == 0
+    gateway.write_config("alpha: nonsense\n")
+    gateway.process.signal(signal.SIGHUP)
+    wait_until(lambda: seen()[0]["failed"] == 1, "a reload that failed", 5)
+    reloads, numbers = seen()
+    assert reloads["last_result"] == "failed"
+    assert gateway.config_path.name in reloads["last_failure"]
+    assert reloads["last_failure"][:200] in gateway.log()
+    assert numbers == [1, 1, reloads["last_at"], 0]
+    # It survives whoever tells it.
+    for pid in set(children(gateway.pid)) - set(worker_processes(gateway.pid)):
+        os.kill(pid, signal.SIGKILL)
+
+    def told():
+        with contextlib.suppress(OSError, ValueError):
+            return seen()[0] == reloads
+        return False
+
+    wait_until(told, "another admin", 5)
+    gateway.configure({"alpha": one})
+    gateway.reload()
+    reloads, numbers = seen()
+    assert (reloads["ok"], reloads["failed"], reloads["last_result"]) == (2, 1, "ok")
+    assert gateway.config_path.name in reloads["last_failure"]
+    assert numbers == [2, 1, reloads["last_at"], 1]
 
 
 def test_stats_of_a_single_process(place):

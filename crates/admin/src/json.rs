@@ -1,11 +1,13 @@
 //! JSON whose objects keep the order they were made in. `serde_json`'s own would sort them.
 
+use std::borrow::Cow;
+
 use serde::{Serialize, Serializer};
 
 pub(crate) enum Json<'a> {
     Null,
     Number(u64),
-    Text(&'a str),
+    Text(Cow<'a, str>),
     List(Vec<Self>),
     Object(Object<'a>),
 }
@@ -46,7 +48,13 @@ impl From<Option<u64>> for Json<'_> {
 
 impl<'a> From<&'a str> for Json<'a> {
     fn from(text: &'a str) -> Self {
-        Self::Text(text)
+        Self::Text(text.into())
+    }
+}
+
+impl From<Option<String>> for Json<'_> {
+    fn from(text: Option<String>) -> Self {
+        text.map_or(Self::Null, |text| Self::Text(text.into()))
     }
 }
 

@@ -6,7 +6,7 @@ use cashew_metrics::{
     Histogram, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader,
 };
 
-use crate::source::Source;
+use crate::source::{Source, Worker};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -94,6 +94,7 @@ fn instance(text: &mut Exposition, source: &Source) {
     text.sample("cashew_start_time_seconds", "", source.started_at());
     text.family("cashew_config_epoch", "gauge", "Number of the configuration in effect");
     text.sample("cashew_config_epoch", "", source.snapshot().epoch);
+    reloads(text, source);
     text.family("cashew_workers", "gauge", "Worker slots in use");
     text.sample("cashew_workers", "", source.workers().count());
     let name = "cashew_worker_heartbeat_age_seconds";
@@ -105,11 +106,28 @@ fn instance(text: &mut Exposition, source: &Source) {
     }
     for (name, kind, help, number) in WORKER_STATS {
         text.family(name, kind, help);
-        for worker in source.workers() {
+        // What was counted outlives who counted it, since it may have been just before the end.
+        let is_told = |worker: &Worker| kind == "counter" || worker.header.pid != 0;
+        for worker in source.slots().filter(is_told) {
             let number = number(&worker.header);
             text.sample(name, &label("slot", &worker.slot.to_string()), number);
         }
     }
+}
+
+fn reloads(text: &mut Exposition, source: &Source) {
+    let reloads = source.reloads();
+    let name = "cashew_reloads_total";
+    text.family(name, "counter", "Reloads of the configuration");
+    text.sample(name, &label("result", "ok"), reloads.ok);
+    text.sample(name, &label("result", "failed"), reloads.failed);
+    let Some(last) = reloads.last else { return };
+    let name = "cashew_last_reload_timestamp_seconds";
+    text.family(name, "gauge", "When the last reload was over, since 1970");
+    text.sample(name, "", last.at);
+    let name = "cashew_last_reload_success";
+    text.family(name, "gauge", "Whether the last reload was a success");
+    text.sample(name, "", u64::from(last.is_ok));
 }
 
 fn pools(text: &mut Exposition, source: &Source) {
@@ -315,6 +333,12 @@ mod tests {
         let ejected_at = value(&samples, "cashew_server_ejected_timestamp_seconds", &server);
         assert_eq!(ejected_at, 1_700_000_000.5);
         assert_eq!(value(&samples, "cashew_config_epoch", &[]), 3.0);
+        for result in ["ok", "failed"] {
+            assert_eq!(value(&samples, "cashew_reloads_total", &[("result", result)]), 1.0);
+        }
+        let at = value(&samples, "cashew_last_reload_timestamp_seconds", &[]);
+        assert_eq!(at, 1_700_000_200.0);
+        assert_eq!(value(&samples, "cashew_last_reload_success", &[]), 1.0);
         assert_eq!(value(&samples, "cashew_workers", &[]), 2.0);
         assert_eq!(value(&samples, "cashew_info", &[("version", "1.2.3")]), 1.0);
         assert!(value(&samples, "cashew_worker_heartbeat_age_seconds", &[("slot", "0")]) < 5.0);

@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_metrics::{
-    Histogram, Layout, PoolCounter, PoolGauge, PoolId, Segments, ServerCounter, ServerGauge,
-    ServerId, SlotHeader, monotonic_ms,
+    Histogram, Layout, PoolCounter, PoolGauge, PoolId, Reloads, Segments, ServerCounter,
+    ServerGauge, ServerId, Shared, SlotHeader, monotonic_ms,
 };
 
 /// A worker that did not beat for so long is not well.
@@ -15,6 +15,7 @@ const HEARTBEAT_AGE_MAX_MS: u64 = 10_000;
 pub struct Source {
     snapshot: Arc<Snapshot>,
     segments: Arc<Segments>,
+    shared: Shared,
     started_at: u64,
     version: String,
     host: String,
@@ -27,6 +28,7 @@ impl Source {
     pub fn new(
         snapshot: Arc<Snapshot>,
         segments: Arc<Segments>,
+        shared: Shared,
         started: SystemTime,
         version: impl Into<String>,
     ) -> Self {
@@ -37,7 +39,7 @@ impl Source {
         );
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let version = version.into();
-        Self { snapshot, segments, started_at: unix_seconds(started), version, host }
+        Self { snapshot, segments, shared, started_at: unix_seconds(started), version, host }
     }
 
     pub(crate) fn snapshot(&self) -> &Snapshot {
@@ -60,11 +62,19 @@ impl Source {
         &self.host
     }
 
-    /// The slots that a worker holds or held.
+    pub(crate) fn reloads(&self) -> Reloads {
+        self.shared.reloads()
+    }
+
+    /// The slots that a worker holds, or held and is about to hold again.
     pub(crate) fn workers(&self) -> impl Iterator<Item = Worker> {
-        (0..self.segments.slots())
-            .map(|slot| Worker { slot, header: self.segments.header(slot) })
-            .filter(|worker| worker.header.pid != 0)
+        self.slots().filter(|worker| worker.header.pid != 0)
+    }
+
+    /// All slots that a worker ever held, with what was counted there.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Worker> {
+        let of_slot = |slot| Worker { slot, header: self.segments.header(slot) };
+        (0..self.segments.slots()).map(of_slot)
     }
 
     /// Whether there is a worker that beats, or none that ever did.

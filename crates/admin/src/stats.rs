@@ -6,7 +6,8 @@
 use std::time::SystemTime;
 
 use cashew_metrics::{
-    Histogram, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, Stat,
+    Histogram, LastReload, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
+    Stat,
 };
 
 use crate::json::{Json, Object};
@@ -257,10 +258,25 @@ fn cashew(source: &Source) -> Object<'_> {
     let mut object = Object::default();
     object.insert("version", source.version());
     object.insert("epoch", source.snapshot().epoch);
+    object.insert("reloads", reloads(source));
+    let cut = source.slots().map(|worker| worker.header.sessions_cut).sum::<u64>();
+    object.insert("sessions_cut", cut);
     object.insert(
         "workers",
         source.workers().map(|worker| worker_state(&worker)).collect::<Json<'_>>(),
     );
+    object
+}
+
+fn reloads(source: &Source) -> Object<'_> {
+    let reloads = source.reloads();
+    let mut object = Object::default();
+    object.insert("ok", reloads.ok);
+    object.insert("failed", reloads.failed);
+    object.insert("last_at", reloads.last.map(|last| last.at));
+    let result = |last: LastReload| if last.is_ok { "ok" } else { "failed" };
+    object.insert("last_result", reloads.last.map_or(Json::Null, |last| result(last).into()));
+    object.insert("last_failure", reloads.failure);
     object
 }
 
@@ -392,6 +408,14 @@ mod tests {
         let sessions = ["sessions_in", "sessions_out", "sessions_cut"];
         assert_eq!(sessions.map(|name| workers[1][name].as_u64().unwrap()), [5, 6, 7]);
         assert_eq!(ours["cashew"]["epoch"], 3);
+        let reloads = serde_json::json!({
+            "ok": 1,
+            "failed": 1,
+            "last_at": 1_700_000_200,
+            "last_result": "ok",
+            "last_failure": "it is \"too\" hard",
+        });
+        assert_eq!(ours["cashew"]["reloads"], reloads);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use cashew_config::snapshot::{
     Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
 };
 use cashew_metrics::{
-    Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, monotonic_ms,
+    Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, Shared, monotonic_ms,
 };
 use cashew_placement::{Distribution, Hash};
 
@@ -56,7 +56,10 @@ pub(crate) fn busy_source() -> Source {
 pub(crate) fn source_of(snapshot: Snapshot, slots: u32) -> (Source, Arc<Segments>) {
     let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), slots));
     let started = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-    (Source::new(Arc::new(snapshot), Arc::clone(&segments), started, "1.2.3"), segments)
+    let shared = Shared::in_memory();
+    shared.add_reload(1_700_000_100, Some("it is \"too\" hard"));
+    shared.add_reload(1_700_000_200, None);
+    (Source::new(Arc::new(snapshot), Arc::clone(&segments), shared, started, "1.2.3"), segments)
 }
 
 pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {

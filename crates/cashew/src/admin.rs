@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use cashew_admin::{Change, Changer, Source};
 use cashew_config::Snapshot;
 use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
-use cashew_metrics::{Layout, Segments};
+use cashew_metrics::{Layout, Segments, Shared};
 use cashew_process::{drop_privileges, log};
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{error, warn};
@@ -22,7 +22,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 /// Serves until the master says to stop or is gone.
 pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
     let mut channel = ChildChannel::new(control);
-    let (listener, source) = match prepare(&mut channel, started) {
+    let (listener, source, instance) = match prepare(&mut channel, started) {
         Ok(Some(prepared)) => prepared,
         Ok(None) => return Ok(()),
         Err(error) => {
@@ -32,7 +32,7 @@ pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
     };
     channel.send(&ToMaster::Ready, &[])?;
     let (changer, changes) = cashew_admin::changes()?;
-    let control = Control { channel, changer, started, prepared: None };
+    let control = Control { channel, changer, instance, prepared: None };
     thread::Builder::new().name("control".into()).spawn(move || control.run())?;
     Ok(cashew_admin::serve(listener, source, changes)?)
 }
@@ -42,23 +42,26 @@ pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
 fn prepare(
     channel: &mut ChildChannel,
     started: SystemTime,
-) -> Result<Option<(TcpListener, Source)>> {
+) -> Result<Option<(TcpListener, Source, Instance)>> {
     let mut source = None;
     let mut listener = None;
     loop {
         let Some((message, mut descriptors)) = receive(channel)? else { return Ok(None) };
         match message {
             ToChild::Init { .. } => {
-                let [epoch, metrics, _shared] = <[OwnedFd; 3]>::try_from(descriptors)
-                    .map_err(|_| "the epoch or the metrics are missing")?;
+                let [epoch, metrics, memory] = <[OwnedFd; 3]>::try_from(descriptors)
+                    .map_err(|_| "the epoch, the metrics or what all share is missing")?;
                 let snapshot = Epoch::unseal(epoch)?.snapshot;
                 drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())?;
-                source = Some(open(snapshot, metrics, started)?);
+                let instance = Instance { shared: Shared::open(memory)?, started };
+                source = Some((instance.open(snapshot, metrics)?, instance));
             }
             ToChild::Listen { .. } => listener = descriptors.pop().map(TcpListener::from),
             ToChild::Start => {
                 return match (listener, source) {
-                    (Some(listener), Some(source)) => Ok(Some((listener, source))),
+                    (Some(listener), Some((source, instance))) => {
+                        Ok(Some((listener, source, instance)))
+                    }
                     _ => Err("there is nothing to serve".into()),
                 };
             }
@@ -68,16 +71,31 @@ fn prepare(
     }
 }
 
-fn open(snapshot: Snapshot, metrics: OwnedFd, started: SystemTime) -> Result<Source> {
-    let segments = Segments::open(metrics, &Layout::new(&snapshot))?;
-    Ok(Source::new(Arc::new(snapshot), Arc::new(segments), started, VERSION))
+/// What is the same for all epochs.
+struct Instance {
+    shared: Shared,
+    started: SystemTime,
+}
+
+impl Instance {
+    fn open(&self, snapshot: Snapshot, metrics: OwnedFd) -> Result<Source> {
+        let segments = Arc::new(Segments::open(metrics, &Layout::new(&snapshot))?);
+        let (snapshot, shared) = (Arc::new(snapshot), self.shared.clone());
+        Ok(Source::new(snapshot, segments, shared, self.started, VERSION))
+    }
+
+    fn open_epoch(&self, descriptors: Vec<OwnedFd>) -> Result<Source> {
+        let [epoch, metrics] = <[OwnedFd; 2]>::try_from(descriptors)
+            .map_err(|_| "the epoch or the metrics are missing")?;
+        self.open(Epoch::unseal(epoch)?.snapshot, metrics)
+    }
 }
 
 /// Does what the master says while the stats port is served. Dropping it ends the serving.
 struct Control {
     channel: ChildChannel,
     changer: Changer,
-    started: SystemTime,
+    instance: Instance,
     /// The next epoch, until it is committed or aborted.
     prepared: Option<(u64, Source)>,
 }
@@ -99,7 +117,7 @@ impl Control {
     fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) -> Result<()> {
         match message {
             ToChild::Prepare { epoch, .. } => {
-                let answer = match open_epoch(descriptors, self.started) {
+                let answer = match self.instance.open_epoch(descriptors) {
                     Ok(source) => {
                         self.prepared = Some((epoch, source));
                         ToMaster::Prepared { epoch }
@@ -140,12 +158,6 @@ impl Control {
             }
         }
     }
-}
-
-fn open_epoch(descriptors: Vec<OwnedFd>, started: SystemTime) -> Result<Source> {
-    let [epoch, metrics] = <[OwnedFd; 2]>::try_from(descriptors)
-        .map_err(|_| "the epoch or the metrics are missing")?;
-    open(Epoch::unseal(epoch)?.snapshot, metrics, started)
 }
 
 fn log_or_warn(message: ToChild, descriptors: &[OwnedFd]) {
@@ -231,7 +243,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (sealed, metrics) = epoch(1, "first");
         let init = ToChild::Init { slot: 0, rank: 0, workers: 1 };
-        master.send(&init, &[sealed.as_fd(), metrics.as_fd(), metrics.as_fd()]).unwrap();
+        let (shared, memory) = Shared::create().unwrap();
+        master.send(&init, &[sealed.as_fd(), metrics.as_fd(), shared.as_fd()]).unwrap();
         master.send(&ToChild::Listen { listener: 0, pool: 0 }, &[listener.as_fd()]).unwrap();
         master.send(&ToChild::Start, &[]).unwrap();
         assert_eq!(answer(&mut master), ToMaster::Ready);
@@ -245,7 +258,9 @@ mod tests {
         master.send(&ToChild::Abort { epoch: 2 }, &[]).unwrap();
         master.send(&prepare(3), &descriptors[..1]).unwrap();
         assert!(matches!(answer(&mut master), ToMaster::Refused { epoch: 3, .. }));
-        assert!(stats(&listener).contains("\"first\""));
+        memory.add_reload(1_700_000_000, Some("it is too hard"));
+        let told = stats(&listener);
+        assert!(told.contains("\"first\"") && told.contains("it is too hard"), "{told}");
 
         master.send(&prepare(4), &descriptors).unwrap();
         assert_eq!(answer(&mut master), ToMaster::Prepared { epoch: 4 });

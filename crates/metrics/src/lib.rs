@@ -9,7 +9,7 @@
 //! The numbers belong to that snapshot's pools and servers; a snapshot with other pools or servers
 //! needs segments of its own, and takes over what was counted before of those that it has too.
 //!
-//! What all workers write, client ids and limits of clients, is [`Shared`].
+//! What all workers write, client ids and limits of clients, is [`Shared`]; so is how reloads went.
 #![deny(unsafe_code)]
 
 mod clock;
@@ -29,5 +29,5 @@ pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
 pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};
 pub use segments::{Segments, SlotHeader};
-pub use shared::{QUOTAS_MAX, Shared};
+pub use shared::{FAILURE_MAX, LastReload, QUOTAS_MAX, Reloads, Shared};
 pub use writer::Writer;

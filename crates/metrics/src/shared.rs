@@ -1,9 +1,14 @@
-//! The few numbers that all workers write: they outlive configurations and binaries.
+//! What outlives configurations and binaries: the few numbers that all workers write, and what the
+//! master tells of itself.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
 
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -14,6 +19,12 @@ use crate::mapping::Mapping;
 /// Numbers of quotas are below this.
 pub const QUOTAS_MAX: u32 = 4096;
 
+/// As many bytes of the reason of a failure are kept.
+pub const FAILURE_MAX: usize = 256;
+
+/// So often a reader tries to see the reloads as they are between two of them.
+const READS_MAX: u32 = 1000;
+
 /// Raised whenever a number changes its place or its sense.
 const VERSION: u64 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"csh-all\0") | VERSION << 56;
@@ -23,11 +34,39 @@ mod word {
     pub(super) const CLIENT_ID: usize = 16;
     /// Apart from the rest, since it is written at every accept.
     pub(super) const QUOTAS: usize = 32;
-    pub(super) const COUNT: usize = QUOTAS + super::QUOTAS_MAX as usize;
+    /// Odd while the master writes what follows.
+    pub(super) const RELOADS_VERSION: usize = QUOTAS + super::QUOTAS_MAX as usize;
+    pub(super) const RELOADS_OK: usize = RELOADS_VERSION + 1;
+    pub(super) const RELOADS_FAILED: usize = RELOADS_VERSION + 2;
+    /// In seconds since 1970, 0 before the first.
+    pub(super) const RELOADED_AT: usize = RELOADS_VERSION + 3;
+    /// 1 when the last one was a success.
+    pub(super) const RELOAD_IS_OK: usize = RELOADS_VERSION + 4;
+    pub(super) const FAILURE_BYTES: usize = RELOADS_VERSION + 5;
+    pub(super) const FAILURE: usize = RELOADS_VERSION + 6;
+    pub(super) const COUNT: usize = FAILURE + super::FAILURE_MAX / 8;
 }
 
-/// What all processes of an instance share for its whole life: the next client id, and how many
-/// clients each pool has over all workers. A quota is a pool's number for that, and is below
+/// How the reloads of an instance went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloads {
+    pub ok: u64,
+    pub failed: u64,
+    /// The last one.
+    pub last: Option<LastReload>,
+    /// Why the last one that failed did; its beginning, if that is long.
+    pub failure: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastReload {
+    /// In seconds since 1970.
+    pub at: u64,
+    pub is_ok: bool,
+}
+
+/// What all processes of an instance share for its whole life: the next client id, how many clients
+/// each pool has over all workers, and how reloads went. A quota is a pool's number for that, and is below
 /// [`QUOTAS_MAX`].
 #[derive(Clone)]
 pub struct Shared {
@@ -101,6 +140,61 @@ impl Shared {
         self.quota(quota)
             .fetch_update(Relaxed, Relaxed, corrected)
             .expect("there is always a corrected number");
+    }
+
+    /// Counts a reload that is over, and why it failed if it did. For the master alone.
+    pub fn add_reload(&self, at: u64, failure: Option<&str>) {
+        let words = self.mapping.words();
+        let add = |at: usize| words[at].store(words[at].load(Relaxed) + 1, Relaxed);
+        add(word::RELOADS_VERSION);
+        fence(Release);
+        add(if failure.is_none() { word::RELOADS_OK } else { word::RELOADS_FAILED });
+        words[word::RELOADED_AT].store(at, Relaxed);
+        words[word::RELOAD_IS_OK].store(u64::from(failure.is_none()), Relaxed);
+        if let Some(why) = failure {
+            let is_whole = |end: &usize| why.is_char_boundary(*end);
+            let end = (0..=why.len().min(FAILURE_MAX)).rfind(is_whole).expect("0 is one");
+            let why = &why[..end];
+            words[word::FAILURE_BYTES].store(why.len() as u64, Relaxed);
+            for (word, bytes) in words[word::FAILURE..].iter().zip(why.as_bytes().chunks(8)) {
+                let mut padded = [0; 8];
+                padded[..bytes.len()].copy_from_slice(bytes);
+                word.store(u64::from_le_bytes(padded), Relaxed);
+            }
+        }
+        words[word::RELOADS_VERSION].store(words[word::RELOADS_VERSION].load(Relaxed) + 1, Release);
+    }
+
+    /// How reloads went. Nothing, as before the first, when the master is dead and was just writing
+    /// it.
+    pub fn reloads(&self) -> Reloads {
+        let version = &self.mapping.words()[word::RELOADS_VERSION];
+        for _ in 0..READS_MAX {
+            let before = version.load(Acquire);
+            let reloads = self.read_reloads();
+            fence(Acquire);
+            if before.is_multiple_of(2) && version.load(Relaxed) == before {
+                return reloads;
+            }
+            std::thread::yield_now();
+        }
+        Reloads::default()
+    }
+
+    /// Whatever is there, which is none of the master's words while it writes.
+    fn read_reloads(&self) -> Reloads {
+        let read = |at: usize| self.mapping.words()[at].load(Relaxed);
+        let at = Some(read(word::RELOADED_AT)).filter(|&at| at != 0);
+        let mut why: Vec<u8> =
+            (word::FAILURE..word::COUNT).flat_map(|at| read(at).to_le_bytes()).collect();
+        why.truncate(read(word::FAILURE_BYTES) as usize);
+        let failed = read(word::RELOADS_FAILED);
+        Reloads {
+            ok: read(word::RELOADS_OK),
+            failed,
+            last: at.map(|at| LastReload { at, is_ok: read(word::RELOAD_IS_OK) == 1 }),
+            failure: (failed > 0).then(|| String::from_utf8_lossy(&why).into_owned()),
+        }
     }
 
     /// # Panics
@@ -199,6 +293,49 @@ mod tests {
         shared.adjust(4095, 2);
         shared.give(4095);
         assert_eq!(shared.taken(4095), 1);
+    }
+
+    #[test]
+    fn reloads_are_told_of() {
+        let (fd, master) = Shared::create().unwrap();
+        let admin = Shared::open(fd).unwrap();
+        assert_eq!(admin.reloads(), Reloads::default());
+        master.add_reload(1000, None);
+        let last = Some(LastReload { at: 1000, is_ok: true });
+        assert_eq!(admin.reloads(), Reloads { ok: 1, last, ..Reloads::default() });
+        let failure = Some("it is tüo hard".to_owned());
+        master.add_reload(1001, failure.as_deref());
+        let last = Some(LastReload { at: 1001, is_ok: false });
+        assert_eq!(admin.reloads(), Reloads { ok: 1, failed: 1, last, failure: failure.clone() });
+        master.add_reload(1002, None);
+        let last = Some(LastReload { at: 1002, is_ok: true });
+        assert_eq!(admin.reloads(), Reloads { ok: 2, failed: 1, last, failure });
+        // Cut where a letter begins.
+        let why = format!("{}ü", "x".repeat(FAILURE_MAX - 1));
+        master.add_reload(1003, Some(&why));
+        assert_eq!(admin.reloads().failure.unwrap(), "x".repeat(FAILURE_MAX - 1));
+        master.add_reload(1004, Some("short"));
+        assert_eq!(admin.reloads().failure.unwrap(), "short");
+    }
+
+    #[test]
+    fn reloads_are_never_seen_half_written() {
+        let shared = Shared::in_memory();
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for at in 1..20_000 {
+                    shared.add_reload(at, Some(&at.to_string().repeat(40)));
+                }
+            });
+            while !writer.is_finished() {
+                let reloads = shared.reloads();
+                // Nothing was seen at all, when that is how long the writer went on.
+                let Some(last) = reloads.last else { continue };
+                assert_eq!(reloads.failed, last.at);
+                let expected = last.at.to_string().repeat(40);
+                assert_eq!(reloads.failure.unwrap(), &expected[..expected.len().min(FAILURE_MAX)]);
+            }
+        });
     }
 
     #[test]

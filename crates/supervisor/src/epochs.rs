@@ -5,6 +5,8 @@
 //! everybody *commits*. So at no instant do two workers dispatch by different rings of one pool.
 //! Up to the commit a refusal, a death or a delay aborts the change, and the old epoch goes on as
 //! if nothing had been. From the commit on nothing can stop it: who does not confirm is condemned.
+//! So is, at any time, who delays it and has never served anybody; the others go on when it is
+//! dead.
 //!
 //! A pure state machine: events and the time go in, [`Output`] comes out of [`Epochs::poll_output`]
 //! and is to be acted on in order. It relies on two things: a channel delivers in order, and a
@@ -21,6 +23,9 @@ pub(crate) const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a worker may take to pause beyond the time that it has for what is in flight.
 pub(crate) const PAUSE_GRACE: Duration = Duration::from_secs(2);
+
+/// How long whoever is condemned may take to die.
+pub(crate) const DEATH_GRACE: Duration = Duration::from_secs(3);
 
 /// How long workers may take to confirm the commit.
 pub(crate) const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,8 +45,8 @@ pub(crate) enum Output {
     Switch {
         unfinished: u64,
     },
-    /// Does not confirm the commit: to be killed.
-    Condemn(Slot),
+    /// Does not answer in time: to be killed.
+    Condemn(Slot, &'static str),
     /// Everybody who lives serves by the new epoch.
     Done,
     Aborted(String),
@@ -63,6 +68,8 @@ struct Change {
     /// Who has yet to answer in this phase.
     waiting: BTreeSet<Slot>,
     deadline: Instant,
+    /// Those it waits for now are condemned already.
+    is_mourning: bool,
     drain_ms: u64,
     unfinished: u64,
 }
@@ -93,6 +100,7 @@ impl Epochs {
             waiting: workers.clone(),
             workers,
             deadline: now + PREPARE_TIMEOUT,
+            is_mourning: false,
             drain_ms,
             unfinished: 0,
         });
@@ -168,26 +176,32 @@ impl Epochs {
         }
     }
 
-    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+    /// `has_served` tells of a worker whether it has ever been ready.
+    pub(crate) fn handle_timeout(&mut self, has_served: impl Fn(Slot) -> bool, now: Instant) {
         let Some(change) = &mut self.change else { return };
         if now < change.deadline {
             return;
         }
-        match change.phase {
-            Phase::Preparing => {
-                let why = format!("{} not prepared in time", have(&change.waiting));
-                self.abort(why);
-            }
-            Phase::Pausing => {
-                let why = format!("{} not paused in time", have(&change.waiting));
-                self.abort(why);
-            }
+        let condemn = |why| move |&slot: &Slot| Output::Condemn(slot, why);
+        let late = match change.phase {
+            Phase::Preparing => "prepared",
+            Phase::Pausing => "paused",
             Phase::Committing => {
-                self.outputs.extend(change.waiting.iter().map(|&slot| Output::Condemn(slot)));
+                let why = "it does not confirm a commit";
+                self.outputs.extend(change.waiting.iter().map(condemn(why)));
                 change.waiting.clear();
-                self.advance(now);
+                return self.advance(now);
             }
+        };
+        if change.is_mourning || change.waiting.iter().any(|&slot| has_served(slot)) {
+            let why = format!("{} not {late} in time", have(&change.waiting));
+            return self.abort(why);
         }
+        // It may have begun to serve just now, so it is to be dead before anything else happens.
+        change.is_mourning = true;
+        change.deadline = now + DEATH_GRACE;
+        let why = "it is not ready, and delays a reload";
+        self.outputs.extend(change.waiting.iter().map(condemn(why)));
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
@@ -212,6 +226,7 @@ impl Epochs {
             && change.waiting.is_empty()
         {
             change.waiting.clone_from(&change.workers);
+            change.is_mourning = false;
             match change.phase {
                 Phase::Preparing => {
                     let drain_ms = change.drain_ms;
@@ -254,6 +269,7 @@ mod tests {
     use super::*;
 
     const DRAIN_MS: u64 = 500;
+    const ALL_SERVED: fn(Slot) -> bool = |_| true;
 
     #[test]
     fn all_phases_wait_for_everybody() {
@@ -334,9 +350,9 @@ mod tests {
     fn delays_abort_and_after_the_commit_condemn() {
         let (mut epochs, now) = begun([0, 1]);
         epochs.prepared(0, 2, now);
-        epochs.handle_timeout(now + PREPARE_TIMEOUT - Duration::from_millis(1));
+        epochs.handle_timeout(ALL_SERVED, now + PREPARE_TIMEOUT - Duration::from_millis(1));
         assert!(epochs.is_undecided());
-        epochs.handle_timeout(now + PREPARE_TIMEOUT);
+        epochs.handle_timeout(ALL_SERVED, now + PREPARE_TIMEOUT);
         let why = "worker 1 has not prepared in time".into();
         assert_eq!(outputs(&mut epochs).last(), Some(&Output::Aborted(why)));
 
@@ -345,7 +361,7 @@ mod tests {
         epochs.prepared(1, 2, now);
         let late = epochs.poll_timeout().unwrap();
         assert_eq!(late, now + Duration::from_millis(DRAIN_MS) + PAUSE_GRACE);
-        epochs.handle_timeout(late);
+        epochs.handle_timeout(ALL_SERVED, late);
         let why = "workers 0, 1 have not paused in time".into();
         assert_eq!(outputs(&mut epochs).last(), Some(&Output::Aborted(why)));
 
@@ -355,8 +371,48 @@ mod tests {
         outputs(&mut epochs);
         epochs.abort("too late".into());
         assert_eq!(outputs(&mut epochs), []);
-        epochs.handle_timeout(now + COMMIT_TIMEOUT);
-        assert_eq!(outputs(&mut epochs), [Output::Condemn(0), Output::Done]);
+        epochs.handle_timeout(ALL_SERVED, now + COMMIT_TIMEOUT);
+        let why = "it does not confirm a commit";
+        assert_eq!(outputs(&mut epochs), [Output::Condemn(0, why), Output::Done]);
+    }
+
+    #[test]
+    fn who_never_served_and_delays_it_is_condemned_and_the_others_go_on() {
+        const CONDEMNED: [Output; 1] = [Output::Condemn(1, "it is not ready, and delays a reload")];
+        let zero_has_served = |slot| slot == 0;
+        let (mut epochs, mut now) = begun([0, 1]);
+        outputs(&mut epochs);
+        epochs.prepared(0, 2, now);
+        now += PREPARE_TIMEOUT;
+        epochs.handle_timeout(zero_has_served, now);
+        assert_eq!(outputs(&mut epochs), CONDEMNED);
+        // Nothing happens before it is dead.
+        epochs.handle_timeout(zero_has_served, now + DEATH_GRACE - Duration::from_millis(1));
+        assert_eq!(outputs(&mut epochs), []);
+        epochs.left(1, false, now);
+        assert_eq!(outputs(&mut epochs), tell([0], Step::Pause { drain_ms: DRAIN_MS }));
+        epochs.paused(0, 2, 0, now);
+        epochs.committed(0, 2, now);
+        assert_eq!(outputs(&mut epochs).last(), Some(&Output::Done));
+
+        let (mut epochs, mut now) = begun([0, 1]);
+        epochs.prepared(0, 2, now);
+        epochs.prepared(1, 2, now);
+        epochs.paused(0, 2, 0, now);
+        outputs(&mut epochs);
+        now = epochs.poll_timeout().unwrap();
+        epochs.handle_timeout(zero_has_served, now);
+        assert_eq!(outputs(&mut epochs), CONDEMNED);
+        // It does not die either.
+        epochs.handle_timeout(zero_has_served, now + DEATH_GRACE);
+        let why = "worker 1 has not paused in time".into();
+        assert_eq!(outputs(&mut epochs).last(), Some(&Output::Aborted(why)));
+
+        let (mut epochs, now) = begun([0, 1]);
+        outputs(&mut epochs);
+        epochs.handle_timeout(zero_has_served, now + PREPARE_TIMEOUT);
+        let why = "workers 0, 1 have not prepared in time".into();
+        assert_eq!(outputs(&mut epochs).last(), Some(&Output::Aborted(why)));
     }
 
     #[test]
@@ -371,13 +427,16 @@ mod tests {
     fn no_two_workers_ever_dispatch_by_different_epochs() {
         let mut changes = 0;
         let mut aborts = 0;
+        let mut condemned = 0;
         for seed in 1..=300 {
             let mut simulation = Simulation::new(seed);
             simulation.run();
             changes += simulation.changes;
             aborts += simulation.aborts;
+            condemned += simulation.condemned;
         }
-        assert!(changes > 1000 && aborts > 1000, "too little happened: {changes}, {aborts}");
+        let happened = (changes, aborts, condemned);
+        assert!(changes > 1000 && aborts > 1000 && condemned > 100, "too little: {happened:?}");
     }
 
     struct Simulation {
@@ -391,6 +450,7 @@ mod tests {
         workers: [Option<Worker>; 3],
         changes: u32,
         aborts: u32,
+        condemned: u32,
     }
 
     struct Worker {
@@ -398,6 +458,7 @@ mod tests {
         epoch: u64,
         prepared: Option<u64>,
         paused: bool,
+        is_ready: bool,
     }
 
     impl Simulation {
@@ -411,6 +472,7 @@ mod tests {
                 workers: [(); 3].map(|()| None),
                 changes: 0,
                 aborts: 0,
+                condemned: 0,
             }
         }
 
@@ -426,13 +488,12 @@ mod tests {
             let slot = self.below(3);
             match self.below(40) {
                 0 if self.workers[slot].is_some() => {
-                    self.workers[slot] = None;
-                    self.epochs.left(slot as Slot, true, self.now);
+                    self.kill(slot);
                 }
                 1..=4 if self.workers[slot].is_none() && !self.epochs.is_undecided() => {
                     let (epoch, inbox) = (self.epoch, VecDeque::new());
-                    self.workers[slot] =
-                        Some(Worker { inbox, epoch, prepared: None, paused: false });
+                    let (prepared, paused, is_ready) = (None, false, false);
+                    self.workers[slot] = Some(Worker { inbox, epoch, prepared, paused, is_ready });
                 }
                 5..=7 if !self.epochs.is_changing() => {
                     self.last += 1;
@@ -441,9 +502,15 @@ mod tests {
                     self.epochs.begin(self.last, alive, DRAIN_MS, self.now);
                 }
                 8 => {
-                    let pause = Duration::from_millis(self.below(2000) as u64);
+                    let pause = Duration::from_millis(self.below(6000) as u64);
                     self.now += pause;
-                    self.epochs.handle_timeout(self.now);
+                    let served = self.workers.each_ref().map(Self::has_served);
+                    self.epochs.handle_timeout(|slot| served[slot as usize], self.now);
+                }
+                9 if self.below(8) == 0 => {
+                    if let Some(worker) = &mut self.workers[slot] {
+                        worker.is_ready = true;
+                    }
                 }
                 _ => self.read(slot),
             }
@@ -458,14 +525,23 @@ mod tests {
                         worker.inbox.push_back((self.last, step));
                     }
                     Output::Switch { .. } => self.epoch = self.last,
-                    Output::Condemn(slot) => {
-                        self.workers[slot as usize] = None;
-                        self.epochs.left(slot, true, self.now);
+                    Output::Condemn(slot, _) => {
+                        self.condemned += 1;
+                        self.kill(slot as usize);
                     }
                     Output::Done => self.changes += 1,
                     Output::Aborted(_) => self.aborts += 1,
                 }
             }
+        }
+
+        fn kill(&mut self, slot: usize) {
+            let is_missed = Self::has_served(&self.workers[slot].take());
+            self.epochs.left(slot as Slot, is_missed, self.now);
+        }
+
+        fn has_served(worker: &Option<Worker>) -> bool {
+            worker.as_ref().is_some_and(|worker| worker.is_ready)
         }
 
         fn read(&mut self, slot: usize) {

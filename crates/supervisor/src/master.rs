@@ -290,7 +290,10 @@ impl Master {
 
     fn handle_timeouts(&mut self, now: Instant) -> Result<(), Error> {
         self.rings.handle_timeout(now);
-        self.epochs.handle_timeout(now);
+        let members = &self.members;
+        let running = |slot| members[&Role::Worker { slot }].running.as_ref();
+        let has_served = |slot| running(slot).is_some_and(|running| running.is_ready);
+        self.epochs.handle_timeout(has_served, now);
         self.operators.handle_timeout(now);
         self.show_life(now);
         self.end_hangs(now);

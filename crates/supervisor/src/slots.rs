@@ -41,18 +41,29 @@ enum State {
         until: Instant,
     },
     Starting {
-        deadline: Instant,
+        since: Instant,
     },
     Serving {
         since: Instant,
     },
-    /// Should be dead by the deadline. `last` when nobody is to follow.
+    /// Should be dead by the deadline. `last` when nobody is to follow. Who was told to stop still
+    /// has a duty meanwhile.
     Dying {
         deadline: Instant,
         last: bool,
+        duty: Option<Duty>,
     },
     /// Empty for ever.
     Closed,
+}
+
+/// By what it is seen whether the one that holds a slot hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// It starts, and does not beat before it serves: it must not be stopped.
+    Start { since: Instant },
+    /// It has had to beat since then.
+    Beat { since: Instant },
 }
 
 /// What the slot asks for.
@@ -71,7 +82,7 @@ impl Slot {
     }
 
     pub(crate) fn spawned(&mut self, now: Instant) {
-        self.state = State::Starting { deadline: now + START_TIMEOUT };
+        self.state = State::Starting { since: now };
     }
 
     pub(crate) fn ready(&mut self, now: Instant) {
@@ -88,6 +99,10 @@ impl Slot {
     /// It is sent SIGABRT.
     pub(crate) fn aborted(&mut self, now: Instant) {
         self.expect_death(now, ABORT_GRACE);
+        // Who was stopping had more.
+        if let State::Dying { deadline, .. } = &mut self.state {
+            *deadline = (*deadline).min(now + ABORT_GRACE);
+        }
     }
 
     fn expect_death(&mut self, now: Instant, grace: Duration) {
@@ -95,9 +110,10 @@ impl Slot {
             State::Starting { .. } | State::Serving { .. } => {
                 self.note_stability(now);
                 let last = self.retire_by.is_some();
-                self.state = State::Dying { deadline: now + grace, last };
+                self.state = State::Dying { deadline: now + grace, last, duty: None };
             }
-            State::Vacant { .. } | State::Dying { .. } | State::Closed => {}
+            State::Dying { ref mut duty, .. } => *duty = None,
+            State::Vacant { .. } | State::Closed => {}
         }
     }
 
@@ -106,7 +122,7 @@ impl Slot {
         self.state = match self.state {
             State::Vacant { .. } | State::Closed => State::Closed,
             State::Starting { .. } | State::Serving { .. } | State::Dying { .. } => {
-                State::Dying { deadline, last: true }
+                State::Dying { deadline, last: true, duty: self.duty() }
             }
         };
     }
@@ -148,12 +164,12 @@ impl Slot {
     /// What to do now, if anything.
     pub(crate) fn poll(&mut self, now: Instant) -> Option<Order> {
         if self.retire_by.is_some_and(|deadline| deadline <= now) && self.is_retiring() {
-            self.state = State::Dying { deadline: now + KILL_GRACE, last: true };
+            self.state = State::Dying { deadline: now + KILL_GRACE, last: true, duty: None };
             return Some(Order::Kill);
         }
         match &mut self.state {
             State::Vacant { until } if *until <= now => Some(Order::Spawn),
-            State::Starting { deadline } if *deadline <= now => {
+            State::Starting { since } if *since + START_TIMEOUT <= now => {
                 self.aborted(now);
                 Some(Order::Abort)
             }
@@ -173,7 +189,8 @@ impl Slot {
         let retire_by = self.retire_by.filter(|_| self.is_retiring());
         let at = match self.state {
             State::Vacant { until } => Some(until),
-            State::Starting { deadline } | State::Dying { deadline, .. } => Some(deadline),
+            State::Starting { since } => Some(since + START_TIMEOUT),
+            State::Dying { deadline, .. } => Some(deadline),
             State::Serving { .. } | State::Closed => None,
         };
         at.into_iter().chain(retire_by).min()
@@ -188,13 +205,13 @@ impl Slot {
         }
     }
 
-    /// Since when it has had to beat, if it has to.
-    pub(crate) fn beats_since(&self) -> Option<Instant> {
+    /// What is expected of the one that holds the slot, if anything.
+    pub(crate) fn duty(&self) -> Option<Duty> {
         match self.state {
-            State::Serving { since } => Some(since),
-            State::Vacant { .. } | State::Starting { .. } | State::Dying { .. } | State::Closed => {
-                None
-            }
+            State::Starting { since } => Some(Duty::Start { since }),
+            State::Serving { since } => Some(Duty::Beat { since }),
+            State::Dying { duty, .. } => duty,
+            State::Vacant { .. } | State::Closed => None,
         }
     }
 
@@ -285,9 +302,9 @@ mod tests {
     #[test]
     fn who_is_aborted_is_killed_soon() {
         let (mut slot, now) = serving();
-        assert_eq!(slot.beats_since(), Some(now));
+        assert_eq!(slot.duty(), Some(Duty::Beat { since: now }));
         slot.aborted(now);
-        assert_eq!(slot.beats_since(), None);
+        assert_eq!(slot.duty(), None);
         assert_eq!(slot.poll_timeout(), Some(now + ABORT_GRACE));
         assert_eq!(slot.poll(now + ABORT_GRACE), Some(Order::Kill));
         assert_eq!(slot.died(now + ABORT_GRACE), Some(Duration::ZERO));
@@ -316,6 +333,26 @@ mod tests {
         let mut vacant = Slot::new(now);
         vacant.stop(deadline);
         assert!(vacant.is_closed());
+    }
+
+    #[test]
+    fn who_stops_is_watched_as_before_and_soon_gone_when_it_hangs() {
+        let (mut slot, now) = serving();
+        let deadline = now + Duration::from_secs(3600);
+        slot.stop(deadline);
+        assert_eq!(slot.duty(), Some(Duty::Beat { since: now }));
+        slot.aborted(now);
+        assert_eq!((slot.duty(), slot.poll_timeout()), (None, Some(now + ABORT_GRACE)));
+        assert_eq!(slot.poll(now + ABORT_GRACE), Some(Order::Kill));
+        assert_eq!(slot.died(now + ABORT_GRACE), None);
+
+        let mut slot = Slot::new(now);
+        slot.spawned(now);
+        slot.stop(deadline);
+        assert_eq!(slot.duty(), Some(Duty::Start { since: now }));
+        // It goes by itself, and has its time for it.
+        slot.doomed(now);
+        assert_eq!((slot.duty(), slot.poll_timeout()), (None, Some(deadline)));
     }
 
     #[test]
@@ -349,7 +386,7 @@ mod tests {
     fn who_retires_has_to_beat_and_if_it_does_not_is_not_followed() {
         let (mut slot, now) = serving();
         slot.retire(now + Duration::from_secs(3600));
-        assert_eq!(slot.beats_since(), Some(now));
+        assert_eq!(slot.duty(), Some(Duty::Beat { since: now }));
         slot.aborted(now);
         assert_eq!(slot.poll(now + ABORT_GRACE), Some(Order::Kill));
         assert_eq!(slot.died(now + ABORT_GRACE), None);

@@ -7,6 +7,9 @@
 //! waits for a processor or for a disk is given [`STARVED_MAX`]. When the master itself comes late
 //! everybody's time begins anew.
 //!
+//! A worker that starts does not beat yet, and may take its time; only that it was stopped over two
+//! looks tells that it hangs.
+//!
 //! Decides by what it is told, see [`Watchdog::judge`]; only [`look`] asks the kernel.
 
 use std::collections::BTreeMap;
@@ -29,6 +32,8 @@ pub(crate) struct Watchdog {
     /// Time before that does not count against anybody.
     fair_since: Instant,
     suspects: BTreeMap<Slot, Suspect>,
+    /// Who starts and is stopped, and since when it has been seen so.
+    stopped: BTreeMap<Slot, Instant>,
 }
 
 /// A worker as the master knows it.
@@ -86,7 +91,8 @@ impl Watchdog {
     /// No timeout means that nobody is watched.
     pub(crate) fn new(timeout_ms: u64, now: Instant) -> Self {
         let timeout = Duration::from_millis(timeout_ms);
-        Self { timeout, due: now, fair_since: now, suspects: BTreeMap::new() }
+        let (suspects, stopped) = (BTreeMap::new(), BTreeMap::new());
+        Self { timeout, due: now, fair_since: now, suspects, stopped }
     }
 
     /// Goes by another timeout from now on.
@@ -110,6 +116,7 @@ impl Watchdog {
             // The master was not given a processor either, or the machine was suspended.
             self.fair_since = now;
             self.suspects.clear();
+            self.stopped.clear();
         }
         self.due = now + self.timeout / 4;
         true
@@ -143,6 +150,32 @@ impl Watchdog {
             self.due = self.due.min(now + (self.timeout - age).max(self.timeout / 8));
         }
         hang
+    }
+
+    /// Whether a worker hangs that was started then and is not ready yet.
+    pub(crate) fn judge_start(
+        &mut self,
+        slot: Slot,
+        since: Instant,
+        now: Instant,
+        look: Option<Look>,
+    ) -> Option<Hang> {
+        if look.is_none_or(|look| look.state != RunState::Stopped) {
+            self.stopped.remove(&slot);
+            return None;
+        }
+        let seen = self.stopped.entry(slot).or_insert(now);
+        if *seen < since {
+            // That was the one before it.
+            *seen = now;
+        }
+        let at = *seen + self.timeout;
+        if now < at {
+            self.due = self.due.min(at);
+            return None;
+        }
+        self.stopped.remove(&slot);
+        Some(Hang::Stopped)
     }
 }
 
@@ -252,6 +285,30 @@ mod tests {
         let mut world = World::new();
         assert_eq!(world.run(5000, |_| looks(RunState::Stopped, 0)), Some(Hang::Stopped));
         assert_eq!(world.age(), 700);
+    }
+
+    #[test]
+    fn who_starts_hangs_only_when_it_is_stopped() {
+        let mut world = World::new();
+        for state in [RunState::Runnable, RunState::Asleep, RunState::Blocked] {
+            assert_eq!(world.start(60_000, |_| looks(state, 0)), None);
+        }
+        // Now and then is nothing.
+        let is_stopped = |ms| ms % 1000 < 500;
+        let state = |ms| if is_stopped(ms) { RunState::Stopped } else { RunState::Asleep };
+        assert_eq!(world.start(10_000, |ms| looks(state(ms), 0)), None);
+        let before = world.now;
+        assert_eq!(world.start(5000, |_| looks(RunState::Stopped, 0)), Some(Hang::Stopped));
+        assert!((700..900).contains(&(world.now - before).as_millis()));
+    }
+
+    #[test]
+    fn who_starts_does_not_answer_for_the_one_before_it() {
+        let mut world = World::new();
+        assert_eq!(world.start(690, |_| looks(RunState::Stopped, 0)), None);
+        world.since = world.now;
+        assert_eq!(world.start(690, |_| looks(RunState::Stopped, 0)), None);
+        assert_eq!(world.start(200, |_| looks(RunState::Stopped, 0)), Some(Hang::Stopped));
     }
 
     #[test]
@@ -403,6 +460,21 @@ mod tests {
                 if self.watchdog.begin(self.now) {
                     let vitals = self.vitals();
                     let hang = self.watchdog.judge(vitals, self.now, || look(passed));
+                    if hang.is_some() {
+                        return hang;
+                    }
+                }
+            }
+            None
+        }
+
+        /// As [`run`](Self::run), for one that is not ready yet.
+        fn start(&mut self, milliseconds: u64, look: impl Fn(u64) -> Option<Look>) -> Option<Hang> {
+            for passed in 0..milliseconds {
+                self.now += Duration::from_millis(1);
+                if self.watchdog.begin(self.now) {
+                    let look = look(passed);
+                    let hang = self.watchdog.judge_start(3, self.since, self.now, look);
                     if hang.is_some() {
                         return hang;
                     }

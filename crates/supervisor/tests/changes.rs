@@ -202,6 +202,20 @@ fn workers_that_die_all_the_time_stop_no_reload() {
 }
 
 #[test]
+fn who_never_gets_ready_stops_no_reload() {
+    let instance = Instance::new("unready").start();
+    let [a, b] = instance.workers(2)[..] else { panic!("two workers") };
+    let is_second = |pid| instance.log().contains(&format!("worker 1 is started: process {pid}"));
+    kill(if is_second(a) { a } else { b }, Signal::KILL);
+    wait_until(|| instance.log().matches("worker 1 is started").count() == 2);
+    Config { servers: vec!["a", "b", "c"], ..instance.config() }.write(&instance.directory);
+    instance.signal(Signal::HUP);
+    wait_until(|| instance.live(1) == ["111"]);
+    let log = instance.log();
+    assert!(log.contains("is aborted: it is not ready, and delays a reload"), "{log}");
+}
+
+#[test]
 fn what_only_new_processes_take_on_comes_with_new_processes() {
     let instance = Instance::new("renewal").start();
     let mut guests: Vec<Guest> = (0..10).map(|_| instance.stay()).collect();

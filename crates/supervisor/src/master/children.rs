@@ -10,10 +10,10 @@ use cashew_metrics::SLOTS_MAX;
 use tracing::{debug, error, info, warn};
 
 use super::{Master, Phase, workers_of};
-use crate::child::{Child, Exit, Role};
+use crate::child::{Exit, Role};
 use crate::deal::{Change, Player};
 use crate::fleet::{self, Life};
-use crate::member::{Member, Running};
+use crate::member::{Member, Running, Waiting};
 use crate::sessions::Parcel;
 use crate::slots::{KILL_GRACE, Order};
 use crate::{Error, Step};
@@ -128,7 +128,11 @@ impl Master {
         let Some(mut running) = self.member(role).running.take() else { return Ok(()) };
         let name = running.child.to_string();
         let failed = running.failed.take();
-        let exit = self.bury(role, running, now).reap().step("learn how a child ended")?;
+        let was_ready = running.is_ready;
+        let (child, sessions) = running.into_parts();
+        let exit = child.reap().step("learn how a child ended")?;
+        let is_missed = is_missed(was_ready, self.members[&role].slot.life(), &exit);
+        self.bury(role, is_missed, sessions, now);
         let how = match failed {
             Some(why) => format!("failed: {why}"),
             None => exit.to_string(),
@@ -162,25 +166,18 @@ impl Master {
         }
     }
 
-    /// Ends what the child was part of. It is dead, or left behind.
-    fn bury(&mut self, role: Role, running: Running, now: Instant) -> Child {
-        if let Role::Worker { slot } = role {
-            self.release_slot(slot);
-            // Nobody counts on who retires, or never served.
-            let life = self.members[&role].slot.life();
-            let is_missed = running.is_ready && !matches!(life, Life::Retiring | Life::Going);
-            self.epochs.left(slot, is_missed, now);
-            self.rings.left(slot, now);
-            self.deal.left(slot);
-            self.is_unsettled = true;
+    /// Ends what the child was part of, with the sessions that were on their way to it. It is dead,
+    /// or left behind.
+    fn bury(&mut self, role: Role, is_missed: bool, sessions: Vec<Waiting>, now: Instant) {
+        let Role::Worker { slot } = role else { return };
+        self.release_slot(slot);
+        self.epochs.left(slot, is_missed, now);
+        self.rings.left(slot, now);
+        self.deal.left(slot);
+        self.is_unsettled = true;
+        for (session, descriptors) in sessions {
+            self.sessions.push_back(Parcel { from: slot, session, descriptors });
         }
-        let (child, sessions) = running.into_parts();
-        if let Role::Worker { slot: from } = role {
-            for (session, descriptors) in sessions {
-                self.sessions.push_back(Parcel { from, session, descriptors });
-            }
-        }
-        child
     }
 
     /// Its place is empty. Tells how long it stays so, unless for ever.
@@ -190,10 +187,26 @@ impl Master {
         pause
     }
 
-    /// Slots of workers that nobody follows can be used for others.
+    /// Slots of workers that nobody follows can be used for others, and are nobody's meanwhile.
     pub(super) fn forget_closed(&mut self) {
-        if self.phase != Phase::Stopping {
-            self.members.retain(|_, member| !member.slot.is_closed());
+        if self.phase == Phase::Stopping {
+            return;
+        }
+        let before = self.members.len();
+        self.members.retain(|_, member| !member.slot.is_closed());
+        if self.members.len() < before {
+            self.vacate_free_slots();
+        }
+    }
+
+    /// The statistics tell of workers that there are.
+    pub(super) fn vacate_free_slots(&self) {
+        let segments = &self.current.segments;
+        let free = |slot: &u32| !self.members.contains_key(&Role::Worker { slot: *slot });
+        for slot in (0..segments.slots()).filter(free) {
+            if segments.header(slot).pid != 0 {
+                segments.vacate(slot);
+            }
         }
     }
 
@@ -213,7 +226,8 @@ impl Master {
         }
         warn!("{role} does not end and is left behind");
         if let Some(running) = self.member(role).running.take() {
-            drop(self.bury(role, running, now));
+            let (_, sessions) = running.into_parts();
+            self.bury(role, false, sessions, now);
         }
         self.vacate(role, now);
         Ok(())
@@ -336,10 +350,41 @@ impl Master {
     }
 }
 
+/// Whether a change of all workers has to be given up because one is dead. Nobody counts on who
+/// never served, or is to go; nor on who ends well, which is the end of retiring: it may have come
+/// just before the worker was taken back.
+fn is_missed(was_ready: bool, life: Life, exit: &Exit) -> bool {
+    was_ready && !matches!(life, Life::Retiring | Life::Going) && !is_clean(exit)
+}
+
 fn is_clean(exit: &Exit) -> bool {
     match exit {
         Exit::Status(status) => status.success(),
         Exit::Returned => true,
         Exit::Unknown | Exit::Error(_) | Exit::Panicked => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    #[test]
+    fn who_is_to_go_or_ends_well_is_not_missed() {
+        let [well, failed, killed] =
+            [0, 1 << 8, 9].map(|status| Exit::Status(ExitStatus::from_raw(status)));
+        let exits = [&well, &Exit::Returned, &failed, &killed, &Exit::Panicked, &Exit::Unknown];
+        let missed = |was_ready, life| exits.map(|exit| is_missed(was_ready, life, exit));
+        for life in [Life::Serving, Life::Coming] {
+            // Coming is who serves and has closed its channel.
+            assert_eq!(missed(true, life), [false, false, true, true, true, true]);
+            assert_eq!(missed(false, life), [false; 6]);
+        }
+        for life in [Life::Retiring, Life::Going] {
+            assert_eq!(missed(true, life), [false; 6]);
+        }
     }
 }

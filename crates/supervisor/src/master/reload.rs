@@ -203,15 +203,22 @@ impl Master {
     fn succeed(&mut self, mut askers: Vec<Asker>) {
         let serves = format!("epoch {} serves", self.current.snapshot.epoch);
         askers.iter_mut().for_each(|asker| asker.reply.say(&serves));
-        self.operators.last_reload = Some(Outcome::new(None));
+        self.note_reload(None);
         self.notify.ready(&self.summary());
         finish(askers);
+    }
+
+    /// For who asks later, here or at the stats port.
+    fn note_reload(&mut self, failure: Option<&str>) {
+        let outcome = Outcome::new(failure.map(Into::into));
+        self.shared.add_reload(outcome.at, failure);
+        self.operators.last_reload = Some(outcome);
     }
 
     fn fail(&mut self, askers: Vec<Asker>, why: &str) {
         if askers.iter().any(|asker| !asker.dry_run) {
             error!("the configuration stays as it is: {why}");
-            self.operators.last_reload = Some(Outcome::new(Some(why.into())));
+            self.note_reload(Some(why));
             // Whatever came of it, the reload is over.
             self.notify.ready(&format!("{}; the last reload failed: {why}", self.summary()));
         }

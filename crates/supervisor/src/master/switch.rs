@@ -123,8 +123,8 @@ impl Master {
                     }
                     self.switch(now);
                 }
-                Output::Condemn(slot) => {
-                    self.condemn(Role::Worker { slot }, "it does not confirm a commit", now);
+                Output::Condemn(slot, why) => {
+                    self.condemn(Role::Worker { slot }, why, now);
                 }
                 Output::Done => {
                     self.previous = None;

@@ -419,6 +419,8 @@ impl Master {
         for running in master.members.values_mut().filter_map(|member| member.running.as_mut()) {
             running.set_outbox_max(outbox_max);
         }
+        // Where workers were that the program before this one has killed.
+        master.vacate_free_slots();
         master.upgrade.askers =
             askers.into_iter().map(|socket| crate::command::resume(socket)).collect();
         match state.failed {

@@ -164,6 +164,9 @@ impl Worker {
                     self.say(&ToMaster::Failed { why: "cannot become nobody".into() });
                     std::process::exit(1);
                 }
+                if self.scenario == "unready" && slot == 1 && !is_first() {
+                    std::thread::sleep(Duration::from_secs(3600));
+                }
                 self.shared = Some(Shared::open(&descriptors[2]).unwrap());
                 self.serving = Some(Serving::new(slot, (rank, workers), &descriptors));
             }
