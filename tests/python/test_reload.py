@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -540,6 +541,19 @@ def test_status_shows_the_last_reload(place):
     assert status.returncode == 0
     shown = re.search(r"^last reload: (.*)", status.stdout, re.MULTILINE)
     assert shown and gateway.config_path.name in shown[1], status.stdout
+
+
+def test_many_ask_for_the_status_at_once(place):
+    pools = {"alpha": {"redis": True, "servers": server_lines([place.redis()])}}
+    gateway = place.cashew(pools, {"worker_processes": 2})
+    gateway.wait_serving()
+    pid = gateway.pid
+    for _ in range(5):
+        with ThreadPoolExecutor(8) as executor:
+            answers = [executor.submit(gateway.order, "status") for _ in range(8)]
+            for answer in answers:
+                assert answer.result().returncode == 0, answer.result().stderr
+    assert gateway.running() and gateway.pid == pid
 
 
 def test_nobody_there_is_an_error_that_says_so(place):

@@ -138,8 +138,8 @@ enum Source {
     Loaded,
     Trial,
     Operators,
-    /// The status with this place among those that are worked on.
-    Digested(usize),
+    /// The status that is worked on under this number.
+    Digested(u64),
 }
 
 impl Master {
@@ -237,7 +237,7 @@ impl Master {
                     // Looked at whenever things settle.
                     Source::Trial => {}
                     Source::Operators => self.handle_operators(now),
-                    Source::Digested(index) => self.handle_digested(index),
+                    Source::Digested(number) => self.handle_digested(number),
                 }
                 self.settle(now);
             }

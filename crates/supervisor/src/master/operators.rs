@@ -1,5 +1,6 @@
 //! Operators: what they ask for over their socket, and how the instance is.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -27,7 +28,9 @@ use crate::watchdog::STARVED_MAX;
 pub(super) struct Operators {
     /// `None` where there is no place for it that nobody asked for.
     socket: Option<ControlSocket>,
-    digesting: Vec<Digesting>,
+    /// By number: those that are done leave at any time, and two at once.
+    digesting: BTreeMap<u64, Digesting>,
+    last_digesting: u64,
     pub(super) last_reload: Option<Outcome>,
 }
 
@@ -53,7 +56,7 @@ impl Operators {
         if let Some(socket) = &socket {
             info!("operators are heard at {}", socket.path().display());
         }
-        Ok(Self { socket, digesting: Vec::new(), last_reload: None })
+        Ok(Self { socket, digesting: BTreeMap::new(), last_digesting: 0, last_reload: None })
     }
 
     /// For another program to go on with.
@@ -66,7 +69,12 @@ impl Operators {
     pub(super) fn resume(state: OperatorsState, socket: Option<OwnedFd>) -> Self {
         let resume = |(state, fd)| ControlSocket::new(UnixSocket::resume(state, fd));
         let socket = state.socket.zip(socket).map(resume);
-        Self { socket, digesting: Vec::new(), last_reload: state.last_reload }
+        Self {
+            socket,
+            digesting: BTreeMap::new(),
+            last_digesting: 0,
+            last_reload: state.last_reload,
+        }
     }
 
     /// Whether threads work on answers, which do not outlive a program.
@@ -78,9 +86,14 @@ impl Operators {
         for (fd, flags) in self.socket.iter().flat_map(ControlSocket::interest) {
             interests.add(Source::Operators, fd, flags);
         }
-        for (index, digesting) in self.digesting.iter().enumerate() {
-            interests.add(Source::Digested(index), digesting.errand.as_fd(), PollFlags::IN);
+        for (&number, digesting) in &self.digesting {
+            interests.add(Source::Digested(number), digesting.errand.as_fd(), PollFlags::IN);
         }
+    }
+
+    fn digest(&mut self, digesting: Digesting) {
+        self.last_digesting += 1;
+        self.digesting.insert(self.last_digesting, digesting);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
@@ -143,13 +156,14 @@ impl Master {
             rings.map(|ring| format!("{:016x}", ring.digest())).collect()
         };
         match Errand::start("digest", digest) {
-            Ok(errand) => self.operators.digesting.push(Digesting { reply, status, errand }),
+            Ok(errand) => self.operators.digest(Digesting { reply, status, errand }),
             Err(error) => reply.failed(&format!("cannot compute the digests: {error}")),
         }
     }
 
-    pub(super) fn handle_digested(&mut self, index: usize) {
-        let Digesting { mut reply, mut status, errand } = self.operators.digesting.remove(index);
+    pub(super) fn handle_digested(&mut self, number: u64) {
+        let Some(digesting) = self.operators.digesting.remove(&number) else { return };
+        let Digesting { mut reply, mut status, errand } = digesting;
         let Some(digests) = errand.finish() else {
             error!("computing the digests panicked");
             return reply.failed("computing the digests panicked");
