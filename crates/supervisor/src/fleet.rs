@@ -43,6 +43,19 @@ pub(crate) enum Order {
     Drop(Slot),
 }
 
+impl Order {
+    /// Whose life it is about and how that was when it was given: carrying the orders before it
+    /// out may have shown that somebody is dying.
+    pub(crate) fn premise(self) -> Option<(Slot, Life)> {
+        match self {
+            Self::Add { .. } => None,
+            Self::Retire(slot) => Some((slot, Life::Serving)),
+            Self::Unretire(slot) => Some((slot, Life::Retiring)),
+            Self::Drop(slot) => Some((slot, Life::Coming)),
+        }
+    }
+}
+
 /// `slots_max` is how many slots there are.
 pub(crate) fn plan(workers: &[Worker], wanted: u32, slots_max: u32) -> Vec<Order> {
     let mut orders = Vec::new();

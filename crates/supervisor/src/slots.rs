@@ -128,10 +128,11 @@ impl Slot {
     }
 
     /// Who serves here was told to hand everything over and go. Being watched as before, it has
-    /// time for that until the deadline.
+    /// time for that until the deadline. Means nothing to who does not serve.
     pub(crate) fn retire(&mut self, deadline: Instant) {
-        assert!(self.is_serving(), "only who serves retires");
-        self.retire_by = Some(deadline);
+        if self.is_serving() {
+            self.retire_by = Some(deadline);
+        }
     }
 
     /// How much of its time is left, if it retires.
@@ -370,6 +371,19 @@ mod tests {
         slot.retire(deadline);
         slot.doomed(now);
         assert_eq!((slot.life(), slot.died(now)), (Life::Going, None));
+    }
+
+    #[test]
+    fn who_dies_already_does_not_retire() {
+        let (mut slot, now) = serving();
+        slot.aborted(now);
+        slot.retire(now + Duration::from_secs(3600));
+        assert_eq!((slot.life(), slot.retire_within(now)), (Life::Coming, None));
+        assert_eq!(slot.died(now), Some(Duration::ZERO));
+
+        let mut slot = Slot::new(now);
+        slot.retire(now);
+        assert_eq!((slot.life(), slot.poll(now)), (Life::Coming, Some(Order::Spawn)));
     }
 
     #[test]

@@ -292,6 +292,10 @@ impl Master {
         };
         let workers: Vec<fleet::Worker> = self.workers().map(worker).collect();
         for order in fleet::plan(&workers, workers_of(&self.current.snapshot), SLOTS_MAX) {
+            if !self.holds(order) {
+                self.is_unsettled = true;
+                continue;
+            }
             match order {
                 fleet::Order::Add { slot, rank } => {
                     let role = Role::Worker { slot };
@@ -313,6 +317,14 @@ impl Master {
             }
         }
         self.forget_closed();
+    }
+
+    /// Whether whom an order is about is as it was when the order was given.
+    fn holds(&self, order: fleet::Order) -> bool {
+        order.premise().is_none_or(|(slot, life)| {
+            let member = self.members.get(&Role::Worker { slot });
+            member.is_some_and(|member| member.slot.life() == life)
+        })
     }
 
     /// Its sockets go to others first, then its sessions.
