@@ -2,8 +2,9 @@
 //!
 //! A socket is never closed when workers come and go; another worker accepts from it instead, so
 //! nobody who waits in its queue is lost. A socket that is one of a group has one owner: the worker
-//! whose rank is the socket's number, or while that one does not serve, another in its place. A
-//! socket that is alone on its address is owned by all.
+//! whose rank is the socket's number, or while that one does not serve, another in its place: as few
+//! sockets as possible change hands, and nobody gets more than its share of them. A socket that is
+//! alone on its address is owned by all.
 //!
 //! Pure: [`Deal::update`] is told who serves and answers what is to be said to whom.
 
@@ -61,7 +62,7 @@ impl Deal {
         hands: impl IntoIterator<Item = &'a Hand>,
         players: &[Player],
     ) -> Vec<Change> {
-        let owners = deal(hands, players);
+        let owners = self.deal(hands, players);
         let mut changes = Vec::new();
         for (&listener, slots) in &owners {
             let before = self.owners.get(&listener);
@@ -78,42 +79,78 @@ impl Deal {
         changes
     }
 
+    fn deal<'a>(
+        &self,
+        hands: impl IntoIterator<Item = &'a Hand>,
+        players: &[Player],
+    ) -> BTreeMap<ListenerId, BTreeSet<Slot>> {
+        let (ready, joining): (Vec<Player>, Vec<Player>) =
+            players.iter().partition(|player| player.is_ready);
+        // Of two with the same rank the later one is to take the place of the other.
+        let is_followed = |at: usize| ready[at + 1..].iter().any(|it| it.rank == ready[at].rank);
+        let ready: Vec<Player> =
+            (0..ready.len()).filter(|&at| !is_followed(at)).map(|at| ready[at]).collect();
+        let mut owners = BTreeMap::new();
+        for hand in hands {
+            match hand {
+                Hand::Shared(listener) => {
+                    owners.insert(*listener, players.iter().map(|player| player.slot).collect());
+                }
+                Hand::Spread(listeners) => {
+                    let spread = self.spread(listeners, &ready);
+                    for ((number, &listener), owner) in (0..).zip(listeners).zip(spread) {
+                        let at_home = joining.iter().filter(|player| player.rank == number);
+                        let slots = at_home.map(|player| player.slot).chain(owner);
+                        owners.insert(listener, slots.collect());
+                    }
+                }
+            }
+        }
+        owners
+    }
+
+    /// Which of the players, no two of them of one rank, owns which of the sockets: the one at
+    /// home; else the one that has it, if it has not got its share without it; else the one that
+    /// has the least.
+    fn spread(&self, listeners: &[ListenerId], ready: &[Player]) -> Vec<Option<Slot>> {
+        if ready.is_empty() {
+            return vec![None; listeners.len()];
+        }
+        let homes = (0..).zip(listeners);
+        let mut owners: Vec<Option<usize>> = homes
+            .map(|(number, _)| ready.iter().position(|player| player.rank == number))
+            .collect();
+        let mut counts = vec![0; ready.len()];
+        owners.iter().flatten().for_each(|&at| counts[at] += 1);
+        let share = listeners.len().div_ceil(ready.len());
+        for (owner, listener) in owners.iter_mut().zip(listeners) {
+            let before = self.owners.get(listener);
+            let has_it = |&at: &usize| {
+                before.is_some_and(|it| it.contains(&ready[at].slot)) && counts[at] < share
+            };
+            if owner.is_none()
+                && let Some(at) = (0..ready.len()).find(has_it)
+            {
+                counts[at] += 1;
+                *owner = Some(at);
+            }
+        }
+        for (number, owner) in owners.iter_mut().enumerate().filter(|(_, it)| it.is_none()) {
+            // Not always the same one of those who have as little.
+            let around = (0..ready.len()).map(|at| (number + at) % ready.len());
+            let least = around.min_by_key(|&at| counts[at]).expect("somebody is ready");
+            counts[least] += 1;
+            *owner = Some(least);
+        }
+        owners.into_iter().map(|owner| owner.map(|at| ready[at].slot)).collect()
+    }
+
     /// A worker is dead, or was told to accept nothing more.
     pub(crate) fn left(&mut self, slot: Slot) {
         for slots in self.owners.values_mut() {
             slots.remove(&slot);
         }
     }
-}
-
-fn deal<'a>(
-    hands: impl IntoIterator<Item = &'a Hand>,
-    players: &[Player],
-) -> BTreeMap<ListenerId, BTreeSet<Slot>> {
-    let (ready, joining): (Vec<Player>, Vec<Player>) =
-        players.iter().partition(|player| player.is_ready);
-    let mut owners = BTreeMap::new();
-    for hand in hands {
-        match hand {
-            Hand::Shared(listener) => {
-                owners.insert(*listener, players.iter().map(|player| player.slot).collect());
-            }
-            Hand::Spread(listeners) => {
-                for (number, &listener) in (0..).zip(listeners) {
-                    let at_home = |player: &&Player| player.rank == number;
-                    let mut slots: BTreeSet<Slot> =
-                        joining.iter().filter(at_home).map(|player| player.slot).collect();
-                    // Of two with the same rank the later one is to take the place of the other.
-                    let owner = ready.iter().rfind(at_home);
-                    let substitute = (number as usize).checked_rem(ready.len());
-                    let owner = owner.or_else(|| substitute.map(|at| &ready[at]));
-                    slots.extend(owner.map(|player| player.slot));
-                    owners.insert(listener, slots);
-                }
-            }
-        }
-    }
-    owners
 }
 
 #[cfg(test)]
@@ -166,6 +203,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn who_has_a_socket_keeps_it_when_others_go() {
+        let mut deal = Deal::default();
+        let hands = [Hand::Spread((0..6).collect())];
+        let players: Vec<Player> = (0..6).map(|rank| ready(rank, rank)).collect();
+        deal.update(&hands, &players);
+        let mut owned = deal.owners.clone();
+        // Nothing moves but what those had who go, and that is spread evenly.
+        for count in (1..6).rev() {
+            let changes = deal.update(&hands, &players[..count]);
+            let gone = owned.values().filter(|slots| slots.contains(&(count as Slot))).count();
+            assert_eq!(changes.len(), 2 * gone, "{count}: {changes:?}");
+            for slot in 0..count as Slot {
+                let has = deal.owners.values().filter(|slots| slots.contains(&slot)).count();
+                assert!(has <= 6_usize.div_ceil(count), "{slot} of {count} has {has}");
+            }
+            owned = deal.owners.clone();
+        }
+    }
+
+    #[test]
+    fn who_is_followed_gets_nothing_more() {
+        let mut deal = Deal::default();
+        let hands = [Hand::Spread(vec![10, 11, 12])];
+        deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 2)]);
+        deal.left(2);
+        let changes = deal.update(&hands, &[ready(0, 0), ready(3, 0), ready(1, 1)]);
+        assert_eq!(changes, [listen(3, 10), listen(3, 12), unlisten(0, 10)]);
     }
 
     #[test]

@@ -207,6 +207,11 @@ impl Listeners {
         sockets
     }
 
+    /// How many sockets there are to deal.
+    pub(crate) fn dealt(&self) -> usize {
+        self.groups.values().map(|group| group.sockets.all().len()).sum()
+    }
+
     pub(crate) fn of_stats(&self) -> Option<Rc<OwnedFd>> {
         self.stats.clone()
     }

@@ -70,7 +70,7 @@ impl Member {
         if running.channel.is_none() || is_foreign {
             return;
         }
-        if running.outbox.len() == running.outbox_max {
+        if running.outbox.len() >= running.outbox_max {
             self.condemn("it does not read what it is told", now);
             return;
         }
@@ -251,8 +251,9 @@ impl Running {
         self.control_version != VERSION
     }
 
+    /// On top of what waits already.
     pub(crate) fn set_outbox_max(&mut self, outbox_max: usize) {
-        self.outbox_max = outbox_max;
+        self.outbox_max = self.outbox.len() + outbox_max;
     }
 
     /// How many messages it has yet to take. `None` when it will never take any.

@@ -13,6 +13,7 @@ use super::{Master, Phase, workers_of};
 use crate::child::{Exit, Role};
 use crate::deal::{Change, Player};
 use crate::fleet::{self, Life};
+use crate::listeners::Listeners;
 use crate::member::{Member, Running, Waiting};
 use crate::sessions::Parcel;
 use crate::slots::{KILL_GRACE, Order};
@@ -78,9 +79,20 @@ impl Master {
         Ok(Running::new(child, MasterChannel::new(ours), self.outbox_max()))
     }
 
-    pub(super) fn outbox_max(&self) -> usize {
-        let snapshot = &self.current.snapshot;
-        snapshot.pools.len() * (2 + workers_of(snapshot) as usize) + OUTBOX_SPARE
+    /// Any worker may lose each socket that is dealt, and get each that there is: the last one that
+    /// serves gets all of them.
+    fn outbox_max(&self) -> usize {
+        let pools = self.current.snapshot.pools.len();
+        let sockets = self.listeners.as_ref().map_or(0, Listeners::dealt);
+        2 * pools + sockets + self.deal.owners().len() + OUTBOX_SPARE
+    }
+
+    /// Comes before sockets are dealt of which there are more or others than before.
+    pub(super) fn allow_mail(&mut self) {
+        let outbox_max = self.outbox_max();
+        for running in self.members.values_mut().filter_map(|member| member.running.as_mut()) {
+            running.set_outbox_max(outbox_max);
+        }
     }
 
     /// Hands everything over that a new child needs.
@@ -291,23 +303,28 @@ impl Master {
             is_fresh: member.running.is_none() || member.generation == self.generation,
         };
         let workers: Vec<fleet::Worker> = self.workers().map(worker).collect();
+        let mut is_to_deal = false;
+        let mut retiring = Vec::new();
         for order in fleet::plan(&workers, workers_of(&self.current.snapshot), SLOTS_MAX) {
             if !self.holds(order) {
                 self.is_unsettled = true;
                 continue;
             }
+            is_to_deal |= !matches!(order, fleet::Order::Add { .. });
             match order {
                 fleet::Order::Add { slot, rank } => {
                     let role = Role::Worker { slot };
                     self.members.insert(role, Member::new(role, rank, now));
                 }
-                fleet::Order::Retire(slot) => self.retire(slot, now),
+                fleet::Order::Retire(slot) => {
+                    self.retire(slot, now);
+                    retiring.push(slot);
+                }
                 fleet::Order::Unretire(slot) => {
                     info!("worker {slot} is taken back");
                     let role = Role::Worker { slot };
                     self.member(role).slot.unretire();
                     self.post(role, ToChild::Unretire, Vec::new(), now);
-                    self.deal_sockets(now);
                 }
                 fleet::Order::Drop(slot) => {
                     let role = Role::Worker { slot };
@@ -315,6 +332,16 @@ impl Master {
                     self.member(role).slot.stop(now + KILL_GRACE);
                 }
             }
+        }
+        // Once for all of them: of those who go together none gets what another one had. Sockets go
+        // to others first, then sessions.
+        if is_to_deal {
+            self.deal_sockets(now);
+        }
+        for slot in retiring {
+            let role = Role::Worker { slot };
+            let farewell = self.farewell(role, self.shutdown_timeout_ms());
+            self.post(role, farewell, Vec::new(), now);
         }
         self.forget_closed();
     }
@@ -327,16 +354,16 @@ impl Master {
         })
     }
 
-    /// Its sockets go to others first, then its sessions.
+    /// It is to serve no more, and is not told so yet.
     fn retire(&mut self, slot: u32, now: Instant) {
-        let timeout_ms = self.current.snapshot.global.worker_shutdown_timeout_ms;
+        let timeout_ms = self.shutdown_timeout_ms();
         info!("worker {slot} retires, within {timeout_ms} ms");
-        let role = Role::Worker { slot };
         let deadline = now + Duration::from_millis(timeout_ms) + KILL_GRACE;
-        self.member(role).slot.retire(deadline);
-        self.deal_sockets(now);
-        let farewell = self.farewell(role, timeout_ms);
-        self.post(role, farewell, Vec::new(), now);
+        self.member(Role::Worker { slot }).slot.retire(deadline);
+    }
+
+    fn shutdown_timeout_ms(&self) -> u64 {
+        self.current.snapshot.global.worker_shutdown_timeout_ms
     }
 
     /// For the way out after an error. Waits only for what SIGKILL ends.

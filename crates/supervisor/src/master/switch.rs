@@ -76,6 +76,7 @@ impl Master {
         let grown = listeners.grow(&snapshot, workers).map_err(|error| error.to_string());
         // Even when not all of them did: those that did listen already.
         self.is_unsettled = true;
+        self.allow_mail();
         grown?;
         let control = self.operators.bind_next(&snapshot)?;
         self.last_epoch += 1;
@@ -194,10 +195,7 @@ impl Master {
             raise_open_files(wanted);
         }
         self.watchdog.set_timeout(new.worker_heartbeat_timeout_ms, now);
-        let outbox_max = self.outbox_max();
-        for running in self.members.values_mut().filter_map(|member| member.running.as_mut()) {
-            running.set_outbox_max(outbox_max);
-        }
+        self.allow_mail();
         self.previous = Some(previous);
         self.is_unsettled = true;
         self.tell(Role::Admin, Step::Commit, now);

@@ -415,10 +415,7 @@ impl Master {
             started: UNIX_EPOCH + Duration::from_secs(state.started_at),
             operators: Operators::resume(state.operators, operators),
         };
-        let outbox_max = master.outbox_max();
-        for running in master.members.values_mut().filter_map(|member| member.running.as_mut()) {
-            running.set_outbox_max(outbox_max);
-        }
+        master.allow_mail();
         // Where workers were that the program before this one has killed.
         master.vacate_free_slots();
         master.upgrade.askers =
