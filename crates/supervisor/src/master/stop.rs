@@ -58,6 +58,6 @@ impl Master {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.members.values().all(|member| member.slot.is_closed())
+        self.phase == Phase::Stopping && self.members.values().all(|it| it.slot.is_closed())
     }
 }

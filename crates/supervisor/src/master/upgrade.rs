@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use cashew_control::{SESSION_VERSION, ToChild, VERSION};
-use cashew_metrics::{Layout, Segments};
+use cashew_metrics::{Layout, SLOTS_MAX, Segments};
 use cashew_process::{exec, log};
 use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
@@ -165,6 +165,10 @@ impl Master {
         if !matches!(self.upgrade.stage, Stage::Idle) {
             return refuse(reply, "an upgrade is under way already");
         }
+        let workers = workers_of(&self.current.snapshot);
+        if let Err(why) = places_for(workers, workers) {
+            return refuse(reply, &why);
+        }
         let path = binary.unwrap_or_else(|| self.program.path.clone());
         info!("trying {} for an upgrade", path.display());
         match Trial::begin(&self.program, &path, now) {
@@ -263,6 +267,10 @@ impl Master {
         }
         if !self.rings.is_quiet() {
             return Some("a ring is being changed".into());
+        }
+        let taken = self.workers().count() as u32;
+        if let Err(why) = places_for(workers_of(&self.current.snapshot), taken) {
+            return Some(why);
         }
         if self.operators.is_working() {
             return Some("operators wait for an answer".into());
@@ -377,6 +385,10 @@ impl Master {
         let operators = state.operators.socket.as_ref();
         let operators = operators.map(|it| descriptors.copy(it.socket)).transpose();
         let operators = operators.map_err(Error::TakeOver)?;
+        if !is_back {
+            let taken = members.keys().filter(|&&role| role != Role::Admin).count() as u32;
+            places_for(workers, taken).map_err(Error::TakeOver)?;
+        }
         // These last of all, since dropping them would remove files.
         let listeners = Listeners::resume(state.listeners, descriptors).map_err(Error::TakeOver)?;
         let mut master = Self {
@@ -430,15 +442,15 @@ impl Master {
         Ok(master)
     }
 
-    /// Puts those aside who serve, and makes places for the workers of this program.
+    /// Puts those aside who serve, and makes places for the workers of this program, of which there
+    /// are enough.
     fn hold_members(&mut self, workers: u32, now: Instant) {
         self.phase = Phase::Starting;
         self.generation += 1;
         self.upgrade.held = std::mem::take(&mut self.members);
         let taken: BTreeSet<Role> = self.upgrade.held.keys().copied().collect();
-        let free = (0..cashew_metrics::SLOTS_MAX)
-            .map(|slot| Role::Worker { slot })
-            .filter(|role| !taken.contains(role));
+        let free =
+            (0..SLOTS_MAX).map(|slot| Role::Worker { slot }).filter(|role| !taken.contains(role));
         self.members =
             free.zip(0..workers).map(|(role, rank)| (role, Member::new(role, rank, now))).collect();
     }
@@ -519,6 +531,18 @@ impl Master {
     }
 }
 
+/// Whether as many workers can be started while others have as many places.
+fn places_for(workers: u32, taken: u32) -> Result<(), String> {
+    let free = SLOTS_MAX.saturating_sub(taken);
+    if workers <= free {
+        return Ok(());
+    }
+    Err(format!(
+        "there is no place for {workers} workers beside {taken} that serve or retire: there are \
+         {SLOTS_MAX} places in all"
+    ))
+}
+
 /// Returns only if that fails, and then everything is as before.
 fn become_program(file: &OwnedFd, program: &Program, text: &[u8], pack: &Pack) -> io::Error {
     let attempt = || -> io::Result<io::Error> {
@@ -532,4 +556,18 @@ fn become_program(file: &OwnedFd, program: &Program, text: &[u8], pack: &Pack) -
         Ok(error)
     };
     attempt().unwrap_or_else(|error| error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_new_workers_need_places_beside_the_old_ones() {
+        assert_eq!(places_for(4, 4), Ok(()));
+        assert_eq!(places_for(SLOTS_MAX / 2, SLOTS_MAX / 2), Ok(()));
+        let why = places_for(129, 128).unwrap_err();
+        assert!(why.contains("129 workers beside 128"), "{why}");
+        assert!(places_for(SLOTS_MAX, SLOTS_MAX).is_err());
+    }
 }
