@@ -352,3 +352,51 @@ def test_signals_while_the_old_program_comes_back(place, number):
             assert gateway.process.running(), gateway.process.child.returncode
         wait_until(lambda: len(worker_processes(gateway.pid)) == 2, "two workers", 10)
         load.turn()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+def test_a_reload_asked_for_during_an_upgrade_comes_after_it(place, fails):
+    server = place.redis()
+    fill(server)
+    gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2})
+    gateway.wait_serving()
+    for number, delay in enumerate((0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)):
+        old, before = set(worker_processes(gateway.pid)), gateway.epoch()
+        words = [gateway.binary, "upgrade", "-c", str(gateway.config_path)]
+        order = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+        # After the test of the configuration, whenever that is.
+        gateway.configure({"alpha": pool(server, timeout=1000 + number)})
+        if fails:
+            new = wait_until(lambda: set(worker_processes(gateway.pid)) - old or
+                             order.poll() is not None, "a new worker", 10, pause=0.0005)
+            asked = subprocess.Popen([gateway.binary, "reload", "-c", str(gateway.config_path)],
+                                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            gateway.process.signal(signal.SIGHUP)
+            if isinstance(new, set):
+                os.kill(min(new), signal.SIGKILL)
+            assert asked.wait(30) == 0, gateway.log()[-2000:]
+        else:
+            time.sleep(delay)
+            gateway.process.signal(signal.SIGHUP)
+        assert order.wait(30) in (0, 1)
+        wait_until(lambda: gateway.epoch() > before, f"an epoch after {before}", 10)
+        wait_until(lambda: len(worker_processes(gateway.pid)) == 2, "two workers", 10)
+        with Conn(gateway.address) as conn:
+            assert conn.call("GET", key(1)) == value(1)
+
+
+def test_a_stop_while_the_old_program_comes_back_stops_it(place):
+    server = place.redis()
+    for delay in (0.0, 0.002, 0.005, 0.01, 0.02):
+        gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2})
+        gateway.wait_serving()
+        old = set(worker_processes(gateway.pid))
+        gateway.process.signal(signal.SIGUSR2)
+        new = wait_until(lambda: set(worker_processes(gateway.pid)) - old, "a new worker", 10,
+                         pause=0.0005)
+        os.kill(min(new), signal.SIGKILL)
+        time.sleep(delay)
+        gateway.process.signal(signal.SIGTERM)
+        assert gateway.process.child.wait(15) == 0, gateway.log()[-2000:]
+

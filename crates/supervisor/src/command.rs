@@ -71,7 +71,7 @@ impl Handed {
         line.push(b'\n');
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if let Err(errno) = rustix::net::send(&self.0, &line, flags) {
-            debug!("who asked for the upgrade is gone: {errno}");
+            debug!("who asked is gone: {errno}");
         }
     }
 }

@@ -66,13 +66,15 @@ pub(crate) fn take_over(input: OwnedFd, options: TakeOver) -> Result<(), Error> 
     let program = options.program.clone();
     let mut master = match Master::resume(&fallback, options) {
         Ok(master) => master,
-        Err(error) => return Err(fallback.give_back(&program, &error)),
+        Err(error) => return Err(fallback.give_back(&program, &error, None)),
     };
     master.may_go_back(fallback);
     let result = exec::release_signals().step("handle signals").and_then(|()| master.run());
     master.kill_all();
     match (result, master.take_fallback()) {
-        (Err(error), Some(fallback)) => Err(fallback.give_back(&program, &error)),
+        (Err(error), Some(fallback)) => {
+            Err(fallback.give_back(&program, &error, Some(master.asked())))
+        }
         (result, _) => result,
     }
 }

@@ -4,9 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
+use tracing::warn;
 
 /// What an operator asks for by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,17 @@ impl Signals {
 
     pub(crate) fn receive(&mut self) -> Vec<Request> {
         self.delivery.pending().map(request).collect()
+    }
+
+    /// Sends this process again what it has received and nobody has asked for, while signals are
+    /// held: for the next program.
+    pub(crate) fn put_back(&mut self) {
+        for signal in self.delivery.pending() {
+            let signal = Signal::from_named_raw(signal).expect("it was received");
+            if let Err(errno) = kill_process(getpid(), signal) {
+                warn!("{signal:?} is lost: {errno}");
+            }
+        }
     }
 }
 

@@ -65,6 +65,25 @@ pub(crate) struct State {
     /// Who is to be told how it ends.
     #[serde(default)]
     pub(crate) askers: Vec<Place>,
+    /// Reloads that were asked for meanwhile, for when the upgrade is over.
+    #[serde(default, flatten)]
+    pub(crate) wanted: WantedReload,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct WantedReload {
+    /// Whether somebody wants one who cannot be told of it.
+    pub(crate) reload_wanted: bool,
+    pub(crate) reload_askers: Vec<ReloadAsker>,
+}
+
+/// Who is to be told how a reload ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReloadAsker {
+    pub(crate) socket: Place,
+    #[serde(default)]
+    pub(crate) dry_run: bool,
 }
 
 /// What is understood of a state of any format, so that there is always a way back.
@@ -161,12 +180,17 @@ impl State {
         serde_json::to_vec(self).expect("a state has string keys and no failing serializer")
     }
 
-    /// The same text, with whatever this version does not know, saying that the take-over failed.
-    pub(crate) fn write_failed(text: &[u8], why: &str) -> Vec<u8> {
+    /// The same text, with whatever this version does not know, saying that the take-over failed,
+    /// and which reloads are wanted by now if that is known.
+    pub(crate) fn write_failed(text: &[u8], why: &str, wanted: Option<&WantedReload>) -> Vec<u8> {
         let failed = || -> serde_json::Result<Vec<u8>> {
             let mut state: serde_json::Map<String, serde_json::Value> =
                 serde_json::from_slice(text)?;
             state.insert("failed".into(), why.into());
+            if let Some(WantedReload { reload_wanted, reload_askers }) = wanted {
+                state.insert("reload_wanted".into(), (*reload_wanted).into());
+                state.insert("reload_askers".into(), serde_json::to_value(reload_askers)?);
+            }
             serde_json::to_vec(&state)
         };
         // What cannot be understood here is understood by who wrote it.
@@ -273,6 +297,7 @@ mod tests {
         assert_eq!(state.members[2].role(), Role::Admin);
         assert_eq!(state.members[2].retire_within_ms, Some(5));
         assert!(state.askers.is_empty() && state.failed.is_none());
+        assert_eq!(state.wanted, WantedReload::default());
         let again = State::read(&state.write()).unwrap();
         assert_eq!(again.members, state.members);
     }
@@ -291,13 +316,19 @@ mod tests {
     #[test]
     fn what_goes_back_is_what_came_and_why() {
         let text = STATE.replace("\"format\":1", "\"colour\":\"green\",\"format\":1");
-        let back = State::write_failed(text.as_bytes(), "no luck");
+        let asker = ReloadAsker { socket: Place(9), dry_run: true };
+        let wanted = WantedReload { reload_wanted: true, reload_askers: vec![asker] };
+        let back = State::write_failed(text.as_bytes(), "no luck", Some(&wanted));
         let back: serde_json::Value = serde_json::from_slice(&back).unwrap();
         assert_eq!(back["colour"], "green");
         assert_eq!(back["failed"], "no luck");
         assert_eq!(back["members"][0]["child"]["pid"], 42);
-        let failed = State::read(&serde_json::to_vec(&back).unwrap()).unwrap().failed;
-        assert_eq!(failed.as_deref(), Some("no luck"));
+        let state = State::read(&serde_json::to_vec(&back).unwrap()).unwrap();
+        assert_eq!((state.failed.as_deref(), state.wanted), (Some("no luck"), wanted.clone()));
+        // Who failed before it knew keeps what was wanted before.
+        let text = serde_json::to_vec(&back).unwrap();
+        let again = State::read(&State::write_failed(&text, "again", None)).unwrap();
+        assert_eq!((again.failed.as_deref(), again.wanted), (Some("again"), wanted));
     }
 
     #[test]

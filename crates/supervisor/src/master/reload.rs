@@ -1,5 +1,6 @@
 //! Another configuration: loaded beside the loop, then put into effect.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,8 +11,9 @@ use tracing::{error, info, warn};
 
 use super::{Master, Phase};
 use crate::child::Spawn;
-use crate::command::{Command, Reply};
+use crate::command::{self, Command, Nobody, Reply};
 use crate::errand::Errand;
+use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
 use crate::status::Outcome;
 
 /// One at a time. Who asks meanwhile shares the next one, which reads the file after all of them
@@ -67,6 +69,34 @@ impl Reload {
 
     pub(super) fn is_under_way(&self) -> bool {
         !matches!(self.stage, Stage::Idle)
+    }
+
+    /// Who waits for the next one, for another program to go on with.
+    pub(super) fn wanted(&self, pack: &mut Pack) -> io::Result<WantedReload> {
+        let mut wanted = WantedReload::default();
+        for Asker { dry_run, reply } in &self.waiting {
+            match reply.socket() {
+                Some(socket) => {
+                    let socket = pack.put_copy(socket)?;
+                    wanted.reload_askers.push(ReloadAsker { socket, dry_run: *dry_run });
+                }
+                None => wanted.reload_wanted |= !dry_run,
+            }
+        }
+        Ok(wanted)
+    }
+
+    pub(super) fn resume(wanted: WantedReload, descriptors: &Unpack) -> Result<Self, String> {
+        let asker = |asker: ReloadAsker| {
+            let reply = command::resume(descriptors.copy(asker.socket)?);
+            Ok(Asker { dry_run: asker.dry_run, reply })
+        };
+        let askers = wanted.reload_askers.into_iter().map(asker);
+        let mut waiting = askers.collect::<Result<Vec<_>, String>>()?;
+        if wanted.reload_wanted {
+            waiting.push(Asker { dry_run: false, reply: Box::new(Nobody) });
+        }
+        Ok(Self { waiting, stage: Stage::Idle })
     }
 
     fn take_askers(&mut self) -> Vec<Asker> {

@@ -23,6 +23,7 @@ use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
 
 use super::operators::Operators;
+use super::reload::Reload;
 use super::switch::InEffect;
 use super::{Master, Phase, workers_of};
 use crate::child::{Role, Spawn};
@@ -83,8 +84,14 @@ impl Fallback {
         Self { text, descriptors: Unpack::new(descriptors) }
     }
 
-    /// Becomes the program that was before this one. Returns only if that fails.
-    pub(crate) fn give_back(self, program: &Program, failed: &Error) -> Error {
+    /// Becomes the program that was before this one. Returns only if that fails. `asked` is what
+    /// was asked meanwhile, if anybody could ask.
+    pub(crate) fn give_back(
+        self,
+        program: &Program,
+        failed: &Error,
+        asked: Option<Asked<'_>>,
+    ) -> Error {
         let why = &match failed {
             Error::TakeOver(why) => why.clone(),
             other => other.to_string(),
@@ -94,17 +101,29 @@ impl Fallback {
         if let Err(error) = exec::hold_signals() {
             warn!("signals cannot wait: {error}");
         }
+        let mut pack = self.descriptors.repack();
+        let wanted = asked.and_then(|Asked { signals, reload }| {
+            signals.put_back();
+            let wanted = reload.wanted(&mut pack);
+            wanted.inspect_err(|error| warn!("who wants a reload is lost: {error}")).ok()
+        });
         let result = Head::read(&self.text).and_then(|head| {
             if head.failed.is_some() {
                 return Err("it has handed this back already".into());
             }
             let before = self.descriptors.get(head.program)?;
-            let text = State::write_failed(&self.text, why);
-            Err(become_program(&before, program, &text, &self.descriptors.repack()).to_string())
+            let text = State::write_failed(&self.text, why, wanted.as_ref());
+            Err(become_program(&before, program, &text, &pack).to_string())
         });
         let Err::<Infallible, _>(error) = result;
         Error::TakeOver(format!("{why}; and the program before cannot go on: {error}"))
     }
+}
+
+/// What a program was asked for that has not done it.
+pub(crate) struct Asked<'a> {
+    signals: &'a mut Signals,
+    reload: &'a Reload,
 }
 
 impl Upgrade {
@@ -315,6 +334,7 @@ impl Master {
         let listeners = listeners.state(&mut pack);
         let sockets = self.upgrade.askers.iter().filter_map(|asker| asker.socket());
         let askers = sockets.map(|socket| pack.put_copy(socket)).collect::<io::Result<_>>()?;
+        let wanted = self.reload.wanted(&mut pack)?;
         let state = State {
             format: FORMAT,
             version: self.program.version.clone(),
@@ -338,6 +358,7 @@ impl Master {
             started_at: self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             operators: self.operators.state(&mut pack)?,
             askers,
+            wanted,
         };
         Ok((state.write(), pack))
     }
@@ -381,6 +402,7 @@ impl Master {
             .step("seal the configuration")?;
         let askers = state.askers.into_iter().map(|place| descriptors.copy(place));
         let askers = askers.collect::<Result<Vec<_>, _>>().map_err(Error::TakeOver)?;
+        let reload = Reload::resume(state.wanted, descriptors).map_err(Error::TakeOver)?;
         let shared_memfd = descriptors.get(state.shared).map_err(Error::TakeOver)?;
         let operators = state.operators.socket.as_ref();
         let operators = operators.map(|it| descriptors.copy(it.socket)).transpose();
@@ -408,7 +430,7 @@ impl Master {
             rings,
             epochs: Default::default(),
             watchdog: Watchdog::new(heartbeat_timeout_ms, now),
-            reload: Default::default(),
+            reload,
             upgrade: Upgrade::default(),
             // As at the first start: the environment stays over an exec.
             notify: Notify::from_env(now),
@@ -460,6 +482,10 @@ impl Master {
         if self.phase == Phase::Starting {
             self.upgrade.fallback = Some(fallback);
         }
+    }
+
+    pub(super) fn asked(&mut self) -> Asked<'_> {
+        Asked { signals: &mut self.signals, reload: &self.reload }
     }
 
     /// The way back, if it is still open.
