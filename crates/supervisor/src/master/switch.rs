@@ -137,6 +137,8 @@ impl Master {
                     self.next = None;
                     self.tell(Role::Admin, Step::Abort, now);
                     self.rings.thaw(now);
+                    // The fleet was left alone meanwhile.
+                    self.is_unsettled = true;
                     self.reload_failed(&why);
                 }
             }
