@@ -252,8 +252,8 @@ impl Master {
         if let Some(loading) = self.reload.loading() {
             interests.add(Source::Loaded, loading, PollFlags::IN);
         }
-        if let Some(trial) = self.upgrade.event().filter(|_| self.rings.is_quiet()) {
-            interests.add(Source::Trial, trial, PollFlags::IN);
+        for event in self.upgrade.events().filter(|_| self.rings.is_quiet()) {
+            interests.add(Source::Trial, event, PollFlags::IN);
         }
         self.operators.add_interests(&mut interests);
         for (&role, member) in &self.members {

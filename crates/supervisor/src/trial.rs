@@ -24,8 +24,11 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much of what a program says is read: what a pipe holds.
-const OUTPUT_MAX: u64 = 64 * 1024;
+/// How much of what a program says is kept, of its end: there it says why it ends, and the verdict.
+const OUTPUT_MAX: usize = 64 * 1024;
+
+/// How much is read at a time, so that one who says a lot does not keep the master from others.
+const READ_MAX: u64 = 256 * 1024;
 
 /// How a program is asked to be something else than an instance. A version before or after this
 /// one is asked the same, so the arguments of cashew for these are never to be changed.
@@ -87,7 +90,9 @@ pub(crate) struct Candidate {
 struct Helper {
     pid: Pid,
     pidfd: OwnedFd,
-    output: PipeReader,
+    /// `None` once nobody can write to it any more.
+    pipe: Option<PipeReader>,
+    output: Vec<u8>,
     reaped: bool,
 }
 
@@ -100,9 +105,10 @@ impl Trial {
         Ok(Self { path: path.to_owned(), file, step: Step::Test, helper, deadline })
     }
 
-    /// Becomes readable when there is something to [poll](Self::poll).
-    pub(crate) fn event(&self) -> BorrowedFd<'_> {
-        self.helper.pidfd.as_fd()
+    /// One of them becomes readable when there is something to [poll](Self::poll).
+    pub(crate) fn events(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let pipe = self.helper.pipe.as_ref().map(|pipe| pipe.as_fd());
+        std::iter::once(self.helper.pidfd.as_fd()).chain(pipe)
     }
 
     pub(crate) fn poll_timeout(&self) -> Instant {
@@ -136,13 +142,16 @@ impl Trial {
             Step::Test => "the test of the configuration",
             Step::Rehearsal => "the rehearsal",
         };
-        let Some(status) = self.helper.status().map_err(|error| error.to_string())? else {
+        let status = self.helper.status().map_err(|error| error.to_string())?;
+        // A pipe that is full would keep it from coming to an end.
+        self.helper.read();
+        let Some(status) = status else {
             if now >= self.deadline {
                 return Err(format!("{what} takes too long"));
             }
             return Ok(None);
         };
-        let output = self.helper.read();
+        let output = String::from_utf8_lossy(&self.helper.output).into_owned();
         match self.step {
             Step::Test if status.success() => {
                 let socket = copy().map_err(|error| format!("cannot copy the state: {error}"))?;
@@ -186,8 +195,8 @@ fn run(
     input: Stdio,
 ) -> Result<Helper, String> {
     let start = || {
-        let (output, end) = io::pipe()?;
-        rustix::io::ioctl_fionbio(&output, true)?;
+        let (pipe, end) = io::pipe()?;
+        rustix::io::ioctl_fionbio(&pipe, true)?;
         // The child's own descriptor of that number, while it still has it.
         let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
         command.arg0(path).args(arguments).process_group(0);
@@ -195,7 +204,9 @@ fn run(
         let mut process = command.spawn()?;
         let pid = Pid::from_child(&process);
         match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Helper { pid, pidfd, output, reaped: false }),
+            Ok(pidfd) => {
+                Ok(Helper { pid, pidfd, pipe: Some(pipe), output: Vec::new(), reaped: false })
+            }
             Err(errno) => {
                 process.kill()?;
                 process.wait()?;
@@ -213,12 +224,17 @@ impl Helper {
         Ok(status.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
     }
 
-    /// What it has said. It may have left children behind that could say more.
-    fn read(&mut self) -> String {
-        let mut bytes = Vec::new();
+    /// What it has said by now. It may leave children behind that could say more.
+    fn read(&mut self) {
+        let Some(pipe) = &self.pipe else { return };
+        let before = self.output.len();
         // Ends with an error where somebody still could write.
-        let _ = self.output.by_ref().take(OUTPUT_MAX).read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
+        let is_whole = pipe.take(READ_MAX).read_to_end(&mut self.output).is_ok();
+        if is_whole && self.output.len() - before < READ_MAX as usize {
+            self.pipe = None;
+        }
+        let spare = self.output.len().saturating_sub(OUTPUT_MAX);
+        self.output.drain(..spare);
     }
 }
 
@@ -278,6 +294,16 @@ mod tests {
         let say = r#"echo some warning; echo '{"ready":true,"version":"9","later":1}'"#;
         let verdict = shell("echo fine; exit 0", say).unwrap().verdict;
         assert_eq!(verdict, Verdict { ready: true, version: "9".into(), ..Verdict::default() });
+    }
+
+    #[test]
+    fn who_says_more_than_a_pipe_holds_is_heard_to_the_end() {
+        let much = "head -c 1000000 /dev/zero | tr '\\0' '\\n'";
+        let say = format!(r#"{much}; echo '{{"ready":true,"version":"9"}}'"#);
+        let verdict = shell(&format!("{much} >&2"), &say).unwrap().verdict;
+        assert_eq!(verdict.version, "9");
+        let why = shell(&format!("{much}; echo dear; exit 3"), "").unwrap_err();
+        assert!(why.ends_with("exited with status 3: dear"), "{why}");
     }
 
     #[test]

@@ -127,11 +127,12 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Upgrade {
-    pub(super) fn event(&self) -> Option<BorrowedFd<'_>> {
-        match &self.stage {
-            Stage::Trying(trial) => Some(trial.event()),
+    pub(super) fn events(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let trial = match &self.stage {
+            Stage::Trying(trial) => Some(trial),
             Stage::Idle | Stage::Resting { .. } => None,
-        }
+        };
+        trial.into_iter().flat_map(Trial::events)
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
