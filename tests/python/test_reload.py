@@ -553,7 +553,21 @@ def test_many_ask_for_the_status_at_once(place):
             answers = [executor.submit(gateway.order, "status") for _ in range(8)]
             for answer in answers:
                 assert answer.result().returncode == 0, answer.result().stderr
-    assert gateway.running() and gateway.pid == pid
+    assert gateway.process.running() and gateway.pid == pid
+
+
+def test_operators_are_heard_where_the_file_says(place):
+    pools = {"alpha": pool(place.redis())}
+    gateway = place.cashew(pools, {"worker_processes": 2})
+    gateway.wait_serving()
+    for name in ("one.sock", None, "two.sock", None):
+        gateway.settings.pop("control_socket", None)
+        gateway.configure(**({"control_socket": place.directory / name} if name else {}))
+        hang_up(gateway)
+        status = gateway.order("status")
+        assert status.returncode == 0, status.stderr
+        for other in ("one.sock", "two.sock"):
+            assert (place.directory / other).exists() == (other == name)
 
 
 def test_nobody_there_is_an_error_that_says_so(place):

@@ -384,6 +384,15 @@ def test_a_reload_asked_for_during_an_upgrade_comes_after_it(place, fails):
         wait_until(lambda: len(worker_processes(gateway.pid)) == 2, "two workers", 10)
         with Conn(gateway.address) as conn:
             assert conn.call("GET", key(1)) == value(1)
+        # Those who were killed are not told of any more, nor is what they had.
+        def told():
+            stats = gateway.stats()
+            known = {worker["pid"] for worker in stats["cashew"]["workers"]}
+            servers = [it for it in stats["alpha"].values() if isinstance(it, dict)]
+            connections = sum(it.get("server_connections", 0) for it in servers)
+            return known == set(worker_processes(gateway.pid)) and 0 < connections <= 2
+
+        wait_until(told, f"the statistics tell of these workers only: {gateway.stats()}", 5)
 
 
 def test_a_stop_while_the_old_program_comes_back_stops_it(place):

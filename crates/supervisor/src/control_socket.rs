@@ -208,6 +208,11 @@ impl ControlSocket {
 
     /// At the first path whose directory is ours alone to write to.
     pub(crate) fn at_one_of(paths: &[PathBuf]) -> Result<Self, ControlSocketError> {
+        Self::bind_one_of(paths).map(Self::new)
+    }
+
+    /// As [`ControlSocket::bind`], at the first path whose directory is ours alone to write to.
+    pub(crate) fn bind_one_of(paths: &[PathBuf]) -> Result<UnixSocket, ControlSocketError> {
         let mut first_failure = None;
         for path in paths {
             let directory = path.parent().unwrap_or(Path::new("/"));
@@ -215,7 +220,7 @@ impl ControlSocket {
             match bound {
                 Ok(socket) => {
                     sweep(directory);
-                    return Ok(Self::new(socket));
+                    return Ok(socket);
                 }
                 // Elsewhere it would be there, but operators would meet the other one first.
                 Err(error @ BindError::InUse) => return Err(Self::error(path, error)),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -42,7 +43,7 @@ struct Digesting {
 }
 
 impl Operators {
-    pub(super) fn open(snapshot: &Snapshot, conf_file: &std::path::Path) -> Result<Self, Error> {
+    pub(super) fn open(snapshot: &Snapshot, conf_file: &Path) -> Result<Self, Error> {
         let socket = match &snapshot.global.control_socket {
             Some(path) => Some(ControlSocket::at(path)?),
             None => match ControlSocket::at_one_of(&default_paths(conf_file).unwrap_or_default()) {
@@ -114,18 +115,32 @@ impl Operators {
     }
 
     /// The socket that a snapshot asks for, if it is another than the one there is.
-    pub(super) fn bind_next(&self, next: &Snapshot) -> Result<Option<UnixSocket>, String> {
+    pub(super) fn bind_next(
+        &self,
+        next: &Snapshot,
+        conf_file: &Path,
+    ) -> Result<Option<UnixSocket>, String> {
         let held = self.socket.as_ref().map(ControlSocket::path);
-        match &next.global.control_socket {
-            Some(path) if held != Some(path) => {
+        match (&next.global.control_socket, held) {
+            (Some(path), held) if held != Some(path) => {
                 ControlSocket::bind(path).map(Some).map_err(|error| error.to_string())
             }
-            Some(_) | None => Ok(None),
+            (None, Some(held)) => {
+                let paths = default_paths(conf_file).unwrap_or_default();
+                if paths.iter().any(|path| path == held) {
+                    return Ok(None);
+                }
+                // As at the start, nobody asked for a place that does not work.
+                let bound = ControlSocket::bind_one_of(&paths);
+                Ok(bound.inspect_err(|error| warn!("{error}; it stays where it is")).ok())
+            }
+            (Some(_) | None, _) => Ok(None),
         }
     }
 
     /// Those who wait for an answer go along.
     pub(super) fn move_to(&mut self, socket: UnixSocket) {
+        info!("operators are heard at {} from now on", socket.path().display());
         match &mut self.socket {
             Some(held) => held.move_to(socket),
             None => self.socket = Some(ControlSocket::new(socket)),

@@ -78,7 +78,7 @@ impl Master {
         self.is_unsettled = true;
         self.allow_mail();
         grown?;
-        let control = self.operators.bind_next(&snapshot)?;
+        let control = self.operators.bind_next(&snapshot, &self.conf_file)?;
         self.last_epoch += 1;
         snapshot.epoch = self.last_epoch;
         let quotas = self.quotas.switched(&snapshot, |quota| self.shared.taken(quota));
