@@ -8,6 +8,7 @@ import time
 import pytest
 
 from harness import (
+    Conn,
     FakeServer,
     HOST,
     commands,
@@ -75,6 +76,26 @@ def test_four_one_three_two_workers_in_a_storm(place, kind):
     stats = gateway.stats()
     assert stats["alpha"]["client_err"] == 0 and stats["alpha"]["forward_error"] == 0
     wait_until(lambda: gateway.stats()["alpha"]["client_connections"] == 0, "nobody is left", 5)
+
+
+def test_many_workers_with_many_pools_go_together(place):
+    """The one that stays gets more sockets at once than fit into its channel."""
+    server = place.redis()
+    fill(server)
+    pools = {f"pool{number}": pool(server, listen=str(f"{HOST}:{free_port()}"))
+             for number in range(100)}
+    gateway = place.cashew(pools, {"worker_processes": 24})
+    gateway.wait_serving()
+    family = worker_processes(gateway.pid)
+    with Load(gateway.addresses["pool7"]) as load:
+        load.turn()
+        resize(gateway, 1, 30)
+        load.turn()
+    assert set(worker_processes(gateway.pid)) < set(family)
+    assert "aborted" not in gateway.log(), gateway.log()[-2000:]
+    for address in gateway.addresses.values():
+        with Conn(address) as conn:
+            assert conn.call("GET", key(1)) == value(1)
 
 
 def test_memcached_sessions_move_too(place):
