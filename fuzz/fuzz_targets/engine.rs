@@ -8,7 +8,9 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 use cashew_config::{Context, Snapshot};
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Setup, Time};
+use cashew_engine::{
+    Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, PoolState, Setup, Time,
+};
 use cashew_metrics::Writer;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| play(data));
@@ -57,10 +59,42 @@ c:
    - 127.0.0.1:15:1 s0
 ";
 
-static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(|| {
+/// What the configuration may become: a pool has another server in place of one, with other limits,
+/// the next is gone, another is as it was but stands elsewhere, and one has come.
+const OTHER_CONFIG: &str = "
+a:
+  listen: 127.0.0.1:1
+  redis: true
+  distribution: modula
+  timeout: 50
+  client_requests_max: 2
+  client_output_pause: 1kb
+  client_output_max: 1mb
+  server_queue_max: 4
+  servers:
+   - 127.0.0.1:11:1 s0
+   - 127.0.0.1:16:1 s2
+c:
+  listen: 127.0.0.1:3
+  redis: true
+  redis_auth: secret
+  redis_db: 1
+  preconnect: true
+  servers:
+   - 127.0.0.1:15:1 s0
+d:
+  listen: 127.0.0.1:4
+  timeout: 100
+  servers:
+   - 127.0.0.1:13:1 s0
+   - 127.0.0.1:14:1 s1
+";
+
+static SNAPSHOTS: LazyLock<[Snapshot; 2]> = LazyLock::new(|| {
     let resolve = |_: &str, port| Ok(SocketAddr::from(([127, 0, 0, 1], port)));
     let context = Context { processors: 1, memory: None, resolve: &resolve };
-    cashew_config::parse("f", CONFIG, &context).expect("a good file").snapshot
+    [CONFIG, OTHER_CONFIG]
+        .map(|config| cashew_config::parse("f", config, &context).expect("a good file").snapshot)
 });
 
 /// What clients say often, to get far with few bytes of script.
@@ -142,6 +176,24 @@ struct World {
     stuck: HashSet<ConnId>,
     /// The master's part: each pool's ring, and what was asked to change in it.
     rings: Vec<Ring>,
+    epoch: u64,
+    change: Change,
+    /// What it is to: the snapshot, and its rings.
+    next: (usize, Vec<PoolState>),
+    /// All are to go, so nobody can come back.
+    is_retiring: bool,
+    /// At rest, to go elsewhere.
+    leaving: Vec<ConnId>,
+}
+
+/// How far a change of the epoch has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    None,
+    Preparing,
+    Prepared,
+    Pausing,
+    Paused,
 }
 
 #[derive(Clone)]
@@ -194,19 +246,13 @@ impl World {
     fn new() -> Self {
         let now = Time::from_micros(1);
         let engine = Engine::new(Setup {
-            snapshot: &SNAPSHOT,
-            metrics: Writer::in_memory(&SNAPSHOT),
+            plan: Plan::whole(&SNAPSHOTS[0], 0, 1),
+            metrics: Writer::in_memory(&SNAPSHOTS[0]),
             seed: 7,
             slot: 0,
-            workers: 1,
             identity: Identity { version: "0.0.0", process_id: 1 },
             now,
         });
-        let ring = |pool: &cashew_config::snapshot::Pool| Ring {
-            version: 0,
-            held: false,
-            live: vec![true; pool.servers.len()],
-        };
         let mut world = Self {
             engine,
             now,
@@ -217,7 +263,12 @@ impl World {
             paused: HashSet::new(),
             read_closed: HashSet::new(),
             stuck: HashSet::new(),
-            rings: SNAPSHOT.pools.iter().map(ring).collect(),
+            rings: rings_of(&SNAPSHOTS[0]),
+            epoch: SNAPSHOTS[0].epoch,
+            change: Change::None,
+            next: (0, Vec::new()),
+            is_retiring: false,
+            leaving: Vec::new(),
         };
         world.tick();
         world
@@ -232,7 +283,8 @@ impl World {
             0 => {
                 let choice = script.byte()?;
                 let admission = if choice < 240 { Admission::Welcome } else { Admission::Full };
-                let conn = self.engine.handle_accepted(u32::from(choice) % 3, admission, now);
+                let pool = u32::from(choice) % 3;
+                let conn = self.engine.handle_accepted(pool, admission, 1, now);
                 self.clients.push(conn);
             }
             1..=3 => {
@@ -311,11 +363,11 @@ impl World {
                         ring.live[server] = !ring.live[server];
                     }
                     self.release(pool);
-                } else {
+                } else if self.change == Change::None {
                     ring.held = true;
                     ring.version += 1;
                     let version = ring.version;
-                    self.engine.handle_hold(pool as u32, version, now);
+                    self.engine.handle_hold(pool as u32, version, 100, now);
                 }
             }
             14 => {
@@ -326,16 +378,87 @@ impl World {
                 self.engine.handle_read_closed(conn, now);
                 self.engine.handle_closed(conn, CloseReason::Reset, now);
             }
-            _ => {
-                if script.byte()? > 250 {
-                    self.engine.handle_drain(now);
+            _ => match script.byte()? {
+                251.. => self.engine.handle_drain(now),
+                120.. => self.change_epoch(script.byte()?),
+                100.. => {
+                    self.engine.leave_all(now);
+                    self.is_retiring = true;
                 }
-            }
+                80.. => {
+                    self.engine.stay_all(now);
+                    self.is_retiring = false;
+                }
+                50.. => self.engine.handle_leave(script.pick(&self.clients)?, now),
+                30.. => self.engine.handle_stay(script.pick(&self.clients)?),
+                permille => {
+                    self.engine.leave_share(u32::from(permille) * 40, now);
+                }
+            },
         }
         if ends_tick {
             self.tick();
         }
         Some(())
+    }
+
+    /// The next step of a change, or the end of it.
+    fn change_epoch(&mut self, choice: u8) {
+        let is_held = self.rings.iter().any(|ring| ring.held);
+        match self.change {
+            Change::None if !is_held => {
+                self.epoch += 1;
+                let mut next = SNAPSHOTS[usize::from(choice) % 2].clone();
+                next.epoch = self.epoch;
+                let state = |pool: &cashew_config::snapshot::Pool| PoolState {
+                    live: pool.servers.iter().map(|_| choice & 4 == 0).collect(),
+                    ..PoolState::whole(pool)
+                };
+                let states: Vec<PoolState> = next.pools.iter().map(state).collect();
+                self.engine.handle_prepare(Plan::new(&next, &states, 0, 1), self.now);
+                self.change = Change::Preparing;
+                self.next = (usize::from(choice) % 2, states);
+            }
+            Change::None => {}
+            _ if choice < 40 => self.abort(),
+            Change::Prepared => {
+                self.engine.handle_pause(100, self.now);
+                self.change = Change::Pausing;
+            }
+            Change::Paused => {
+                let (snapshot, states) = self.next.clone();
+                let metrics = Writer::in_memory(&SNAPSHOTS[snapshot]);
+                self.engine.handle_commit(metrics, self.now);
+                self.rings = rings_of(&SNAPSHOTS[snapshot]);
+                for (ring, state) in self.rings.iter_mut().zip(states) {
+                    ring.live = state.live;
+                }
+                self.change = Change::None;
+            }
+            Change::Preparing | Change::Pausing => {}
+        }
+    }
+
+    fn abort(&mut self) {
+        self.engine.handle_abort(self.now);
+        self.change = Change::None;
+    }
+
+    /// Clients that leave come back at once, as to another worker.
+    fn move_clients(&mut self) {
+        for conn in std::mem::take(&mut self.leaving) {
+            let Some(export) = self.engine.export(conn, self.now) else { continue };
+            let is_stuck = self.stuck.contains(&conn);
+            self.forget(conn);
+            let cashew_engine::Export { pool, parts, input, output } = export;
+            if (pool as usize) < self.rings.len() && !self.is_retiring {
+                let conn = self.engine.handle_adopted(pool, parts, input, output, self.now);
+                self.clients.push(conn);
+                if is_stuck {
+                    self.stuck.insert(conn);
+                }
+            }
+        }
     }
 
     fn is_read_closed(&self, conn: ConnId) -> bool {
@@ -362,6 +485,7 @@ impl World {
             }
         }
         self.act();
+        self.move_clients();
     }
 
     fn act(&mut self) {
@@ -375,6 +499,15 @@ impl World {
                 Action::ResumeRead { conn } => {
                     self.paused.remove(&conn);
                 }
+                Action::Prepared { epoch } => {
+                    assert!(self.change == Change::Preparing && epoch == self.epoch);
+                    self.change = Change::Prepared;
+                }
+                Action::Paused { epoch, .. } => {
+                    assert!(self.change == Change::Pausing && epoch == self.epoch);
+                    self.change = Change::Paused;
+                }
+                Action::HandOff { conn } => self.leaving.push(conn),
                 Action::Held { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
@@ -422,6 +555,10 @@ impl World {
 
     /// Everybody reads again, no server can be reached any more, and then all clients go.
     fn end(mut self) {
+        if self.change != Change::None {
+            self.abort();
+        }
+        self.engine.stay_all(self.now);
         for pool in 0..self.rings.len() {
             if self.rings[pool].held {
                 self.release(pool);
@@ -454,6 +591,15 @@ impl World {
         }
         self.tick();
         assert_eq!(self.engine.requests_pending(), 0);
-        assert!((0..3).all(|pool| self.engine.clients_of(pool) == 0));
+        assert!((0..self.rings.len()).all(|pool| self.engine.clients_of(pool as u32) == 0));
     }
+}
+
+fn rings_of(snapshot: &Snapshot) -> Vec<Ring> {
+    let ring = |pool: &cashew_config::snapshot::Pool| Ring {
+        version: 0,
+        held: false,
+        live: vec![true; pool.servers.len()],
+    };
+    snapshot.pools.iter().map(ring).collect()
 }

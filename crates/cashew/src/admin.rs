@@ -130,7 +130,8 @@ impl Control {
             ToChild::Pause { epoch, .. } => self.say(&ToMaster::Paused { epoch, unfinished: 0 }),
             ToChild::Commit { epoch } => {
                 let prepared = self.prepared.take().filter(|(number, _)| *number == epoch);
-                let (_, source) = prepared.ok_or("an epoch is committed that is not prepared")?;
+                // Who was started since the change was decided began with its epoch.
+                let Some((_, source)) = prepared else { return Ok(()) };
                 self.changer.change(Change::Source(source))?;
                 self.say(&ToMaster::Committed { epoch })
             }

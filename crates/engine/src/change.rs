@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 
 use cashew_config::snapshot::{self, Protocol};
-use cashew_metrics::{PoolGauge, ServerGauge, Writer};
+use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::action::Action;
 use crate::client::State;
@@ -28,6 +28,9 @@ use crate::request::Role;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::Timer;
+
+/// How long a pool that was removed stays though it has no clients.
+const LINGER_US: u64 = 1_000_000;
 
 /// How long connections to new servers are waited for; they go on being made after that.
 const CONNECT_MAX_MS: u64 = 500;
@@ -425,6 +428,7 @@ impl Engine {
         let before = std::mem::take(&mut self.pools);
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
+        self.follow_clients(&changes);
         for (pool, change) in changes.into_iter().enumerate() {
             self.follow(pool as u32, change);
         }
@@ -556,7 +560,7 @@ impl Engine {
         }
         for mut pool in before.into_iter().flatten() {
             if pool.is_in_use() {
-                pool.standing = Standing::Leaving { until: leave };
+                pool.standing = Standing::Leaving { since: self.now, until: leave };
                 (pool.hold, pool.paused, pool.auto_eject) = (None, false, false);
                 pool.update_held();
                 // What is found out about its servers is for nobody.
@@ -596,25 +600,27 @@ impl Engine {
         }
     }
 
+    /// Does for the clients what the changes of their pools ask for.
+    fn follow_clients(&mut self, changes: &[Changed]) {
+        for index in self.clients.indices().collect::<Vec<u32>>() {
+            let client = &mut self.clients[index];
+            let Some(changed) = changes.get(client.pool as usize) else { continue };
+            if changed.is_rerouted || changed.has_auth {
+                // Nobody can be asked any more for what there is no password for.
+                client.session.authenticated |= self.pools[client.pool as usize].auth.is_none();
+                // What is still on its way must not be overtaken on another server.
+                client.fenced |= changed.is_rerouted && client.requests > 0;
+            }
+        }
+    }
+
     /// Does for a pool of the new epoch what its changes ask for.
     fn follow(&mut self, index: u32, changed: Changed) {
         if changed.is_rerouted {
             self.follow_ring(index);
         }
         let pool = &self.pools[index as usize];
-        let (is_open, preconnect) = (pool.auth.is_none(), pool.preconnect);
-        if changed.is_rerouted || changed.has_auth {
-            for client in self.clients.indices().collect::<Vec<u32>>() {
-                let client = &mut self.clients[client];
-                if client.pool != index {
-                    continue;
-                }
-                // Nobody can be asked any more for what there is no password for.
-                client.session.authenticated |= is_open;
-                // What is still on its way must not be overtaken on another server.
-                client.fenced |= changed.is_rerouted && client.requests > 0;
-            }
-        }
+        let preconnect = pool.preconnect;
         if changed.has_timeout {
             let lanes = pool.servers.iter().flat_map(Server::all_lanes);
             lanes.collect::<Vec<u32>>().into_iter().for_each(|lane| self.rearm(lane));
@@ -680,25 +686,33 @@ impl Engine {
         }
     }
 
-    /// Pools that were removed vanish when their clients are gone; whose time is up, those go as
-    /// they come to rest.
+    /// Pools that were removed vanish when their clients are gone. When their time is up, clients go
+    /// as they come to rest; after as long again those go who have not.
     pub(crate) fn tend_leaving(&mut self) {
         for index in self.pools_in_use..self.pools.len() {
             let pool = &self.pools[index];
-            let Standing::Leaving { until } = pool.standing else { continue };
+            let Standing::Leaving { since, until } = pool.standing else { continue };
             let (index, is_over) = (index as u32, until <= self.now);
             if is_over && pool.clients > 0 {
+                let rest_us = until.micros_since(since).max(LINGER_US);
+                let is_late = until.plus_micros(rest_us) <= self.now;
                 for client in self.clients.indices().collect::<Vec<u32>>() {
                     let state = &self.clients[client];
-                    if state.pool == index && state.state != State::Closing {
+                    if state.pool != index {
+                        continue;
+                    }
+                    if is_late {
+                        self.cut_client(client, PoolCounter::ClientErr);
+                    } else if state.state != State::Closing {
                         self.finish(client);
                     }
                 }
             }
-            // Requests whose clients have left run to their end, too.
-            if self.pools[index as usize].clients == 0
-                && (is_over || self.requests_on_lanes(index) == 0)
-            {
+            // Somebody may still come from the queue of a listening socket. Requests whose clients
+            // have left run to their end, too.
+            let is_quiet =
+                self.now.micros_since(since) >= LINGER_US && self.requests_on_lanes(index) == 0;
+            if self.pools[index as usize].clients == 0 && (is_over || is_quiet) {
                 self.dissolve(index);
             }
         }

@@ -366,6 +366,7 @@ impl Engine {
                     self.tend_leaving();
                 }
                 Timer::Housekeeping => {
+                    self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
                     self.check_stall();

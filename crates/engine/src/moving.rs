@@ -9,7 +9,7 @@ use cashew_metrics::PoolGauge;
 
 use crate::action::Action;
 use crate::client::{Client, Departure, Dirty, Session, State};
-use crate::engine::{Engine, shrink};
+use crate::engine::{Closed, Engine, shrink};
 use crate::id::ConnId;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -54,6 +54,8 @@ pub(crate) struct Moving {
     departing: Vec<ConnId>,
     /// Clients of which the driver is to let go.
     handed_off: usize,
+    /// How many may be in either state because all are to leave.
+    allowed: usize,
     /// Somebody waits only for the end of the tick.
     is_pressing: bool,
 }
@@ -99,12 +101,18 @@ impl Engine {
         }
     }
 
-    /// Every client is to leave, and who comes later too. See [`Engine::handle_leave`].
+    /// Every client is to leave, and who comes later too. See [`Engine::handle_leave`]. Those of
+    /// pools that were removed stay: others may not have these pools any more.
     pub fn leave_all(&mut self, now: Time) {
         self.now = now;
         self.moving.all = true;
-        self.moving.next =
-            self.clients.indices().map(|index| self.client_conn(index)).collect::<Vec<ConnId>>();
+        self.moving.allowed = DEPARTING_MAX;
+        let movable = self.clients.indices().filter(|&index| self.is_movable(index));
+        self.moving.next = movable.map(|index| self.client_conn(index)).collect();
+    }
+
+    fn is_movable(&self, index: u32) -> bool {
+        self.pools[self.clients[index].pool as usize].is_in_use()
     }
 
     /// Takes [`Engine::leave_all`] back, and all that was told to leave, but for those who have been
@@ -136,7 +144,8 @@ impl Engine {
             let is_owed = client.head != NONE;
             let asked = self.crowd.take_count(&mut client.asked_in, &mut client.asked, is_owed);
             total += u64::from(asked);
-            if asked > 0 && client.departure == Departure::No && client.state != State::Closing {
+            let stays = client.departure != Departure::No || client.state == State::Closing;
+            if asked > 0 && !stays && self.is_movable(index) {
                 movable.push((asked, index));
             }
         }
@@ -168,9 +177,27 @@ impl Engine {
 
     /// Somebody new.
     pub(crate) fn leave_new(&mut self, index: u32) {
-        if self.moving.all {
+        if self.moving.all && self.is_movable(index) {
             let conn = self.client_conn(index);
             self.moving.next.push(conn);
+        }
+    }
+
+    /// Lets others leave than those who cannot come to rest, such as clients of a server that hangs.
+    /// To be called once a second.
+    pub(crate) fn allow_departures(&mut self) {
+        if self.moving.is_busy() {
+            self.moving.allowed = self.moving.departing.len() + DEPARTING_MAX;
+        }
+    }
+
+    /// Clients that were handed off are closed: there is nobody to whom they could go.
+    pub fn close_handed_off(&mut self, now: Time) {
+        self.now = now;
+        for index in self.clients.indices().collect::<Vec<u32>>() {
+            if self.clients[index].departure == Departure::HandedOff {
+                self.drop_client(index, Closed::ByUs);
+            }
         }
     }
 
@@ -183,7 +210,7 @@ impl Engine {
         departing.append(&mut self.moving.departing);
         self.moving.departing = departing;
         shrink(&mut self.moving.departing);
-        for _ in self.moving.handed_off..DEPARTING_MAX {
+        for _ in self.moving.handed_off + self.moving.departing.len()..self.moving.allowed {
             let Some(conn) = self.moving.next.pop() else { break };
             if self.clients.is_current(conn.index(), conn.generation()) {
                 self.leave(conn.index());

@@ -52,8 +52,8 @@ pub(crate) enum Standing {
     /// Belongs to an epoch that is being prepared: it has lanes, for servers that are new, and no
     /// clients.
     Coming,
-    /// Was removed: serves the clients it has, until then.
-    Leaving { until: Time },
+    /// Was removed then: serves the clients it has, until that time.
+    Leaving { since: Time, until: Time },
     /// Nothing is left of it.
     Gone,
 }

@@ -411,7 +411,14 @@ fn cross_server_error(command: &Command) -> String {
     )
 }
 
+/// Longest name of a client. Redis has no limit, but here it has to fit a message when the client
+/// moves to another process.
+const NAME_MAX: usize = 4096;
+
 fn set_name(slot: &mut Option<Box<[u8]>>, name: &[u8]) -> Result<(), &'static str> {
+    if name.len() > NAME_MAX {
+        return Err("ERR Client name is too long.");
+    }
     if !name.iter().all(|&byte| is_name_byte(byte)) {
         return Err("ERR Client names cannot contain spaces, newlines or special characters.");
     }

@@ -353,3 +353,56 @@ fn a_drain_ends_in_any_phase() {
         world.assert_idle();
     }
 }
+
+#[test]
+fn a_removed_pool_cuts_who_never_comes_to_rest() {
+    let mut world = World::new(&two_pools());
+    let client = world.client_of(0);
+    world.send(client, redis("GET x"));
+    let lane = world.accept(0);
+    world.expect(lane, redis("GET x"));
+    let mut next = two_pools();
+    next.pools.remove(0);
+    next.global.worker_shutdown_timeout_ms = 2000;
+    change(&mut world, &mut next);
+    // Its server hangs, and nothing has a timeout.
+    world.wait_ms(3500);
+    assert!(world.closed.is_empty());
+    world.wait_ms(2000);
+    assert!(world.closed.contains(&client) && world.closed.contains(&lane));
+    world.assert_idle();
+}
+
+#[test]
+fn a_removed_pool_still_takes_who_waited_to_be_accepted() {
+    let mut world = World::new(&two_pools());
+    let mut next = two_pools();
+    next.pools.remove(0);
+    change(&mut world, &mut next);
+    let pool = world.engine.pool_named("a").expect("it stays a moment without clients");
+    let late = world.client_of(pool);
+    world.send(late, redis("GET x"));
+    let lane = world.accept(0);
+    world.send(lane, "$-1\r\n");
+    world.expect(late, "$-1\r\n");
+    world.close(late, CloseReason::Eof);
+    world.wait_ms(2000);
+    assert_eq!(world.engine.pool_named("a"), None);
+}
+
+#[test]
+fn clients_of_a_removed_pool_leave_for_nowhere() {
+    let mut world = World::new(&two_pools());
+    let (removed, kept) = (world.client_of(0), world.client_of(1));
+    let mut next = two_pools();
+    next.pools.remove(0);
+    change(&mut world, &mut next);
+    world.engine.leave_all(world.now);
+    world.tick();
+    world.tick();
+    assert!(world.actions.contains(&Action::HandOff { conn: kept }));
+    assert!(!world.actions.contains(&Action::HandOff { conn: removed }));
+    assert!(world.engine.export(kept, world.now).is_some());
+    world.send(removed, redis("PING"));
+    world.expect(removed, "+PONG\r\n");
+}

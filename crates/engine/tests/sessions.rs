@@ -525,3 +525,61 @@ fn a_refused_client_is_not_moved() {
     assert!(one.closed.contains(&full) && !is_handed_off(&one, full));
     assert!(one.engine.is_left());
 }
+
+#[test]
+fn of_those_who_are_owed_replies_some_at_a_time_leave_too() {
+    const CLIENTS: usize = 1000;
+    let [(mut one, lane), _] = two("redis: true");
+    let clients: Vec<ConnId> = (0..CLIENTS).map(|_| one.client()).collect();
+    for &conn in &clients {
+        one.send(conn, redis("GET a"));
+    }
+    one.received(lane);
+    one.engine.leave_all(one.now);
+    for _ in 0..5 {
+        one.tick();
+    }
+    one.send(lane, "$-1\r\n".repeat(CLIENTS));
+    for _ in 0..5 {
+        one.tick();
+    }
+    assert_eq!(handed_off(&one), 256, "the others are served until it is their turn");
+}
+
+#[test]
+fn those_who_cannot_come_to_rest_hold_up_nobody_else() {
+    let [(mut one, _), _] = two("redis: true");
+    let stuck: Vec<ConnId> = (0..300).map(|_| one.client()).collect();
+    let idle = one.client();
+    for &conn in &stuck {
+        one.send(conn, redis("GET a"));
+    }
+    one.engine.leave_all(one.now);
+    one.wait_ms(3000);
+    assert!(is_handed_off(&one, idle));
+    assert_eq!(handed_off(&one), 1);
+}
+
+#[test]
+fn who_was_handed_off_and_has_nowhere_to_go_is_closed() {
+    let [(mut one, _), _] = two("redis: true");
+    let (leaving, other) = (one.client(), one.client());
+    leave(&mut one, leaving);
+    assert!(is_handed_off(&one, leaving));
+    one.engine.close_handed_off(one.now);
+    one.tick();
+    assert_eq!(one.closed, [leaving]);
+    one.send(other, redis("PING"));
+    one.expect(other, "+PONG\r\n");
+    assert_eq!(clients_counted(&one), 1);
+}
+
+#[test]
+fn names_have_an_end() {
+    let [(mut one, _), _] = two("redis: true");
+    let conn = one.client();
+    one.send(conn, redis(&format!("CLIENT SETNAME {}", "x".repeat(4096))));
+    one.expect(conn, "+OK\r\n");
+    one.send(conn, redis(&format!("CLIENT SETNAME {}", "x".repeat(4097))));
+    one.expect(conn, "-ERR Client name is too long.\r\n");
+}

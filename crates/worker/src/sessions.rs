@@ -133,6 +133,8 @@ pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result
         return Err(invalid("its bytes are not as many as it says"));
     }
     let output = input.split_off(session.input as usize);
+    // It would keep room for both, for as long as the client is silent.
+    input.shrink_to_fit();
     Ok(Arrived { socket, input, output })
 }
 

@@ -793,6 +793,14 @@ impl<D: Driver> Worker<D> {
     fn begin_shutdown(&mut self) {
         self.core.tick();
         self.driver.stop_listening();
+        if !self.is_master_alive {
+            // Nobody takes clients elsewhere any more.
+            let unsent = self.outbox.give_up();
+            unsent.iter().for_each(|&quota| self.core.shared.give(quota));
+            self.writer.add_sessions_cut(unsent.len() as u64);
+            self.core.engine.stay_all(self.core.now);
+            self.core.engine.close_handed_off(self.core.now);
+        }
         self.core.engine.handle_drain(self.core.now);
         let limit = self.core.snapshot.global.worker_shutdown_timeout_ms;
         self.deadline = Some(self.core.now.plus_millis(limit));

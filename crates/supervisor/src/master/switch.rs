@@ -129,6 +129,9 @@ impl Master {
                 }
                 Output::Done => {
                     self.previous = None;
+                    // Only now: the new counters of a worker are behind the old ones until it has
+                    // carried them over.
+                    self.tell(Role::Admin, Step::Commit, now);
                     self.rings.thaw(now);
                     self.is_unsettled = true;
                     self.reload_done();
@@ -200,7 +203,6 @@ impl Master {
         self.allow_mail();
         self.previous = Some(previous);
         self.is_unsettled = true;
-        self.tell(Role::Admin, Step::Commit, now);
     }
 
     /// Where a worker counts.
