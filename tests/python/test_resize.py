@@ -84,7 +84,7 @@ def test_many_workers_with_many_pools_go_together(place):
     fill(server)
     pools = {f"pool{number}": pool(server, listen=str(f"{HOST}:{free_port()}"))
              for number in range(100)}
-    gateway = place.cashew(pools, {"worker_processes": 24})
+    gateway = place.cashew(pools, {"worker_processes": 40})
     gateway.wait_serving()
     family = worker_processes(gateway.pid)
     with Load(gateway.addresses["pool7"]) as load:
