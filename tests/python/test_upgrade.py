@@ -416,3 +416,21 @@ def test_a_stop_while_the_old_program_comes_back_stops_it(place):
         gateway.process.signal(signal.SIGTERM)
         assert gateway.process.child.wait(15) == 0, gateway.log()[-2000:]
 
+
+def test_more_workers_than_there_are_places_for(place):
+    server = place.redis()
+    fill(server)
+    gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 129})
+    gateway.wait_serving()
+    family = set(worker_processes(gateway.pid))
+    done = gateway.order("upgrade")
+    assert done.returncode == 1 and "no place" in done.stderr, done
+    assert set(worker_processes(gateway.pid)) == family
+    # Those who are gone by then do not count, nor do those who are just about to go.
+    gateway.configure(worker_processes=2)
+    gateway.reload()
+    done = gateway.order("upgrade")
+    assert done.returncode == 0, done
+    wait_until(lambda: len(worker_processes(gateway.pid)) == 2, "two workers", 10)
+    with Conn(gateway.address) as conn:
+        assert conn.call("GET", key(1)) == value(1)
