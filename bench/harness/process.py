@@ -100,9 +100,15 @@ def free_port():
     return free_ports(1)[0]
 
 
+#: Those given away: nobody may listen there yet, so that the next probe would find them free.
+_given = set()
+
+
 def free_ports(count):
     found = []
     for port in random.sample(PORTS, 200 + 2 * count):
+        if port in _given:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -111,6 +117,7 @@ def free_ports(count):
                 continue
         found.append(port)
         if len(found) == count:
+            _given.update(found)
             return found
     raise Broken("not enough free ports between 20000 and 32000")
 
