@@ -465,7 +465,7 @@ impl Drop for World<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("\nThe last events of seed {}:\n{}", self.scenario.seed, self.fabric.trace);
-            eprintln!("CASHEW_SIM_SEED={} cargo test -p cashew-sim one_seed", self.scenario.seed);
+            eprintln!("The head of the test's file says how to run it alone.");
         }
     }
 }

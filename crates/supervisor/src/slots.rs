@@ -22,7 +22,7 @@ const STABLE_AFTER: Duration = Duration::from_secs(10);
 /// before the first.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 
-/// Not longer, because whom the kernel gave to the slot's listening sockets waits all the time.
+/// Not longer: the others do this worker's share meanwhile.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
