@@ -1,5 +1,8 @@
 //! The loop: wait, handle, time out, flush.
 
+mod epochs;
+mod moving;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
@@ -8,25 +11,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::snapshot::Endpoint;
-use cashew_control::{
-    ChildChannel, ReceiveError, SESSION_VERSION, Session, ToChild, ToMaster, seal,
-};
-use cashew_driver::{Address, CloseKind, Driver, Token};
-use cashew_engine::{
-    Action, CloseReason, ConnId, Engine, Export, Identity, OpenFiles, SessionParts, Setup, Time,
-};
+use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster};
+use cashew_driver::{Address, Driver, Token};
+use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, OpenFiles, Setup, Time};
 use cashew_metrics::{Writer, monotonic_ms};
 
 use rustix::thread::set_current_timer_slack;
 
 use crate::affinity::Processors;
 use crate::clock::{Clock, wall_us};
-use crate::core::{Core, Listener, Report, WATCH_CONTROL, WATCH_PREPARER, WATCH_RESOLVER};
+use crate::core::{Core, Listener, Report, WATCH_CONTROL, WATCH_RESOLVER};
 use crate::pace::Pace;
-use crate::preparer::{Next, Order, Preparer};
+use crate::preparer::Preparer;
 use crate::resolver::Resolver;
-use crate::sessions::{Arrived, Outbox, UNSENT_MAX, unpack};
+use crate::sessions::Outbox;
 use crate::start::{Error, Start, reopen_log};
+use epochs::Change;
 
 /// How often the heartbeat is renewed, also when there is nothing else to do.
 const HEARTBEAT_MS: u64 = 100;
@@ -73,18 +73,6 @@ pub(crate) struct Worker<D> {
     retiring: Option<Retiring>,
     /// Set while stopping: when to stop waiting for what is in flight.
     deadline: Option<Time>,
-}
-
-/// Where a change of the epoch has got to.
-enum Change {
-    None,
-    /// On another thread, as the order of this number.
-    Reading {
-        epoch: u64,
-        order: u64,
-    },
-    /// The engine has the plan.
-    Ready(Next),
 }
 
 struct Retiring {
@@ -620,176 +608,6 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    // Epochs.
-
-    fn prepare(&mut self, epoch: u64, rank: u32, workers: u32, descriptors: Vec<OwnedFd>) {
-        if let Change::Ready(_) = std::mem::replace(&mut self.change, Change::None) {
-            tracing::error!("the master prepares epoch {epoch} on top of another");
-            self.core.engine.handle_abort(self.core.now);
-        }
-        let order = Order {
-            epoch,
-            slot: self.slot,
-            rank,
-            workers,
-            descriptors,
-            snapshot: Arc::clone(&self.core.snapshot),
-            segments: Arc::clone(&self.core.segments),
-            processors: self.processors.for_thread(),
-        };
-        match self.start_preparing(order) {
-            Ok(order) => self.change = Change::Reading { epoch, order },
-            Err(error) => self.refuse(epoch, error.to_string()),
-        }
-    }
-
-    fn start_preparing(&mut self, order: Order) -> std::io::Result<u64> {
-        let preparer = match &mut self.preparer {
-            Some(preparer) => preparer,
-            none => {
-                let preparer = Preparer::new()?;
-                self.driver.watch(WATCH_PREPARER, preparer.wake())?;
-                none.insert(preparer)
-            }
-        };
-        preparer.prepare(order)
-    }
-
-    fn take_prepared(&mut self) {
-        let answers = self.preparer.as_mut().map(Preparer::answers).unwrap_or_default();
-        for answer in answers {
-            // It may have been aborted meanwhile.
-            let epoch = match self.change {
-                Change::Reading { epoch, order } if order == answer.number => epoch,
-                _ => continue,
-            };
-            match answer.result {
-                Ok((next, plan)) => {
-                    self.change = Change::Ready(next);
-                    self.core.engine.handle_prepare(plan, self.core.now);
-                }
-                Err(why) => self.refuse(epoch, why),
-            }
-        }
-    }
-
-    fn refuse(&mut self, epoch: u64, why: String) {
-        self.change = Change::None;
-        self.outbox.say(ToMaster::Refused { epoch, why });
-    }
-
-    fn commit(&mut self, epoch: u64) {
-        let Next { rank, snapshot, segments, .. } =
-            match std::mem::replace(&mut self.change, Change::None) {
-                Change::Ready(next) if next.epoch == epoch => next,
-                other => {
-                    self.change = other;
-                    tracing::error!("the master commits epoch {epoch}, which is not prepared");
-                    return;
-                }
-            };
-        // Clients that are gone are counted by what they took in the epoch that they left in.
-        self.core.give_quotas();
-        if !segments.is_same(&self.core.segments) {
-            segments.carry(&self.core.segments, &self.core.snapshot, &snapshot, self.slot);
-        }
-        self.writer = segments.writer(self.slot);
-        self.writer.set_epoch(epoch);
-        self.core.engine.handle_commit(segments.writer(self.slot), self.core.now);
-        for listener in self.unlistened.drain(..) {
-            self.core.listeners.remove(&listener);
-        }
-        self.core.segments = segments;
-        self.pace.set_window_max_us(snapshot.global.batch_window_max_us);
-        self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
-        self.core.set_snapshot(snapshot);
-        self.core.reserve_files();
-        if rank == 0 {
-            self.core.check_files();
-        }
-        self.outbox.say(ToMaster::Committed { epoch });
-    }
-
-    // Sessions.
-
-    /// Sends those away whom the driver has let go of, and lets it let go of more.
-    fn move_sessions(&mut self) {
-        for (conn, socket) in std::mem::take(&mut self.core.detached) {
-            self.hand_over(ConnId::from_token(conn.0), socket);
-        }
-        while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
-            let Some(conn) = self.leaving.pop_front() else { break };
-            if !self.core.engine.has_client(conn) {
-                continue;
-            }
-            let conn = Token(conn.token());
-            self.core.detaching.insert(conn);
-            self.driver.detach(conn);
-        }
-    }
-
-    fn hand_over(&mut self, conn: ConnId, socket: OwnedFd) {
-        let export = self.core.engine.export(conn, self.core.now);
-        let Some(Export { pool, parts, input, output }) = export else { return };
-        let quota = self.core.engine.quota(pool);
-        let config = self.core.engine.pool_config(pool);
-        let session = Session {
-            version: SESSION_VERSION,
-            pool: config.name.clone(),
-            protocol: Some(config.protocol),
-            id: parts.id,
-            authenticated: parts.authenticated,
-            name: parts.name,
-            swallow: parts.swallow,
-            input: input.len() as u64,
-            output: output.len() as u64,
-        };
-        let bytes = [input, output].concat();
-        match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
-            Ok(bytes) => {
-                self.writer.add_sessions_out(1);
-                self.outbox.hand_over(session, socket, bytes, quota);
-            }
-            Err(error) => {
-                tracing::error!("a client is closed, since it cannot be handed over: {error}");
-                self.core.shared.give(quota);
-                self.writer.add_sessions_cut(1);
-            }
-        }
-    }
-
-    /// Goes on with a session of another worker.
-    fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
-        let engine = &self.core.engine;
-        let speaks_alike = |pool: &u32| {
-            let protocol = engine.pool_config(*pool).protocol;
-            session.protocol.is_none_or(|spoken| spoken == protocol)
-        };
-        let Some(pool) = engine.pool_named(&session.pool).filter(speaks_alike) else {
-            // Its quota went with the pool.
-            tracing::warn!("a client of pool {} is closed: there is no such pool", session.pool);
-            self.writer.add_sessions_cut(1);
-            return;
-        };
-        let Arrived { socket, input, output } = match unpack(&session, descriptors) {
-            Ok(arrived) => arrived,
-            Err(error) => {
-                tracing::error!("a session cannot be taken over: {error}");
-                self.core.shared.give(self.core.engine.quota(pool));
-                self.writer.add_sessions_cut(1);
-                return;
-            }
-        };
-        let Session { id, authenticated, name, swallow, .. } = session;
-        let parts = SessionParts { id, authenticated, name, swallow };
-        let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
-        self.writer.add_sessions_in(1);
-        let token = Token(conn.token());
-        if self.driver.adopt(token, socket).is_err() {
-            self.core.report_closed(token, CloseKind::Exhausted);
-        }
-    }
-
     fn begin_shutdown(&mut self) {
         self.core.tick();
         self.driver.stop_listening();
@@ -815,11 +633,13 @@ mod tests {
     use std::rc::Rc;
 
     use cashew_config::Context;
-    use cashew_driver::Handler;
+    use cashew_control::{SESSION_VERSION, Session};
+    use cashew_driver::{CloseKind, Handler};
     use cashew_engine::Plan;
     use cashew_metrics::{Layout, PoolCounter, Segments, Shared};
 
     use super::*;
+    use crate::sessions::UNSENT_MAX;
 
     const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n";
 

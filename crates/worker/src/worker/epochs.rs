@@ -1,0 +1,119 @@
+//! Going from one epoch to the next.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use cashew_control::ToMaster;
+use cashew_driver::Driver;
+
+use super::Worker;
+use crate::core::WATCH_PREPARER;
+use crate::preparer::{Next, Order, Preparer};
+
+/// Where a change of the epoch has got to.
+pub(super) enum Change {
+    None,
+    /// On another thread, as the order of this number.
+    Reading {
+        epoch: u64,
+        order: u64,
+    },
+    /// The engine has the plan.
+    Ready(Next),
+}
+
+impl<D: Driver> Worker<D> {
+    pub(super) fn prepare(
+        &mut self,
+        epoch: u64,
+        rank: u32,
+        workers: u32,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        if let Change::Ready(_) = std::mem::replace(&mut self.change, Change::None) {
+            tracing::error!("the master prepares epoch {epoch} on top of another");
+            self.core.engine.handle_abort(self.core.now);
+        }
+        let order = Order {
+            epoch,
+            slot: self.slot,
+            rank,
+            workers,
+            descriptors,
+            snapshot: Arc::clone(&self.core.snapshot),
+            segments: Arc::clone(&self.core.segments),
+            processors: self.processors.for_thread(),
+        };
+        match self.start_preparing(order) {
+            Ok(order) => self.change = Change::Reading { epoch, order },
+            Err(error) => self.refuse(epoch, error.to_string()),
+        }
+    }
+
+    fn start_preparing(&mut self, order: Order) -> std::io::Result<u64> {
+        let preparer = match &mut self.preparer {
+            Some(preparer) => preparer,
+            none => {
+                let preparer = Preparer::new()?;
+                self.driver.watch(WATCH_PREPARER, preparer.wake())?;
+                none.insert(preparer)
+            }
+        };
+        preparer.prepare(order)
+    }
+
+    pub(super) fn take_prepared(&mut self) {
+        let answers = self.preparer.as_mut().map(Preparer::answers).unwrap_or_default();
+        for answer in answers {
+            // It may have been aborted meanwhile.
+            let epoch = match self.change {
+                Change::Reading { epoch, order } if order == answer.number => epoch,
+                _ => continue,
+            };
+            match answer.result {
+                Ok((next, plan)) => {
+                    self.change = Change::Ready(next);
+                    self.core.engine.handle_prepare(plan, self.core.now);
+                }
+                Err(why) => self.refuse(epoch, why),
+            }
+        }
+    }
+
+    fn refuse(&mut self, epoch: u64, why: String) {
+        self.change = Change::None;
+        self.outbox.say(ToMaster::Refused { epoch, why });
+    }
+
+    pub(super) fn commit(&mut self, epoch: u64) {
+        let Next { rank, snapshot, segments, .. } =
+            match std::mem::replace(&mut self.change, Change::None) {
+                Change::Ready(next) if next.epoch == epoch => next,
+                other => {
+                    self.change = other;
+                    tracing::error!("the master commits epoch {epoch}, which is not prepared");
+                    return;
+                }
+            };
+        // Clients that are gone are counted by what they took in the epoch that they left in.
+        self.core.give_quotas();
+        if !segments.is_same(&self.core.segments) {
+            segments.carry(&self.core.segments, &self.core.snapshot, &snapshot, self.slot);
+        }
+        self.writer = segments.writer(self.slot);
+        self.writer.set_epoch(epoch);
+        self.core.engine.handle_commit(segments.writer(self.slot), self.core.now);
+        for listener in self.unlistened.drain(..) {
+            self.core.listeners.remove(&listener);
+        }
+        self.core.segments = segments;
+        self.pace.set_window_max_us(snapshot.global.batch_window_max_us);
+        self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
+        self.core.set_snapshot(snapshot);
+        self.core.reserve_files();
+        if rank == 0 {
+            self.core.check_files();
+        }
+        self.outbox.say(ToMaster::Committed { epoch });
+    }
+}

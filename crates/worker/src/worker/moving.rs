@@ -1,0 +1,90 @@
+//! Sessions that go to other workers, and those that come from them.
+
+use std::os::fd::OwnedFd;
+
+use cashew_control::{SESSION_VERSION, Session, seal};
+use cashew_driver::{CloseKind, Driver, Token};
+use cashew_engine::{ConnId, Export, SessionParts};
+
+use super::Worker;
+use crate::sessions::{Arrived, UNSENT_MAX, unpack};
+
+impl<D: Driver> Worker<D> {
+    /// Sends those away whom the driver has let go of, and lets it let go of more.
+    pub(super) fn move_sessions(&mut self) {
+        for (conn, socket) in std::mem::take(&mut self.core.detached) {
+            self.hand_over(ConnId::from_token(conn.0), socket);
+        }
+        while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
+            let Some(conn) = self.leaving.pop_front() else { break };
+            if !self.core.engine.has_client(conn) {
+                continue;
+            }
+            let conn = Token(conn.token());
+            self.core.detaching.insert(conn);
+            self.driver.detach(conn);
+        }
+    }
+
+    fn hand_over(&mut self, conn: ConnId, socket: OwnedFd) {
+        let export = self.core.engine.export(conn, self.core.now);
+        let Some(Export { pool, parts, input, output }) = export else { return };
+        let quota = self.core.engine.quota(pool);
+        let config = self.core.engine.pool_config(pool);
+        let session = Session {
+            version: SESSION_VERSION,
+            pool: config.name.clone(),
+            protocol: Some(config.protocol),
+            id: parts.id,
+            authenticated: parts.authenticated,
+            name: parts.name,
+            swallow: parts.swallow,
+            input: input.len() as u64,
+            output: output.len() as u64,
+        };
+        let bytes = [input, output].concat();
+        match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
+            Ok(bytes) => {
+                self.writer.add_sessions_out(1);
+                self.outbox.hand_over(session, socket, bytes, quota);
+            }
+            Err(error) => {
+                tracing::error!("a client is closed, since it cannot be handed over: {error}");
+                self.core.shared.give(quota);
+                self.writer.add_sessions_cut(1);
+            }
+        }
+    }
+
+    /// Goes on with a session of another worker.
+    pub(super) fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
+        let engine = &self.core.engine;
+        let speaks_alike = |pool: &u32| {
+            let protocol = engine.pool_config(*pool).protocol;
+            session.protocol.is_none_or(|spoken| spoken == protocol)
+        };
+        let Some(pool) = engine.pool_named(&session.pool).filter(speaks_alike) else {
+            // Its quota went with the pool.
+            tracing::warn!("a client of pool {} is closed: there is no such pool", session.pool);
+            self.writer.add_sessions_cut(1);
+            return;
+        };
+        let Arrived { socket, input, output } = match unpack(&session, descriptors) {
+            Ok(arrived) => arrived,
+            Err(error) => {
+                tracing::error!("a session cannot be taken over: {error}");
+                self.core.shared.give(self.core.engine.quota(pool));
+                self.writer.add_sessions_cut(1);
+                return;
+            }
+        };
+        let Session { id, authenticated, name, swallow, .. } = session;
+        let parts = SessionParts { id, authenticated, name, swallow };
+        let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
+        self.writer.add_sessions_in(1);
+        let token = Token(conn.token());
+        if self.driver.adopt(token, socket).is_err() {
+            self.core.report_closed(token, CloseKind::Exhausted);
+        }
+    }
+}
