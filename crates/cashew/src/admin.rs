@@ -126,8 +126,6 @@ impl Control {
                 };
                 self.say(&answer)
             }
-            // Nothing is on its way from here.
-            ToChild::Pause { epoch, .. } => self.say(&ToMaster::Paused { epoch, unfinished: 0 }),
             ToChild::Commit { epoch } => {
                 let prepared = self.prepared.take().filter(|(number, _)| *number == epoch);
                 // Who was started since the change was decided began with its epoch.
@@ -265,8 +263,6 @@ mod tests {
 
         master.send(&prepare(4), &descriptors).unwrap();
         assert_eq!(answer(&mut master), ToMaster::Prepared { epoch: 4 });
-        master.send(&ToChild::Pause { epoch: 4, drain_ms: 10 }, &[]).unwrap();
-        assert_eq!(answer(&mut master), ToMaster::Paused { epoch: 4, unfinished: 0 });
         master.send(&ToChild::Commit { epoch: 4 }, &[]).unwrap();
         assert_eq!(answer(&mut master), ToMaster::Committed { epoch: 4 });
         assert!(stats(&listener).contains("\"second\""));
