@@ -2,6 +2,7 @@
 workers ever use different rings, as the servers' own records show."""
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -577,3 +578,50 @@ def test_nobody_there_is_an_error_that_says_so(place):
     for command in ("reload", "status", "upgrade"):
         done = gateway.order(command)
         assert done.returncode == 1 and done.stderr.strip()
+
+
+def test_counters_never_go_back(place):
+    """Statistics move to other memory when the servers are others, worker by worker."""
+    one, two = both_know_everything(place)
+    gateway = place.cashew({"alpha": pool(one)}, {"worker_processes": 2})
+    seen = []
+    over = threading.Event()
+
+    def watch():
+        while not over.is_set():
+            seen.append(gateway.stats()["alpha"]["client_requests"])
+
+    watcher = threading.Thread(target=watch)
+    with Load(gateway.address, count=8) as load:
+        load.turn()
+        watcher.start()
+        try:
+            end = time.monotonic() + 4
+            for turn in itertools.count(1):
+                servers = (one, two) if turn % 2 else (one,)
+                gateway.configure({"alpha": pool(*servers)})
+                gateway.reload()
+                load.turn()
+                if time.monotonic() > end:
+                    break
+        finally:
+            over.set()
+            watcher.join()
+    assert len(seen) > 20 and seen[-1] > seen[0] > 0
+    assert seen == sorted(seen)
+
+
+def test_workers_stay_on_the_processors_they_are_given(place):
+    one = place.redis()
+    gateway = place.cashew({"alpha": pool(one)},
+                           {"worker_processes": 2, "worker_cpu_affinity": "auto"})
+    allowed = sorted(os.sched_getaffinity(0))
+    wanted = sorted([allowed[0], allowed[1 % len(allowed)]])
+
+    def used():
+        return [sorted(os.sched_getaffinity(pid)) for pid in worker_processes(gateway.pid)]
+
+    wait_until(lambda: sorted(used()) == [[cpu] for cpu in wanted], "one processor each")
+    gateway.configure(worker_cpu_affinity="off")
+    gateway.reload()
+    wait_until(lambda: used() == [allowed, allowed], "all processors again")
