@@ -43,6 +43,16 @@ impl Engine {
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
+                Rule::Fan(_)
+                | Rule::Block
+                | Rule::Session(_)
+                | Rule::Subscribe(_)
+                | Rule::Publish => {
+                    let text =
+                        format!("ERR '{}' is not supported by this gateway yet", command.name);
+                    self.say_error(client, &text)
+                }
+                Rule::Refuse(text) => self.say_error(client, text),
                 Rule::Unsupported => {
                     self.say_with(client, |out| table::unknown_command_error(out, bytes, args))
                 }
