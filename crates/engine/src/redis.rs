@@ -1,8 +1,8 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule};
-use cashew_protocol::resp::{RequestParser, encode};
+use cashew_protocol::redis::{self, Command, CustomCommands, Fan, Local, Lookup, Rule};
+use cashew_protocol::resp::{RequestParser, Version, encode};
 use cashew_protocol::{Span, redis as table};
 
 use crate::client::State;
@@ -10,6 +10,7 @@ use crate::clients::Plan;
 use crate::dispatch::FragmentText;
 use crate::engine::Engine;
 use crate::request::Merge;
+use crate::variant::Dialect;
 
 /// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
 /// use.
@@ -228,7 +229,16 @@ impl Engine {
                 }
             }
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
-            Local::Command => self.say_with(client, |out| table::command_reply(bytes, args, out)),
+            Local::Command => {
+                let version = match self.clients[client].session.dialect {
+                    Dialect::Resp3 => Version::Resp3,
+                    _ => Version::Resp2,
+                };
+                let custom = CustomCommands::default();
+                self.say_with(client, |out| {
+                    table::command_reply(bytes, args, &custom, version, out)
+                })
+            }
             Local::Client => self.client_command(client, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
