@@ -52,49 +52,75 @@ pub enum KeyPlaces {
     Unknown,
 }
 
+/// What keeps a command from being defined so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub of: FaultOf,
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultOf {
+    Name,
+    Arity,
+    Keys,
+}
+
 impl Definition {
-    /// What is wrong with it.
-    pub fn fault(&self) -> Option<String> {
+    pub fn fault(&self) -> Option<Fault> {
         let words = self.name.split('|').count();
+        let name = self.name_fault().map(|text| (FaultOf::Name, text));
+        let arity = || {
+            let is_enough = usize::from(self.arity.unsigned_abs()) >= words;
+            (!is_enough).then(|| {
+                (FaultOf::Arity, format!("the arity counts the name itself: {words} at least"))
+            })
+        };
+        let keys = || self.keys_fault(words).map(|text| (FaultOf::Keys, text));
+        name.or_else(arity).or_else(keys).map(|(of, text)| Fault { of, text })
+    }
+
+    fn name_fault(&self) -> Option<String> {
         let is_word = |word: &str| {
             !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'|')
         };
-        if self.name.len() > CUSTOM_NAME_MAX || words > 2 || !self.name.split('|').all(is_word) {
+        let mut words = self.name.split('|');
+        let is_of_words = words.clone().count() <= 2 && words.clone().all(is_word);
+        if self.name.len() > CUSTOM_NAME_MAX || !is_of_words {
             return Some(format!(
                 "a name is one word of up to {CUSTOM_NAME_MAX} bytes, or a container and a \
-                 subcommand with `|` between them"
+                 subcommand with \"|\" between them"
             ));
         }
-        if by_name(self.name.split('|').next().unwrap_or_default().as_bytes()).is_some() {
-            return Some("Redis has a command of this name, which is served as ever".into());
-        }
-        let args_min = self.arity.unsigned_abs() as usize;
-        if args_min < words {
-            return Some(format!("the arity counts the name itself: {words} at least"));
-        }
+        let word = words.next().unwrap_or_default();
+        by_name(word.as_bytes()).map(|_| format!("Redis itself has \"{word}\""))
+    }
+
+    /// The name has so many words.
+    fn keys_fault(&self, words: usize) -> Option<String> {
+        let args_min = usize::from(self.arity.unsigned_abs());
+        let place = match self.keys {
+            KeyPlaces::None | KeyPlaces::Unknown => return None,
+            KeyPlaces::Range { first, .. } => usize::from(first),
+            KeyPlaces::Numkeys { at, .. } => usize::from(at),
+        };
         match self.keys {
-            KeyPlaces::None | KeyPlaces::Unknown => None,
-            KeyPlaces::Range { step: 0, .. } | KeyPlaces::Numkeys { step: 0, .. } => {
-                Some("the step is the distance from one key to the next: 1 at least".into())
+            _ if place < words => {
+                Some(format!("the name is in front of the keys, which begin at {words} at least"))
             }
-            KeyPlaces::Range { first, .. } | KeyPlaces::Numkeys { at: first, .. }
-                if usize::from(first) < words =>
-            {
-                Some("the name is argument 0, so that keys begin at 1 at least".into())
-            }
-            KeyPlaces::Range { first, .. } if usize::from(first) >= args_min => Some(format!(
-                "with {args_min} arguments, which are enough by the arity, there is no key"
+            _ if place >= args_min => Some(format!(
+                "by the arity, {args_min} arguments with the name are enough, and then there is \
+                 none at {place}"
             )),
             KeyPlaces::Range { first, last, .. }
                 if last >= 0 && i32::from(last) < i32::from(first) =>
             {
                 Some("the last key is in front of the first".into())
             }
-            KeyPlaces::Numkeys { at, .. } if usize::from(at) >= args_min => Some(format!(
-                "with {args_min} arguments, which are enough by the arity, there is no number of \
-                 keys"
-            )),
-            KeyPlaces::Range { .. } | KeyPlaces::Numkeys { .. } => None,
+            KeyPlaces::Range { step: 0, .. } | KeyPlaces::Numkeys { step: 0, .. } => {
+                Some("the step from one key to the next is 1 at least".into())
+            }
+            _ => None,
         }
     }
 

@@ -15,7 +15,9 @@ pub use command::{
     Access, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule,
     Subscription,
 };
-pub use custom::{CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, KeyPlaces};
+pub use custom::{
+    CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, Fault, FaultOf, KeyPlaces,
+};
 pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
 pub use lookup::{Lookup, find, find_begun, find_plain};
