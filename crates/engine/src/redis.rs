@@ -257,7 +257,8 @@ impl Engine {
     /// There is one database: the pool's, which clients also reach as 0.
     fn select(&mut self, client: u32, index: &[u8]) -> Plan {
         let number = std::str::from_utf8(index).ok().and_then(|text| text.parse::<i64>().ok());
-        let database = i64::from(self.pools[self.clients[client].pool as usize].database);
+        let database =
+            i64::from(self.pools[self.clients[client].pool as usize].variants[0].database);
         match number {
             None => self.say_error(client, "ERR value is not an integer or out of range"),
             Some(number) if number == 0 || number == database => self.say(client, b"+OK\r\n"),
