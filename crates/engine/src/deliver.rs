@@ -8,6 +8,7 @@ use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::fan;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -210,13 +211,24 @@ impl Engine {
         if *pending > 0 {
             return;
         }
+        self.fragments_done(parent);
+    }
+
+    /// All fragments of a request are answered.
+    pub(crate) fn fragments_done(&mut self, parent: u32) {
         let role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
-        let Role::Parent { fragments, merge, .. } = role else { unreachable!("checked above") };
+        let Role::Parent { fragments, merge, .. } = role else {
+            unreachable!("only a parent has fragments");
+        };
         let client = self.requests[parent].client;
         if client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
             self.free_request(parent);
+            return;
+        }
+        if let Merge::Round(round) = merge {
+            self.end_turn(parent, fragments, round);
             return;
         }
         let reply = self.merge(parent, fragments, &merge);
@@ -226,7 +238,7 @@ impl Engine {
         self.deliver_buf(parent, reply);
     }
 
-    fn free_fragments(&mut self, mut at: u32) {
+    pub(crate) fn free_fragments(&mut self, mut at: u32) {
         while at != NONE {
             let Role::Fragment { next, .. } = self.requests[at].role else {
                 unreachable!("fragments are linked to fragments");
@@ -238,7 +250,7 @@ impl Engine {
     }
 
     /// The replies of a request's fragments, in their order.
-    fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
         let mut at = first;
         std::iter::from_fn(move || {
             if at == NONE {
@@ -258,9 +270,11 @@ impl Engine {
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) => |reply| reply.starts_with(b"-"),
-            Merge::Same => |reply| reply.starts_with(b"-") || memcached::is_error(reply),
+            Merge::Sum | Merge::Elements(_) | Merge::Page(_) => fan::is_error,
+            Merge::Fan(fan) if !fan::tolerates(*fan) => fan::is_error,
+            Merge::Same => |reply| fan::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
+            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) => |_| false,
         };
         if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
             out.extend_from_slice(error);
@@ -275,6 +289,10 @@ impl Engine {
                 self.merge_elements(fragments, gather, &mut places, &mut out)
             }
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
+            Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
+            Merge::Round(_) => unreachable!("a round ends with a reply as it is"),
         };
         self.scratch.places = places;
         if merged.is_none() {

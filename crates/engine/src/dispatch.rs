@@ -160,7 +160,12 @@ impl Engine {
     /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
     /// large.
     #[inline]
-    fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
+    pub(crate) fn lane_for(
+        &mut self,
+        client: u32,
+        server: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
         let client = &self.clients[client];
         let pool = &self.pools[client.pool as usize];
         let server = &pool.servers[server as usize];
@@ -362,12 +367,20 @@ impl Engine {
     }
 
     pub(crate) fn recycle_merge(&mut self, merge: Merge) {
-        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge {
-            self.bufs.discharge(gather.size());
-            if gather.size() <= GATHER_KEPT_MAX {
-                gather.clear();
-                self.scratch.gathers.give(gather);
+        match merge {
+            Merge::Elements(mut gather) | Merge::Values(mut gather) => {
+                self.bufs.discharge(gather.size());
+                if gather.size() <= GATHER_KEPT_MAX {
+                    gather.clear();
+                    self.scratch.gathers.give(gather);
+                }
             }
+            Merge::Named(named) => self.bufs.discharge(named.size()),
+            Merge::Round(round) => {
+                self.bufs.discharge(size_of_val(&*round));
+                self.bufs.give(round.text);
+            }
+            Merge::Sum | Merge::Same | Merge::Fan(_) | Merge::Page(_) => {}
         }
     }
 }

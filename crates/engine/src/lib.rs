@@ -18,6 +18,7 @@ mod engine;
 mod epoch;
 mod express;
 mod failure;
+mod fan;
 mod files;
 mod hold;
 mod id;

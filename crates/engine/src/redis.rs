@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule};
+use cashew_protocol::redis::{self, Command, Local, Lookup, Rule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -13,7 +13,7 @@ use crate::request::Merge;
 
 /// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
 /// use.
-const REDIS_VERSION: &str = "7.0.15";
+pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
 pub(crate) const NOT_AUTHENTICATED: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
@@ -46,22 +46,12 @@ impl Engine {
                 Rule::Block if !command.blocks(bytes, args) => {
                     self.forward_redis(client, command, bytes, args)
                 }
-                Rule::Fan(Fan::AnyServer) => {
-                    self.forward_anywhere(client, command.access, bytes.len())
-                }
-                Rule::Fan(Fan::Info) => {
-                    let info = self.info(client);
-                    self.say_with(client, |out| encode::write_bulk(out, info.as_bytes()))
-                }
+                Rule::Fan(fan) => self.fan_redis(client, command, fan, bytes, args),
                 Rule::Single(text) => match self.is_single(client) {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
                 },
-                Rule::Fan(_)
-                | Rule::Block
-                | Rule::Session(_)
-                | Rule::Subscribe(_)
-                | Rule::Publish => {
+                Rule::Block | Rule::Session(_) | Rule::Subscribe(_) | Rule::Publish => {
                     let text =
                         format!("ERR '{}' is not supported by this gateway yet", command.name);
                     self.say_error(client, &text)
@@ -76,9 +66,10 @@ impl Engine {
             }
             Lookup::UnknownSubcommand(command) => self
                 .say_with(client, |out| table::unknown_subcommand_error(out, command, bytes, args)),
-            Lookup::WrongArity(command) => {
-                self.say_with(client, |out| table::wrong_arity_error(out, command))
-            }
+            Lookup::WrongArity(command) => match self.addressed(client, command, bytes, args) {
+                Some(plan) => plan,
+                None => self.say_with(client, |out| table::wrong_arity_error(out, command)),
+            },
         }
     }
 
@@ -87,12 +78,12 @@ impl Engine {
         self.say_with(client, |out| out.extend_from_slice(reply))
     }
 
-    fn say_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+    pub(crate) fn say_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
         self.answer(client, write);
         Plan::Done
     }
 
-    fn say_error(&mut self, client: u32, text: &str) -> Plan {
+    pub(crate) fn say_error(&mut self, client: u32, text: &str) -> Plan {
         self.say_with(client, |out| encode::write_error(out, text.as_bytes()))
     }
 
@@ -395,31 +386,6 @@ impl Engine {
     fn hello_syntax_error(&mut self, client: u32, option: &[u8]) -> Plan {
         let option = String::from_utf8_lossy(option);
         self.say_error(client, &format!("ERR Syntax error in HELLO option '{option}'"))
-    }
-
-    fn info(&self, client: u32) -> String {
-        let uptime = self.now.micros_since(self.started) / 1_000_000;
-        let pool = self.clients[client].pool as usize;
-        let servers = &self.pools[pool].servers;
-        format!(
-            "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
-             cashew_version:{}\r\nos:Linux\r\narch_bits:{}\r\nprocess_id:{}\r\n\
-             uptime_in_seconds:{uptime}\r\nuptime_in_days:{}\r\n\r\n\
-             # Clients\r\nconnected_clients:{}\r\n\r\n\
-             # Cashew\r\nworker:{}\r\nworkers:{}\r\nepoch:{}\r\nservers:{}\r\n\
-             servers_ejected:{}\r\nservers_failing:{}\r\n",
-            self.identity.version,
-            usize::BITS,
-            self.identity.process_id,
-            uptime / 86_400,
-            self.pools[pool].clients,
-            self.slot,
-            self.workers,
-            self.epoch,
-            servers.len(),
-            servers.iter().filter(|server| server.ejected).count(),
-            servers.iter().filter(|server| server.failing).count(),
-        )
     }
 }
 

@@ -72,6 +72,10 @@ impl Walk {
         Self { servers: servers.len() as u32, tag }
     }
 
+    pub(crate) fn servers(self) -> u32 {
+        self.servers
+    }
+
     /// Reads a client's cursor; `None` stands for 0, the beginning.
     pub(crate) fn read(self, text: &[u8]) -> Result<Option<Cursor>, BadCursor> {
         let number = number(text).ok_or(BadCursor::Malformed)?;

@@ -18,26 +18,7 @@ pub(crate) fn is_null(reply: &[u8]) -> bool {
     matches!(reply, b"$-1\r\n" | b"_\r\n" | b"*-1\r\n")
 }
 
-/// The reply whose error is the answer to all, if there is one.
-pub(crate) fn decisive_error<'r>(
-    fan: Fan,
-    mut replies: impl Iterator<Item = &'r [u8]>,
-) -> Option<&'r [u8]> {
-    match fan {
-        Fan::AnyOk | Fan::PerServer | Fan::Info => None,
-        Fan::Sum
-        | Fan::Same
-        | Fan::Concat
-        | Fan::Scan
-        | Fan::RandomKey
-        | Fan::Least
-        | Fan::LeastEach
-        | Fan::SumPairs
-        | Fan::AnyServer => replies.find(|reply| is_error(reply)),
-    }
-}
-
-/// Appends the one reply for replies that are no decisive errors.
+/// Appends the one reply. None is an error, unless [`super::tolerates`] allows it.
 pub(crate) fn merge<'r>(
     fan: Fan,
     replies: impl Iterator<Item = &'r [u8]> + Clone,
@@ -102,10 +83,7 @@ fn any_ok<'r>(
     Some(())
 }
 
-fn concat<'r>(
-    replies: impl Iterator<Item = &'r [u8]> + Clone,
-    out: &mut Vec<u8>,
-) -> Option<()> {
+fn concat<'r>(replies: impl Iterator<Item = &'r [u8]> + Clone, out: &mut Vec<u8>) -> Option<()> {
     let mut kind = None;
     let mut count = 0;
     for reply in replies.clone() {
@@ -122,10 +100,7 @@ fn concat<'r>(
     Some(())
 }
 
-fn least_each<'r>(
-    mut replies: impl Iterator<Item = &'r [u8]>,
-    out: &mut Vec<u8>,
-) -> Option<()> {
+fn least_each<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
     let integers = |reply| Aggregate::of(reply)?.map(integer).collect::<Option<Vec<i64>>>();
     let mut least = integers(replies.next()?)?;
     for reply in replies {
@@ -140,10 +115,7 @@ fn least_each<'r>(
     Some(())
 }
 
-fn sum_pairs<'r>(
-    mut replies: impl Iterator<Item = &'r [u8]>,
-    out: &mut Vec<u8>,
-) -> Option<()> {
+fn sum_pairs<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
     let pairs = Aggregate::of(replies.next()?)?;
     let kind = pairs.kind;
     let mut others: Vec<Aggregate<'r>> = replies.map(Aggregate::of).collect::<Option<_>>()?;
@@ -190,9 +162,9 @@ impl<'r> Aggregate<'r> {
         if !matches!(kind, b'*' | b'~' | b'%' | b'>') {
             return None;
         }
-        let end = memchr::memmem::find(rest, b"\r\n")?;
-        let count = std::str::from_utf8(&rest[..end]).ok()?.parse().ok()?;
-        Some(Self { kind, count, elements: &rest[end + 2..] })
+        let (count, elements) = split_line(rest)?;
+        let count = std::str::from_utf8(count).ok()?.parse().ok()?;
+        Some(Self { kind, count, elements })
     }
 }
 
@@ -214,13 +186,19 @@ impl<'r> Iterator for Aggregate<'r> {
 
 /// The text of a string reply of either dialect, without what RESP3 says about its format.
 pub(crate) fn text(reply: &[u8]) -> Option<&[u8]> {
-    let end = memchr::memmem::find(reply, b"\r\n")?;
-    match reply.first()? {
-        b'+' => reply.get(1..end),
-        b'$' => reply.get(end + 2..reply.len().checked_sub(2)?),
-        b'=' => reply.get(end + 2 + "txt:".len()..reply.len().checked_sub(2)?),
+    let (header, rest) = split_line(reply)?;
+    match header.split_first()? {
+        (b'+', text) => Some(text),
+        (b'$', _) => rest.strip_suffix(b"\r\n"),
+        (b'=', _) => rest.strip_suffix(b"\r\n")?.get("txt:".len()..),
         _ => None,
     }
+}
+
+/// The first line, without its end, and what follows.
+fn split_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = bytes.iter().position(|&byte| byte == b'\n')?;
+    Some((bytes[..end].strip_suffix(b"\r")?, &bytes[end + 1..]))
 }
 
 pub(crate) fn write_header(out: &mut Vec<u8>, kind: u8, count: usize) {
@@ -237,10 +215,7 @@ mod tests {
         let replies: Vec<&[u8]> = replies.iter().map(|reply| reply.as_bytes()).collect();
         let replies = replies.into_iter();
         let mut out = Vec::new();
-        match decisive_error(fan, replies.clone()) {
-            Some(error) => out.extend_from_slice(error),
-            None => merge(fan, replies, &mut out)?,
-        }
+        merge(fan, replies, &mut out)?;
         Some(String::from_utf8(out).unwrap())
     }
 
@@ -251,7 +226,6 @@ mod tests {
         assert_eq!(merged(Fan::Least, &replies).unwrap(), ":1\r\n");
         assert_eq!(merged(Fan::Sum, &[":9223372036854775807\r\n", ":1\r\n"]), None);
         assert_eq!(merged(Fan::Sum, &[":1\r\n", "+OK\r\n"]), None);
-        assert_eq!(merged(Fan::Least, &[":1\r\n", "-LOADING\r\n"]).unwrap(), "-LOADING\r\n");
     }
 
     #[test]
@@ -259,7 +233,10 @@ mod tests {
         let replies = ["*1\r\n$1\r\na\r\n", "*0\r\n", "*2\r\n*1\r\n:1\r\n$-1\r\n"];
         let all = "*3\r\n$1\r\na\r\n*1\r\n:1\r\n$-1\r\n";
         assert_eq!(merged(Fan::Concat, &replies).unwrap(), all);
-        assert_eq!(merged(Fan::Concat, &["~1\r\n+a\r\n", "~1\r\n+b\r\n"]).unwrap(), "~2\r\n+a\r\n+b\r\n");
+        assert_eq!(
+            merged(Fan::Concat, &["~1\r\n+a\r\n", "~1\r\n+b\r\n"]).unwrap(),
+            "~2\r\n+a\r\n+b\r\n"
+        );
         assert_eq!(merged(Fan::Concat, &["~1\r\n+a\r\n", "*1\r\n+b\r\n"]), None);
         assert_eq!(merged(Fan::Concat, &["*-1\r\n"]), None);
     }
