@@ -143,7 +143,7 @@ impl Engine {
         }
     }
 
-    fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
+    pub(crate) fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
         let request = self.new_request(client);
         self.requests[request].expect = expect;
         Plan::Forward { lane, request }
@@ -189,9 +189,15 @@ impl Engine {
     /// first in the ring. So a client that says related things without keys, as loading a script
     /// and calling it, says them to one server while that one is well.
     pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+        let server = self.any_server(client, access);
+        self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// The server for what has no keys.
+    pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
         let pool = self.clients[client].pool;
         let config = &self.pools[pool as usize];
-        let server = if config.router.is_one_shard() {
+        if config.router.is_one_shard() {
             self.route(pool, b"", access)
         } else {
             let servers = &config.servers;
@@ -200,8 +206,7 @@ impl Engine {
                 .position(Server::is_up)
                 .or_else(|| servers.iter().position(|server| !server.ejected));
             server.map(|server| server as u32)
-        };
-        self.forward_to(client, server, Expect::Line, size)
+        }
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.

@@ -15,9 +15,10 @@ use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{Access, Command, Fan, wrong_arity_error};
-use cashew_protocol::resp::encode;
+use cashew_protocol::resp::{Version, encode};
 
 use crate::bulk::BULK_SIZE;
+use crate::client::Client;
 use crate::clients::Plan;
 use crate::dispatch::Payload;
 use crate::engine::Engine;
@@ -90,6 +91,44 @@ pub(crate) fn tolerates(fan: Fan) -> bool {
     }
 }
 
+/// By which lanes a request goes to all servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Those for exchanges of this size.
+    Shared(usize),
+    /// Those that nobody else has: on others it might wait for what it is to end.
+    Alone,
+}
+
+impl Way {
+    fn of(fan: Fan, size: usize) -> Self {
+        match fan {
+            // A list of everything is to hold nobody up on its way back.
+            Fan::Concat => Self::Shared(size.max(BULK_SIZE)),
+            Fan::AnyOk => Self::Alone,
+            Fan::Sum
+            | Fan::Same
+            | Fan::Scan
+            | Fan::RandomKey
+            | Fan::Least
+            | Fan::LeastEach
+            | Fan::SumPairs
+            | Fan::Info
+            | Fan::PerServer
+            | Fan::AnyServer => Self::Shared(size),
+        }
+    }
+
+    /// Whether other requests of the client go by other lanes, so that none may be on its way beside
+    /// it.
+    fn is_apart(self) -> bool {
+        match self {
+            Self::Shared(size) => size >= BULK_SIZE,
+            Self::Alone => true,
+        }
+    }
+}
+
 impl Engine {
     pub(crate) fn fan_redis(
         &mut self,
@@ -105,15 +144,20 @@ impl Engine {
         if fan == Fan::Info && asks_for_own(bytes, args) {
             let dialect = self.clients[client].session.dialect;
             let info = self.own_info(self.clients[client].pool);
-            return self.say_with(client, |out| write_text(out, dialect, &info));
+            return self.say_with(client, |out| write_info(out, dialect, &info));
         }
         if fan == Fan::AnyServer {
             return self.forward_anywhere(client, command.access, bytes.len());
         }
-        let Some(size) = self.size_of_fan(client, fan, bytes.len()) else { return Plan::Wait };
+        let way = Way::of(fan, bytes.len());
+        if way.is_apart() {
+            if self.clients[client].requests > 0 {
+                return Plan::Wait;
+            }
+            self.clients[client].fenced = true;
+        }
         if self.is_single(client) {
-            // Replicas may lag behind, or count differently.
-            return self.forward_anywhere(client, Access::None, size);
+            return self.fan_to_only(client, way);
         }
         match fan {
             Fan::Scan => self.scan(client, bytes, args),
@@ -127,32 +171,47 @@ impl Engine {
             | Fan::AnyOk
             | Fan::Info
             | Fan::PerServer
-            | Fan::AnyServer => self.fan_out(client, fan, bytes, size),
+            | Fan::AnyServer => self.fan_out(client, fan, bytes, way),
         }
     }
 
-    /// How large the exchange may be, which decides the lane. What lists everything holds nobody up
-    /// on the way back: `None` if it has to wait until the client is owed nothing.
-    fn size_of_fan(&mut self, client: u32, fan: Fan, len: usize) -> Option<usize> {
-        if fan != Fan::Concat {
-            return Some(len);
+    /// Where one server, or one master, has everything.
+    fn fan_to_only(&mut self, client: u32, way: Way) -> Plan {
+        // Replicas may lag behind, or count differently.
+        let Some(server) = self.any_server(client, Access::None) else {
+            return self.fail(client, Failure::NoServer);
+        };
+        match self.lane_by(client, server, way) {
+            Ok(Some(lane)) => self.forward_on(client, lane, Expect::Line),
+            Ok(None) => Plan::Wait,
+            Err(failure) => self.fail(client, failure),
         }
-        if self.clients[client].requests > 0 {
-            return None;
+    }
+
+    /// A lane to the server; `None` if the client has to wait for one.
+    fn lane_by(&mut self, client: u32, server: u32, way: Way) -> Result<Option<u32>, Failure> {
+        if let Way::Shared(size) = way {
+            return self.lane_for(client, server, size).map(Some);
         }
-        self.clients[client].fenced = true;
-        Some(len.max(BULK_SIZE))
+        let Client { pool, variant, .. } = self.clients[client];
+        let lane = self.private_lane(pool, server, variant)?;
+        if lane.is_none() {
+            self.await_private_lane(client, server);
+        }
+        Ok(lane)
     }
 
     /// Sends the same bytes to every server of the ring.
-    fn fan_out(&mut self, client: u32, fan: Fan, text: &[u8], size: usize) -> Plan {
+    fn fan_out(&mut self, client: u32, fan: Fan, text: &[u8], way: Way) -> Plan {
         let pool = self.clients[client].pool;
         let live = self.live_servers(pool);
         let mut lanes = Vec::with_capacity(live.len());
         for &server in &live {
-            match self.lane_for(client, server, size) {
-                Err(failure) if !tolerates(fan) => return self.fail(client, failure),
-                lane => lanes.push(lane),
+            match self.lane_by(client, server, way) {
+                Ok(Some(lane)) => lanes.push(Ok(lane)),
+                Ok(None) => return Plan::Wait,
+                Err(failure) if tolerates(fan) => lanes.push(Err(failure)),
+                Err(failure) => return self.fail(client, failure),
             }
         }
         if lanes.is_empty() {
@@ -241,7 +300,7 @@ impl Engine {
     ) -> Option<()> {
         let replies = self.fragment_replies(fragments);
         if named.fan == Fan::PerServer {
-            merge::per_server(named.dialect, &named.names, replies, out);
+            merge::per_server(version(named.dialect), &named.names, replies, out);
             return Some(());
         }
         let texts = replies.clone().filter_map(merge::text);
@@ -253,7 +312,7 @@ impl Engine {
         let mut info = info::merge(texts);
         info.push_str("\r\n");
         info.push_str(&self.own_info(self.requests[parent].pool));
-        write_text(out, named.dialect, &info);
+        write_info(out, named.dialect, &info);
         Some(())
     }
 
@@ -330,11 +389,8 @@ impl Engine {
             }
             return;
         }
-        let is_resp3 = self.clients[client].session.dialect == Dialect::Resp3;
-        self.end_round(parent, round, |out| match is_resp3 {
-            true => out.extend_from_slice(b"_\r\n"),
-            false => encode::write_nil(out),
-        });
+        let version = version(self.clients[client].session.dialect);
+        self.end_round(parent, round, |out| encode::write_null(out, version));
     }
 
     fn end_round(&mut self, parent: u32, round: Box<Round>, write: impl FnOnce(&mut Vec<u8>)) {
@@ -496,12 +552,13 @@ fn state_of(server: &Server) -> &'static str {
     }
 }
 
-/// Text for people, as INFO's.
-fn write_text(out: &mut Vec<u8>, dialect: Dialect, text: &str) {
-    if dialect != Dialect::Resp3 {
-        return encode::write_bulk(out, text.as_bytes());
+fn version(dialect: Dialect) -> Version {
+    match dialect {
+        Dialect::Resp3 => Version::Resp3,
+        Dialect::Resp2 | Dialect::Text => Version::Resp2,
     }
-    out.extend_from_slice(format!("={}\r\ntxt:", "txt:".len() + text.len()).as_bytes());
-    out.extend_from_slice(text.as_bytes());
-    out.extend_from_slice(b"\r\n");
+}
+
+fn write_info(out: &mut Vec<u8>, dialect: Dialect, info: &str) {
+    encode::write_verbatim(out, version(dialect), *b"txt", info.as_bytes());
 }

@@ -84,11 +84,29 @@ fn counts_by_name_are_added() {
     );
 }
 
+/// On a connection that a script was called on the server would not read what is to end it.
 #[test]
-fn one_server_that_did_it_is_enough() {
+fn who_is_to_be_stopped_is_asked_on_another_connection() {
+    let (mut world, client, lanes) = three_servers();
+    let busy = world.client();
+    world.send(busy, redis("EVAL x 1 a"));
+    world.expect(lanes[1], redis("EVAL x 1 a"));
     let idle = "-NOTBUSY No scripts in execution right now.\r\n";
-    merges("SCRIPT KILL", [idle, "+OK\r\n", idle], "+OK\r\n");
-    merges("FUNCTION KILL", [idle, idle, idle], idle);
+    for (request, replies, merged) in [
+        ("SCRIPT KILL", [idle, "+OK\r\n", idle], "+OK\r\n"),
+        ("FUNCTION KILL", [idle, idle, idle], idle),
+    ] {
+        world.send(client, redis(request));
+        let apart: [Option<ConnId>; 3] = world.accept_all();
+        for (lane, reply) in apart.into_iter().zip(replies) {
+            world.expect(lane.unwrap(), redis(request));
+            world.send(lane.unwrap(), reply);
+        }
+        world.expect(client, merged);
+    }
+    world.send(lanes[1], "-ERR Script killed by user\r\n");
+    world.expect(busy, "-ERR Script killed by user\r\n");
+    world.assert_idle();
 }
 
 #[test]

@@ -4,9 +4,7 @@
 //! as they are. `None` says that a reply is not what the command answers.
 
 use cashew_protocol::redis::Fan;
-use cashew_protocol::resp::{self, Reply, ReplyScanner, Scan, encode};
-
-use crate::variant::Dialect;
+use cashew_protocol::resp::{self, Reply, ReplyScanner, Scan, Version, encode};
 
 /// Whether a reply is an error, simple or (in RESP3) with any bytes.
 pub(crate) fn is_error(reply: &[u8]) -> bool {
@@ -40,15 +38,12 @@ pub(crate) fn merge<'r>(
 
 /// What each server says, errors included, under its name.
 pub(crate) fn per_server<'r>(
-    dialect: Dialect,
+    version: Version,
     names: &[Box<str>],
     replies: impl Iterator<Item = &'r [u8]>,
     out: &mut Vec<u8>,
 ) {
-    match dialect {
-        Dialect::Resp3 => write_header(out, b'%', names.len()),
-        _ => write_header(out, b'*', 2 * names.len()),
-    }
+    encode::write_map_header(out, version, names.len());
     for (name, reply) in names.iter().zip(replies) {
         encode::write_bulk(out, name.as_bytes());
         out.extend_from_slice(reply);
@@ -277,10 +272,10 @@ mod tests {
         let names: Vec<Box<str>> = vec!["one".into(), "two".into()];
         let replies = || [&b":1\r\n"[..], b"-ERR no\r\n"].into_iter();
         let mut out = Vec::new();
-        per_server(Dialect::Resp2, &names, replies(), &mut out);
+        per_server(Version::Resp2, &names, replies(), &mut out);
         assert_eq!(out, b"*4\r\n$3\r\none\r\n:1\r\n$3\r\ntwo\r\n-ERR no\r\n");
         out.clear();
-        per_server(Dialect::Resp3, &names, replies(), &mut out);
+        per_server(Version::Resp3, &names, replies(), &mut out);
         assert_eq!(out, b"%2\r\n$3\r\none\r\n:1\r\n$3\r\ntwo\r\n-ERR no\r\n");
     }
 
