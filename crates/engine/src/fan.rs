@@ -309,7 +309,7 @@ impl Engine {
             out.extend_from_slice(replies.clone().find(|reply| is_error(reply))?);
             return Some(());
         }
-        let mut info = info::merge(texts);
+        let mut info = info::merge(texts, self.identity.process_id);
         info.push_str("\r\n");
         info.push_str(&self.own_info(self.requests[parent].pool));
         write_info(out, named.dialect, &info);

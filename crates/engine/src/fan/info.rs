@@ -1,7 +1,7 @@
 //! INFO of several servers as one: sums where a sum makes sense.
 //!
-//! What differs from server to server and can be neither added nor compared, as a process id, is
-//! left out: a wrong number would be believed.
+//! What differs from server to server and can be neither added nor compared, as a port, is left out:
+//! a wrong number would be believed.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -104,8 +104,8 @@ struct Section<'t> {
     index: HashMap<&'t str, usize>,
 }
 
-/// One INFO made of those of several servers.
-pub(crate) fn merge<'t>(texts: impl Iterator<Item = &'t str>) -> String {
+/// One INFO made of those of several servers. `process_id` is that of whom clients talk to.
+pub(crate) fn merge<'t>(texts: impl Iterator<Item = &'t str>, process_id: u32) -> String {
     let mut sections: Vec<Section<'t>> = Vec::new();
     let mut servers = 0;
     for text in texts {
@@ -125,8 +125,7 @@ pub(crate) fn merge<'t>(texts: impl Iterator<Item = &'t str>) -> String {
             out.push_str("\r\n");
         }
         let _ = write!(out, "# {}\r\n", section.name);
-        let merged = merge_section(section, servers);
-        for (key, value) in merged {
+        for (key, value) in merge_section(section, servers, process_id) {
             let _ = write!(out, "{key}:{value}\r\n");
         }
     }
@@ -149,13 +148,18 @@ fn add<'t>(section: &mut Section<'t>, key: &'t str, value: &'t str) {
     section.fields[at].1.push(value);
 }
 
-fn merge_section<'t>(section: &Section<'t>, servers: usize) -> Vec<(&'t str, String)> {
+fn merge_section<'t>(
+    section: &Section<'t>,
+    servers: usize,
+    process_id: u32,
+) -> Vec<(&'t str, String)> {
     let fields = section.fields.iter().filter_map(|(key, values)| {
         let merged = match section.name {
             "Keyspace" => Some(merge_keyspace(values)),
             "Commandstats" => Some(merge_command(values)),
             "Errorstats" => Some(merge_pairs(values, add_numbers)),
             "Latencystats" => Some(merge_pairs(values, greatest_number)),
+            "Server" if *key == "process_id" => Some(process_id.to_string()),
             _ => merge_field(key, values, servers),
         };
         merged.map(|merged| (*key, merged))
@@ -330,9 +334,9 @@ mod tests {
     #[test]
     fn servers_are_one() {
         assert_eq!(
-            merge([ONE, TWO].into_iter()),
+            merge([ONE, TWO].into_iter(), 7),
             "# Server\r\nredis_version:7.0.9\r\nredis_mode:standalone\r\n\
-             uptime_in_seconds:60\r\n\r\n\
+             process_id:7\r\nuptime_in_seconds:60\r\n\r\n\
              # Clients\r\nconnected_clients:7\r\nclient_recent_max_input_buffer:30\r\n\r\n\
              # Memory\r\nused_memory:3000\r\nused_memory_human:2.93K\r\nused_memory_rss:6000\r\n\
              mem_fragmentation_ratio:2.00\r\nmem_allocator:jemalloc-5.3.0\r\n\
@@ -349,7 +353,7 @@ mod tests {
 
     #[test]
     fn what_one_server_says_stays_as_it_is() {
-        assert_eq!(merge([TWO].into_iter()).trim_end(), TWO.trim_end());
+        assert_eq!(merge([TWO].into_iter(), 101).trim_end(), TWO.trim_end());
     }
 
     #[test]
@@ -363,7 +367,7 @@ mod tests {
     #[test]
     fn anything_is_survived() {
         for text in ["", "# ", "a:b", "# X\r\n:\r\n::\r\n=\r\n", "# Keyspace\r\ndb0:=,,=\r\n"] {
-            merge([text, ONE, text].into_iter());
+            merge([text, ONE, text].into_iter(), 7);
         }
     }
 }
