@@ -366,3 +366,58 @@ def test_info_of_one_server_is_its_own(stack):
     assert "cashew_version" not in info
     assert client.info("cashew")["servers"] == 1
     assert client.execute_command("DBSIZE", "server:only") == 0
+
+
+# --------------------------------------------------------------------- keys on several servers
+
+
+def test_keys_on_several_servers_are_named(stack, conn):
+    a, b = keys_apart(stack, conn)
+    conn.call("SET", a, "x")
+    for words in (["RENAME", a, b], ["COPY", a, b], ["MSETNX", a, "1", b, "2"], ["SUNIONSTORE", a, b]):
+        error = conn.error(*words)
+        assert error.startswith(f"CROSSSLOT {words[0]} needs its keys on one server, but '")
+        assert a in error and b in error and "between { and }" in error
+    # What it says helps.
+    assert conn.call("RENAME", a, "{%s}:new" % a) == "OK"
+
+
+def keys_apart(stack, conn):
+    """Two keys of different servers."""
+    conn.call("SET", "apart:0", "x")
+    first = next(server for server in stack.servers if server.call("DBSIZE"))
+    for n in range(1, 100):
+        conn.call("SET", f"apart:{n}", "x")
+        if not first.call("EXISTS", f"apart:{n}"):
+            break
+    conn.call("FLUSHALL")
+    return "apart:0", f"apart:{n}"
+
+
+def test_keys_are_carried_where_it_is_asked_for(stack, place):
+    options = {**POOL, "servers": server_lines(stack.servers, ["one", "two", "three"])}
+    gateway = place.cashew({"p": {**options, "cross_server_copy": True}}, {"worker_processes": 2})
+    gateway.wait_serving()
+    with gateway.connect() as conn:
+        a, b = keys_apart(stack, conn)
+        conn.call("ZADD", a, "1", "x", "2", "y")
+        conn.call("PEXPIRE", a, "100000")
+        assert conn.call("RENAME", a, b) == "OK"
+        assert conn.call("EXISTS", a) == 0
+        assert conn.call("ZRANGE", b, "0", "-1", "WITHSCORES") == [b"x", b"1", b"y", b"2"]
+        assert 90_000 < conn.call("PTTL", b) <= 100_000
+        assert conn.error("RENAME", a, b) == "ERR no such key"
+        assert conn.call("COPY", b, a) == 1
+        assert conn.call("COPY", b, a) == 0
+        assert conn.call("COPY", b, a, "REPLACE") == 1
+        assert conn.call("RENAMENX", a, b) == 0
+        conn.call("PERSIST", a)
+        assert conn.call("DEL", b) == 1
+        assert conn.call("RENAMENX", a, b) == 1
+        assert conn.call("TTL", b) == -1
+        assert conn.error("COPY", b, a, "DB", "1").startswith("CROSSSLOT COPY ")
+        # A large value, and a request behind it in the same write.
+        conn.call("SET", a, "v" * 3_000_000)
+        conn.send(resp("RENAME", a, b) + resp("STRLEN", b) + resp("EXISTS", a))
+        assert [conn.reply() for _ in range(3)] == ["OK", 3_000_000, 0]
+        assert sum(server.call("DBSIZE") for server in stack.servers) == 1

@@ -241,6 +241,7 @@ fn resolve_pool(
         server_connections: section.server_connections.value.0 as u32,
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
+        cross_server_copy: section.cross_server_copy.value.0,
         limits: limits(section),
     })
 }
@@ -303,6 +304,9 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if section.redis_db.value.0 > 0 {
         refuse("redis_db", section.redis_db.pos);
+    }
+    if section.cross_server_copy.value.0 {
+        refuse("cross_server_copy", section.cross_server_copy.pos);
     }
 }
 

@@ -38,12 +38,18 @@ impl Engine {
 
     /// Forgets what has arrived of a reply.
     pub(crate) fn drop_reply(&mut self, index: u32) {
+        let reply = self.take_reply(index);
+        self.bufs.give(reply);
+    }
+
+    /// What has arrived of a reply, which is not kept for the client any more.
+    pub(crate) fn take_reply(&mut self, index: u32) -> Vec<u8> {
         let client = self.waiting_client(index);
         let reply = std::mem::take(&mut self.requests[index].reply);
         if client != NONE {
             self.clients[client].held -= reply.len() as u64;
         }
-        self.bufs.give(reply);
+        reply
     }
 
     /// The last bytes of a reply; the request has left its lane.
@@ -220,8 +226,11 @@ impl Engine {
         let Role::Parent { fragments, merge, .. } = role else {
             unreachable!("only a parent has fragments");
         };
-        let client = self.requests[parent].client;
-        if client == NONE {
+        if let Merge::Carry(carry) = merge {
+            self.end_stage(parent, fragments, carry);
+            return;
+        }
+        if self.requests[parent].client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
             self.free_request(parent);
@@ -274,7 +283,7 @@ impl Engine {
             Merge::Fan(fan) if !fan::tolerates(*fan) => fan::is_error,
             Merge::Same => |reply| fan::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
-            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) => |_| false,
+            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) => |_| false,
         };
         if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
             out.extend_from_slice(error);
@@ -292,7 +301,9 @@ impl Engine {
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
-            Merge::Round(_) => unreachable!("a round ends with a reply as it is"),
+            Merge::Round(_) | Merge::Carry(_) => {
+                unreachable!("their replies are seen to elsewhere")
+            }
         };
         self.scratch.places = places;
         if merged.is_none() {

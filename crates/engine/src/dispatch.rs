@@ -7,6 +7,7 @@ use cashew_protocol::redis::Access;
 
 use crate::buffer::LARGE;
 use crate::bulk::{BULK_SIZE, Mark};
+use crate::client::Client;
 use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
@@ -166,12 +167,24 @@ impl Engine {
         server: u32,
         size: usize,
     ) -> Result<u32, Failure> {
-        let client = &self.clients[client];
-        let pool = &self.pools[client.pool as usize];
+        let Client { pool, variant, lane_choice, .. } = self.clients[client];
+        self.lane_of((pool, server), variant, lane_choice, size)
+    }
+
+    /// The same for a client that may be gone.
+    #[inline]
+    pub(crate) fn lane_of(
+        &mut self,
+        (pool, server): (u32, u32),
+        variant: u16,
+        choice: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let pool = &self.pools[pool as usize];
         let server = &pool.servers[server as usize];
         let index = match size < BULK_SIZE {
-            true => server.lane(client.variant, client.lane_choice),
-            false => server.bulk_lane(client.variant),
+            true => server.lane(variant, choice),
+            false => server.bulk_lane(variant),
         };
         let lane = &self.lanes[index as usize];
         if lane.is_full(&pool.limits, size) {
@@ -385,6 +398,7 @@ impl Engine {
                 self.bufs.discharge(size_of_val(&*round));
                 self.bufs.give(round.text);
             }
+            Merge::Carry(carry) => self.recycle_carry(*carry),
             Merge::Sum | Merge::Same | Merge::Fan(_) | Merge::Page(_) => {}
         }
     }

@@ -31,7 +31,7 @@ use crate::variant::Dialect;
 
 use cursor::Cursor;
 pub(crate) use cursor::Walk;
-pub(crate) use merge::{is_error, merge};
+pub(crate) use merge::{is_error, is_null, merge, text};
 
 /// What an argument begins with that names the only server to be asked.
 const ADDRESS: &[u8] = b"server:";
@@ -256,7 +256,7 @@ impl Engine {
     }
 
     /// A fragment in front of others, which is in no lane yet.
-    fn add_fragment(&mut self, parent: u32, next: u32) -> u32 {
+    pub(crate) fn add_fragment(&mut self, parent: u32, next: u32) -> u32 {
         let pool = self.requests[parent].pool;
         let (fragment, slot) = self.requests.add(pool, NONE, self.now);
         slot.role = Role::Fragment { parent, next };
@@ -278,7 +278,7 @@ impl Engine {
     }
 
     /// The parent waits for so many of its fragments, which are on their way.
-    fn begin_fragments(&mut self, parent: u32, first: u32, count: u32) {
+    pub(crate) fn begin_fragments(&mut self, parent: u32, first: u32, count: u32) {
         let Role::Parent { fragments, pending, .. } = &mut self.requests[parent].role else {
             unreachable!("it was made a parent");
         };

@@ -109,7 +109,7 @@ impl Engine {
                 Ok(Some(server)) => {
                     engine.forward_to(client, Some(server), Expect::Line, bytes.len())
                 }
-                Ok(None) => engine.say_error(client, &cross_server_error(command)),
+                Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
             }
         })
@@ -392,14 +392,6 @@ impl Engine {
 /// What may be asked before AUTH.
 fn is_open_to_all(command: &Command) -> bool {
     matches!(command.rule, Rule::Local(Local::Auth | Local::Hello | Local::Quit))
-}
-
-fn cross_server_error(command: &Command) -> String {
-    let name = command.name.to_ascii_uppercase().replace('|', " ");
-    format!(
-        "CROSSSLOT the keys of {name} live on different servers; give them a common hash tag so \
-         that one server has them all"
-    )
 }
 
 /// Longest name of a client. Redis has no limit, but here it has to fit a message when the client

@@ -6,6 +6,7 @@ use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
+use crate::carry::Carry;
 use crate::fan::{Named, Page, Round};
 use crate::slab::NONE;
 use crate::time::Time;
@@ -85,6 +86,8 @@ pub(crate) enum Merge {
     Page(Page),
     /// One server after the other, until one has what is asked for.
     Round(Box<Round>),
+    /// Stages of a key's way from one server to another.
+    Carry(Box<Carry>),
 }
 
 /// Which fragment answers which key.
