@@ -35,6 +35,8 @@ proc send_data_packet {fd status data {elapsed 0}} {
     if {$status eq "err"} {
         # "NAME in FILE", and in the following lines why.
         regexp "^(.*?) in ${::curfile}\n(.*)\$" $data -> data details
+        # Of an error that is no assertion the suite cuts ten characters and adds all of it again.
+        regexp "^(\[^\n]*)\n(\[^\n]*\\1\n.*)\$" $details -> cut details
     }
     tell $status $data $elapsed $details
 }
