@@ -11,6 +11,7 @@ use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
 use crate::lane::Link;
+use crate::pool::Server;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -111,7 +112,9 @@ impl Engine {
             size = size.max(BULK_SIZE);
         }
         let server = self.route(pool, key, access);
-        let plan = match server.filter(|_| is_large).map(|server| self.private_lane(pool, server)) {
+        let variant = self.clients[client].variant;
+        let private = server.filter(|_| is_large);
+        let plan = match private.map(|server| self.private_lane(pool, server, variant)) {
             Some(Ok(Some(lane))) => self.forward_on(client, lane, expect),
             _ => self.forward_to(client, server, expect, size),
         };
@@ -162,8 +165,8 @@ impl Engine {
         let pool = &self.pools[client.pool as usize];
         let server = &pool.servers[server as usize];
         let index = match size < BULK_SIZE {
-            true => server.lane(client.lane_choice),
-            false => server.bulk_lane(),
+            true => server.lane(client.variant, client.lane_choice),
+            false => server.bulk_lane(client.variant),
         };
         let lane = &self.lanes[index as usize];
         if lane.is_full(&pool.limits, size) {
@@ -175,6 +178,31 @@ impl Engine {
             Link::Backoff { .. } => return Err(lane.last_failure),
         }
         Ok(index)
+    }
+
+    /// Sends a request without keys as it is: to the first server that is well, or else to the
+    /// first in the ring. So a client that says related things without keys, as loading a script
+    /// and calling it, says them to one server while that one is well.
+    pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+        let pool = self.clients[client].pool;
+        let config = &self.pools[pool as usize];
+        let server = if config.router.is_one_shard() {
+            self.route(pool, b"", access)
+        } else {
+            let servers = &config.servers;
+            let server = servers
+                .iter()
+                .position(Server::is_up)
+                .or_else(|| servers.iter().position(|server| !server.ejected));
+            server.map(|server| server as u32)
+        };
+        self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// Whether all of the client's keys are on one server, whichever they are.
+    pub(crate) fn is_single(&self, client: u32) -> bool {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        pool.router.is_one_shard() || pool.servers.len() == 1
     }
 
     /// Puts a request's bytes at the end of a lane.
@@ -201,7 +229,7 @@ impl Engine {
         lane.append(request, wire_len, &mut self.requests);
         let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
-        lane.mark(index, &mut self.dirty_lanes);
+        lane.mark(&mut self.dirty_lanes);
     }
 
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.

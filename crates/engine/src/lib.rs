@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod aside;
 mod buffer;
 mod bulk;
 mod change;
 mod client;
+mod client_command;
 mod clients;
 mod crowd;
 mod deliver;
@@ -34,6 +36,7 @@ mod request;
 mod requests;
 mod rng;
 mod router;
+mod session;
 mod slab;
 mod spares;
 mod tally;
@@ -41,8 +44,10 @@ mod time;
 mod timers;
 mod upload;
 mod vacant;
+mod variant;
 
 pub use action::Action;
+pub use client::Profile;
 pub use crowd::Crowd;
 pub use engine::{Admission, Engine, Identity, Setup};
 pub use epoch::{Plan, PoolState};
@@ -50,6 +55,7 @@ pub use failure::{CloseReason, Failure};
 pub use files::OpenFiles;
 pub use id::ConnId;
 pub use memory::MemoryBound;
-pub use moving::{Export, SessionParts};
+pub use moving::{Export, SessionParts, Silence};
 pub use tally::Answered;
 pub use time::Time;
+pub use variant::Dialect;

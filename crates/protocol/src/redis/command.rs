@@ -1,6 +1,6 @@
 //! What the table says about a command.
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Command {
     /// Lower case; a subcommand is "container|subcommand", as in Redis.
     pub name: &'static str,
@@ -10,10 +10,26 @@ pub struct Command {
     pub keys: Keys,
     pub rule: Rule,
     pub group: Group,
-    /// Redis's flags besides the ones that follow from `access` and `keys`, separated by spaces.
-    pub flags: &'static str,
     /// How many of the entries behind this one in the table are its subcommands.
     pub subcommands: u8,
+    pub facts: Facts,
+}
+
+/// What only COMMAND and the documentation tell. Words are separated by spaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Redis's flags besides the ones that follow from `access` and `keys`.
+    pub flags: &'static str,
+    /// What is done with the keys, in the words of COMMAND's key specifications; different ones for
+    /// different keys are separated by ", ".
+    pub uses: &'static str,
+    /// ACL categories besides those that follow from the flags; `None`: that of the group.
+    pub categories: Option<&'static str>,
+    pub tips: &'static str,
+    /// The Redis, or else the Valkey, that had it first; empty if it was there in Redis 7.0.
+    pub since: &'static str,
+    /// COMMAND does not know its subcommands, and there are others, which go by its own rule.
+    pub is_open: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +55,13 @@ pub enum Keys {
     Pairs {
         uneven: &'static str,
     },
-    /// A number of keys at `at`, the keys from `first` on, at least `trailing` arguments after
-    /// them, and a destination key at `destination` unless that is 0.
+    /// A number of keys at `at`, the keys from `first` on, each with `step - 1` values behind it,
+    /// at least `trailing` arguments after them, and a destination key at `destination` unless
+    /// that is 0.
     Numkeys {
         at: u16,
         first: u16,
+        step: u16,
         destination: u16,
         trailing: u16,
         faults: &'static NumkeysFaults,
@@ -54,6 +72,8 @@ pub enum Keys {
     Georadius,
     /// XREAD and XREADGROUP: STREAMS, the keys, and as many ids.
     Streams,
+    /// MIGRATE: one, or those behind KEYS when that one is empty.
+    Migrate,
 }
 
 /// What Redis answers to a number of keys that cannot be, which differs from command to command.
@@ -69,7 +89,8 @@ pub struct NumkeysFaults {
 /// How the gateway serves a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Untouched to the server that has its keys, which must be one.
+    /// Untouched to the server that has its keys, which must be one. Without keys, which only
+    /// scripts may be, to any.
     Forward,
     /// Keys may live on several servers, each of which gets the command with its own.
     Split(Merge),
@@ -77,13 +98,16 @@ pub enum Rule {
     Fan(Fan),
     /// Answered by the gateway.
     Local(Local),
-    /// To the server that has its keys, which may let it wait: it has a connection to itself.
+    /// To the server that has its keys, which may let it wait: it has a connection to itself, if
+    /// [`Command::blocks`].
     Block,
     /// Changes what the connection's next commands mean.
     Session(SessionRule),
     Subscribe(Subscription),
     /// PUBLISH and SPUBLISH: to the server that has the channel.
     Publish,
+    /// Untouched to the only server, or refused with this error where there are several.
+    Single(&'static str),
     /// Known, and refused with this error, whose first word is its code.
     Refuse(&'static str),
     /// In the table for its subcommands only: [`super::find`] never finds it.
@@ -162,44 +186,58 @@ pub enum Local {
     Command,
     /// The command's name says which subcommand.
     Client,
-    Info,
     Hello,
+    /// ROLE: a master without replicas.
+    Role,
+    /// ACL WHOAMI.
+    User,
 }
 
 /// What kind of data a command is about, in COMMAND DOCS's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
+    Array,
     Bitmap,
+    Cluster,
     Connection,
     Generic,
     Geo,
     Hash,
     Hyperloglog,
     List,
+    /// Of a module: a part of Redis, or configured.
+    Module,
+    Pubsub,
     Scripting,
     Server,
     Set,
     SortedSet,
     Stream,
     String,
+    Transactions,
 }
 
 impl Group {
     pub fn name(self) -> &'static str {
         match self {
+            Self::Array => "array",
             Self::Bitmap => "bitmap",
+            Self::Cluster => "cluster",
             Self::Connection => "connection",
             Self::Generic => "generic",
             Self::Geo => "geo",
             Self::Hash => "hash",
             Self::Hyperloglog => "hyperloglog",
             Self::List => "list",
+            Self::Module => "module",
+            Self::Pubsub => "pubsub",
             Self::Scripting => "scripting",
             Self::Server => "server",
             Self::Set => "set",
             Self::SortedSet => "sorted-set",
             Self::Stream => "stream",
             Self::String => "string",
+            Self::Transactions => "transactions",
         }
     }
 }
@@ -229,6 +267,7 @@ impl Command {
             Keys::Range { first, last, step } => (first, last, step),
             Keys::Pairs { .. } => (1, -1, 2),
             Keys::Numkeys { destination: 1, .. } | Keys::Sort | Keys::Georadius => (1, 1, 1),
+            Keys::Migrate => (3, 3, 1),
             Keys::None | Keys::Numkeys { .. } | Keys::Streams => (0, 0, 0),
         }
     }
@@ -237,7 +276,9 @@ impl Command {
     pub fn has_movable_keys(&self) -> bool {
         match self.keys {
             Keys::None | Keys::Range { .. } | Keys::Pairs { .. } => false,
-            Keys::Numkeys { .. } | Keys::Sort | Keys::Georadius | Keys::Streams => true,
+            Keys::Numkeys { .. } | Keys::Sort | Keys::Georadius | Keys::Streams | Keys::Migrate => {
+                true
+            }
         }
     }
 }
