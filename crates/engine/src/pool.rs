@@ -7,6 +7,7 @@ use cashew_metrics::{PoolId, ServerId};
 
 use crate::bulk::LargeReplies;
 use crate::client::Session;
+use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::router::Router;
@@ -36,6 +37,8 @@ pub(crate) struct Pool {
     pub(crate) large_replies: LargeReplies,
     /// A server refused RESP3: until then clients are, too.
     pub(crate) no_resp3_until: Time,
+    /// What cursors of SCAN are about.
+    pub(crate) walk: Walk,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -149,6 +152,7 @@ impl Pool {
             failure_limit: 1,
             large_replies: LargeReplies::new(),
             no_resp3_until: Time::ZERO,
+            walk: Walk::new(&config.servers),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -163,9 +167,10 @@ impl Pool {
         pool
     }
 
-    /// Goes by what `config` says, but for its servers and what places keys.
+    /// Goes by what `config` says, but for the state of its servers and what places keys.
     pub(crate) fn configure(&mut self) {
         let config = &*self.config;
+        self.walk = Walk::new(&config.servers);
         let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.limits = config.limits;

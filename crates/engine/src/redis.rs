@@ -1,9 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{
-    self, Command, CustomCommands, Fan, Local, Lookup, Rule, SessionRule,
-};
+use cashew_protocol::redis::{self, Command, CustomCommands, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -49,13 +47,7 @@ impl Engine {
                 Rule::Block if !command.blocks(bytes, args) => {
                     self.forward_redis(client, command, bytes, args)
                 }
-                Rule::Fan(Fan::AnyServer) => {
-                    self.forward_anywhere(client, command.access, bytes.len())
-                }
-                Rule::Fan(Fan::Info) => {
-                    let info = self.info(client);
-                    self.say_with(client, |out| encode::write_bulk(out, info.as_bytes()))
-                }
+                Rule::Fan(fan) => self.fan_redis(client, command, fan, bytes, args),
                 Rule::Single(text) => match self.is_single(client) {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
@@ -67,11 +59,7 @@ impl Engine {
                     }
                     _ => Plan::Wait,
                 },
-                Rule::Fan(_)
-                | Rule::Block
-                | Rule::Session(_)
-                | Rule::Subscribe(_)
-                | Rule::Publish => {
+                Rule::Block | Rule::Session(_) | Rule::Subscribe(_) | Rule::Publish => {
                     let text =
                         format!("ERR '{}' is not supported by this gateway yet", command.name);
                     self.say_error(client, &text)
@@ -86,9 +74,10 @@ impl Engine {
             }
             Lookup::UnknownSubcommand(command) => self
                 .say_with(client, |out| table::unknown_subcommand_error(out, command, bytes, args)),
-            Lookup::WrongArity(command) => {
-                self.say_with(client, |out| table::wrong_arity_error(out, command))
-            }
+            Lookup::WrongArity(command) => match self.addressed(client, command, bytes, args) {
+                Some(plan) => plan,
+                None => self.say_with(client, |out| table::wrong_arity_error(out, command)),
+            },
         }
     }
 
@@ -128,7 +117,7 @@ impl Engine {
                 Ok(Some(server)) => {
                     engine.forward_to(client, Some(server), Expect::Line, bytes.len())
                 }
-                Ok(None) => engine.say_error(client, &cross_server_error(command)),
+                Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
             }
         })
@@ -251,31 +240,6 @@ impl Engine {
             Local::Hello => self.hello(client, bytes, args),
         }
     }
-
-    fn info(&self, client: u32) -> String {
-        let uptime = self.now.micros_since(self.started) / 1_000_000;
-        let pool = self.clients[client].pool as usize;
-        let servers = &self.pools[pool].servers;
-        format!(
-            "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
-             cashew_version:{}\r\nos:Linux\r\narch_bits:{}\r\nprocess_id:{}\r\n\
-             uptime_in_seconds:{uptime}\r\nuptime_in_days:{}\r\n\r\n\
-             # Clients\r\nconnected_clients:{}\r\n\r\n\
-             # Cashew\r\nworker:{}\r\nworkers:{}\r\nepoch:{}\r\nservers:{}\r\n\
-             servers_ejected:{}\r\nservers_failing:{}\r\n",
-            self.identity.version,
-            usize::BITS,
-            self.identity.process_id,
-            uptime / 86_400,
-            self.pools[pool].clients,
-            self.slot,
-            self.workers,
-            self.epoch,
-            servers.len(),
-            servers.iter().filter(|server| server.ejected).count(),
-            servers.iter().filter(|server| server.failing).count(),
-        )
-    }
 }
 
 /// What may be asked before AUTH.
@@ -283,13 +247,5 @@ fn is_open_to_all(command: &Command) -> bool {
     matches!(
         command.rule,
         Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
-    )
-}
-
-fn cross_server_error(command: &Command) -> String {
-    let name = command.name.to_ascii_uppercase().replace('|', " ");
-    format!(
-        "CROSSSLOT the keys of {name} live on different servers; give them a common hash tag so \
-         that one server has them all"
     )
 }
