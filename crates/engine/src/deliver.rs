@@ -258,8 +258,8 @@ impl Engine {
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) => |reply| reply.starts_with(b"-"),
-            Merge::Same => |reply| reply.starts_with(b"-") || memcached::is_error(reply),
+            Merge::Sum | Merge::Elements(_) => resp::is_error,
+            Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
         };
         if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
