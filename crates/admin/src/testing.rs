@@ -112,5 +112,7 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
         limits: Limits::default(),
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }

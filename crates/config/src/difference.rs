@@ -9,8 +9,8 @@ use cashew_placement::HashTag;
 
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
-    Topology,
+    Affinity, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server,
+    Snapshot, Topology,
 };
 use crate::value::RoundSize;
 
@@ -141,6 +141,8 @@ impl Difference {
             server_retry_timeout_ms,
             server_failure_limit,
             limits,
+            commands,
+            commands_from_servers,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -177,6 +179,11 @@ impl Difference {
         );
         option.changed("server_failure_limit", server_failure_limit, &new.server_failure_limit);
         option.limits(limits, &new.limits);
+        option.changed("commands", &names(commands), &names(&new.commands));
+        if names(commands) == names(&new.commands) && *commands != new.commands {
+            option.say("commands: what is said about them");
+        }
+        option.changed("commands_from_servers", commands_from_servers, &new.commands_from_servers);
         match (topology, new.topology) {
             (Topology::Sharded, Topology::MasterReplica { .. }) => {
                 option.say("one server is the master of the others, which are its replicas");
@@ -244,6 +251,11 @@ impl Difference {
             option.say("keys with text between the delimiters may go to another server, too");
         }
     }
+}
+
+fn names(commands: &[CustomCommand]) -> String {
+    let names: Vec<&str> = commands.iter().map(|command| command.name.as_str()).collect();
+    if names.is_empty() { "none".into() } else { names.join(" ") }
 }
 
 impl fmt::Display for Difference {
@@ -477,6 +489,11 @@ mod tests {
             ("server_queue_max: 9", "server_queue_max: 262144 -> 9"),
             ("server_queue_size_max: 100000", "server_queue_size_max: 256.0 MiB -> 97.7 KiB"),
             ("server_connect_timeout: 1", "server_connect_timeout: 5000 -> 1"),
+            (
+                "commands: [{name: b.x, arity: 2, first_key: 1}, {name: a.x, arity: 1}]",
+                "commands: none -> a.x b.x",
+            ),
+            ("commands_from_servers: true", "commands_from_servers: false -> true"),
         ];
         let old = snapshot(GLOBAL, &format!("redis: true, {SERVERS}"));
         for (text, expected) in table {
@@ -485,6 +502,17 @@ mod tests {
                 expected.lines().map(|line| format!("pool 'alpha': {line}")).collect();
             assert_eq!(words(&old, &new), expected.join("\n"));
         }
+    }
+
+    #[test]
+    fn what_changes_about_commands_is_told() {
+        let with = |arity: i32| {
+            let commands = format!("commands: [{{name: x.y, arity: {arity}}}]");
+            snapshot(GLOBAL, &format!("redis: true, {commands}, {SERVERS}"))
+        };
+        let expected = "pool 'alpha': commands: what is said about them";
+        assert_eq!(words(&with(1), &with(-1)), expected);
+        assert_eq!(words(&with(1), &with(1)), "");
     }
 
     #[test]

@@ -247,6 +247,8 @@ fn resolve_pool(
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
         limits: limits(section),
+        commands: section.commands.as_ref().map_or_else(Vec::new, |c| c.value.0.clone()),
+        commands_from_servers: section.commands_from_servers.value.0,
     })
 }
 
@@ -318,6 +320,12 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if section.redis_db.value.0 > 0 {
         refuse("redis_db", section.redis_db.pos);
+    }
+    if let Some(commands) = &section.commands {
+        refuse("commands", commands.pos);
+    }
+    if section.commands_from_servers.value.0 {
+        refuse("commands_from_servers", section.commands_from_servers.pos);
     }
     if let Some(databases) = &section.databases {
         refuse("databases", databases.pos);

@@ -483,6 +483,8 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         server_retry_timeout_ms: random.range(10, 200),
         server_failure_limit: random.range(1, 3) as u32,
         limits,
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }
 
