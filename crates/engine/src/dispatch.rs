@@ -160,7 +160,12 @@ impl Engine {
     /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
     /// large.
     #[inline]
-    fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
+    pub(crate) fn lane_for(
+        &mut self,
+        client: u32,
+        server: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
         let client = &self.clients[client];
         let pool = &self.pools[client.pool as usize];
         let server = &pool.servers[server as usize];
@@ -184,19 +189,22 @@ impl Engine {
     /// first in the ring. So a client that says related things without keys, as loading a script
     /// and calling it, says them to one server while that one is well.
     pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
-        let pool = self.clients[client].pool;
-        let config = &self.pools[pool as usize];
-        let server = if config.router.is_one_shard() {
-            self.route(pool, b"", access)
-        } else {
-            let servers = &config.servers;
-            let server = servers
-                .iter()
-                .position(Server::is_up)
-                .or_else(|| servers.iter().position(|server| !server.ejected));
-            server.map(|server| server as u32)
-        };
+        let server = self.any_server(self.clients[client].pool, access);
         self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// Who gets what has no keys.
+    pub(crate) fn any_server(&mut self, pool: u32, access: Access) -> Option<u32> {
+        let config = &self.pools[pool as usize];
+        if config.router.is_one_shard() {
+            return self.route(pool, b"", access);
+        }
+        let servers = &config.servers;
+        let server = servers
+            .iter()
+            .position(Server::is_up)
+            .or_else(|| servers.iter().position(|server| !server.ejected));
+        server.map(|server| server as u32)
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, Protocol};
 use cashew_metrics::{PoolId, ServerId};
+use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
 use crate::id::ConnId;
@@ -31,6 +32,12 @@ pub(crate) struct Pool {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    /// Those that are not in the table.
+    pub(crate) commands: CustomCommands,
+    /// What servers told of them.
+    pub(crate) learnt: Vec<Definition>,
+    /// Grows when what was learnt is forgotten; never 0.
+    pub(crate) commands_version: u64,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -142,6 +149,9 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            commands: CustomCommands::default(),
+            learnt: Vec::new(),
+            commands_version: 0,
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -168,6 +178,9 @@ impl Pool {
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+        self.commands_version += 1;
+        self.learnt.clear();
+        self.define_commands();
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

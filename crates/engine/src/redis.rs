@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, CustomCommands, Fan, Local, Lookup, Rule};
+use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule};
 use cashew_protocol::resp::{RequestParser, Version, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -32,7 +32,13 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
-        let lookup = table::find(bytes, args);
+        let mut lookup = table::find(bytes, args);
+        if let Lookup::UnknownCommand = lookup {
+            match self.look_further(client, bytes, args) {
+                Ok(further) => lookup = further,
+                Err(plan) => return plan,
+            }
+        }
         match lookup {
             // As Redis: whether there is such a command comes first.
             Lookup::Found(command)
@@ -234,10 +240,13 @@ impl Engine {
                     Dialect::Resp3 => Version::Resp3,
                     _ => Version::Resp2,
                 };
-                let custom = CustomCommands::default();
-                self.say_with(client, |out| {
+                let pool = self.clients[client].pool as usize;
+                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let plan = self.say_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
-                })
+                });
+                self.pools[pool].commands = custom;
+                plan
             }
             Local::Client => self.client_command(client, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
