@@ -211,8 +211,7 @@ impl Engine {
         let second = if next == NONE { Vec::new() } else { self.take_reply(next) };
         self.free_fragments(fragments);
         let is_client_gone = self.requests[parent].client == NONE;
-        let error =
-            [&first, &second].into_iter().find(|reply| resp::is_error(reply));
+        let error = [&first, &second].into_iter().find(|reply| resp::is_error(reply));
         let reply: &[u8] = match (carry.stage, error) {
             (Stage::Store, Some(error)) if error.starts_with(b"-BUSYKEY") => NOT_DONE,
             (_, Some(error)) => error,

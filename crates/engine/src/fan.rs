@@ -306,9 +306,7 @@ impl Engine {
         let texts = replies.clone().filter_map(merge::text);
         let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
         if texts.clone().next().is_none() {
-            out.extend_from_slice(
-                replies.clone().find(|reply| resp::is_error(reply))?,
-            );
+            out.extend_from_slice(replies.clone().find(|reply| resp::is_error(reply))?);
             return Some(());
         }
         let mut info = info::merge(texts, self.identity.process_id);

@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, CustomCommands, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::redis::{self, Command, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -32,7 +32,13 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
-        let lookup = table::find(bytes, args);
+        let mut lookup = table::find(bytes, args);
+        if let Lookup::UnknownCommand = lookup {
+            match self.look_further(client, bytes, args) {
+                Ok(further) => lookup = further,
+                Err(plan) => return plan,
+            }
+        }
         match lookup {
             // As Redis: whether there is such a command comes first.
             Lookup::Found(command)
@@ -235,10 +241,13 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => {
                 let version = self.resp_of(client);
-                let custom = CustomCommands::default();
-                self.say_with(client, |out| {
+                let pool = self.clients[client].pool as usize;
+                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let plan = self.say_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
-                })
+                });
+                self.pools[pool].commands = custom;
+                plan
             }
             Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
