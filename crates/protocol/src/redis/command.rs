@@ -261,6 +261,12 @@ impl Command {
         if self.arity < 0 { args >= arity } else { args == arity }
     }
 
+    /// Whether `server:NAME` behind its arguments sends it to that server alone. None of these
+    /// commands could mean anything else by that.
+    pub fn is_addressable(&self) -> bool {
+        self.group == Group::Server && matches!(self.rule, Rule::Fan(_))
+    }
+
     /// First key, last key and step as COMMAND shows them; zeros when they cannot say it.
     pub fn key_range(&self) -> (u16, i16, u16) {
         match self.keys {
