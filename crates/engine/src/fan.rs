@@ -14,7 +14,7 @@ mod merge;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{Access, Command, Fan, wrong_arity_error};
+use cashew_protocol::redis::{Access, Command, Fan, Group, wrong_arity_error};
 use cashew_protocol::resp::{Version, encode};
 
 use crate::bulk::BULK_SIZE;
@@ -147,6 +147,10 @@ impl Engine {
         }
         if fan == Fan::AnyServer {
             return self.forward_anywhere(client, command.access, bytes.len());
+        }
+        if command.group == Group::Scripting {
+            let text = args.get(2).map_or(&b""[..], |arg| arg.of(bytes));
+            self.note_script_command(client, command, text);
         }
         let way = Way::of(fan, bytes.len());
         if way.is_apart() {

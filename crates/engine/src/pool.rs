@@ -11,6 +11,7 @@ use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::router::Router;
+use crate::scripts::{Scripts, Seen};
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::variant::{Dialect, Usage, Variant};
@@ -35,6 +36,7 @@ pub(crate) struct Pool {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    pub(crate) scripts: Scripts,
     /// What cursors of SCAN are about.
     pub(crate) walk: Walk,
     /// A server refused RESP3: until then clients are, too.
@@ -101,6 +103,7 @@ pub(crate) struct Server {
     /// When it is asked whether it is well, while it is ejected.
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
+    pub(crate) scripts_seen: Seen,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
@@ -151,6 +154,7 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            scripts: Scripts::default(),
             walk: Walk::new(&config.servers),
             no_resp3_until: Time::ZERO,
             clients: 0,
@@ -229,6 +233,7 @@ impl Server {
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,
             queues: Queues::default(),
+            scripts_seen: Seen::default(),
             private_lanes: Vec::new(),
             waiting: Vec::new(),
         }
