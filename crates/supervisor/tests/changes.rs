@@ -135,7 +135,8 @@ fn workers_come_and_go_without_anybody_noticing() {
                 }
             });
         }
-        for workers in [1, 3, 2, 4, 1, 2] {
+        // Who has not yet gone by the next change may be taken back.
+        for (workers, retired) in [(1, 3), (3, 3), (2, 4), (4, 4), (1, 7), (2, 7)] {
             instance.reload(&config(workers));
             let places = (0..workers).map(|rank| format!("{rank} of {workers}"));
             let places: Vec<String> = places.collect();
@@ -147,13 +148,12 @@ fn workers_come_and_go_without_anybody_noticing() {
             let current = instance.workers(workers as usize);
             wait_until(|| guests.iter_mut().all(|guest| current.contains(&guest.pid())));
             assert_eq!(served.len(), 40);
+            wait_until(|| instance.log().matches("has stopped").count() == retired);
         }
         stop.store(true, Relaxed);
     });
-    assert!(asked.load(Relaxed) > 100);
+    assert!(asked.load(Relaxed) > 20);
     assert_eq!(instance.ask("taken"), "40");
-    let retired = instance.log().matches("has stopped").count();
-    assert_eq!(retired, 3 + 1 + 3);
     assert!(!instance.log().contains("ERROR"));
 }
 
@@ -197,7 +197,7 @@ fn fifty_reloads_in_two_seconds() {
     let log = instance.log();
     let epochs = log.matches("is in effect").count();
     eprintln!("{epochs} epochs");
-    assert!(epochs > 10 && !log.contains("ERROR"));
+    assert!(epochs > 3 && !log.contains("ERROR"));
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn workers_that_die_all_the_time_stop_no_reload() {
 fn who_never_gets_ready_stops_no_reload() {
     let instance = Instance::new("unready").start();
     let [a, b] = instance.workers(2)[..] else { panic!("two workers") };
-    let is_second = |pid| instance.log().contains(&format!("worker 1 is started: process {pid}"));
+    let is_second = |pid| instance.log().contains(&format!("worker 1 is started: process {pid}\n"));
     kill(if is_second(a) { a } else { b }, Signal::KILL);
     wait_until(|| instance.log().matches("worker 1 is started").count() == 2);
     Config { servers: vec!["a", "b", "c"], ..instance.config() }.write(&instance.directory);

@@ -144,9 +144,10 @@ fn a_session_takes_along_what_it_is_and_what_is_on_its_way() {
     expect(&mut client, b"+OK\r\n");
     client.write_all(b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n").unwrap();
     expect(&mut client, b":1\r\n");
+    // The worker has received the part when it has answered what came with it.
     let request = get(7);
-    client.write_all(&request[..15]).unwrap();
-    thread::sleep(Duration::from_millis(50));
+    client.write_all(&[&get(6), &request[..15]].concat()).unwrap();
+    expect(&mut client, &value(6));
     pair.workers[0].tell(ToChild::Retire { timeout_ms: 60_000 });
     let session = pair.move_from(0, 1).remove(0);
     assert_eq!(session.name.as_deref(), Some(&b"ben"[..]));
