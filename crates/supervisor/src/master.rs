@@ -403,12 +403,18 @@ impl Master {
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
                 self.take_session(slot, session, descriptors, now);
             }
+            (ToMaster::Adopted, Role::Worker { .. }) => {
+                if let Some(running) = &mut self.member(role).running {
+                    running.adopted();
+                }
+            }
             (
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
                 | ToMaster::ServerUp { .. }
                 | ToMaster::Paused { .. }
-                | ToMaster::HandOver { .. }),
+                | ToMaster::HandOver { .. }
+                | ToMaster::Adopted),
                 Role::Admin,
             ) => warn!("admin has no business to say {message:?}"),
         }

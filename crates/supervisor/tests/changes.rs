@@ -171,6 +171,23 @@ fn hundreds_of_sessions_move_at_once() {
 }
 
 #[test]
+fn sessions_on_their_way_to_who_dies_are_for_the_next() {
+    let instance = Instance::new("cruel").start();
+    let mut guests: Vec<Guest> = (0..60).map(|_| instance.stay()).collect();
+    let pids: Vec<u32> = guests.iter_mut().map(Guest::pid).collect();
+    let log = instance.log();
+    let is_second = |pid| log.contains(&format!("worker 1 is started: process {pid}\n"));
+    instance.reload(&Config { workers: 1, ..instance.config() });
+    // The first one dies of the first session that it gets.
+    wait_until(|| instance.log().contains("exited with status 5"));
+    let mut moved = guests.iter_mut().zip(&pids).filter(|&(_, &pid)| is_second(pid));
+    assert!(moved.all(|(guest, pid)| guest.pid() != *pid));
+    let kept = pids.iter().filter(|&&pid| is_second(pid)).count();
+    assert!(kept > 0);
+    wait_until(|| instance.ask("taken") == kept.to_string());
+}
+
+#[test]
 fn fifty_reloads_in_two_seconds() {
     let instance = Instance::new("flood").start();
     let configs = [vec!["a"], vec!["a", "b", "c"]];

@@ -213,6 +213,10 @@ impl Worker {
                 self.hand_over(self.clients.len() * permille as usize / 1000);
             }
             ToChild::Adopt { session } => {
+                if self.scenario == "cruel" && is_first() {
+                    std::process::exit(5);
+                }
+                self.say(&ToMaster::Adopted);
                 let stream = TcpStream::from(descriptors.remove(0));
                 self.clients.push(Client { pool: session.pool, id: session.id, stream });
                 self.count_clients();
