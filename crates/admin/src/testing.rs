@@ -108,11 +108,15 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         reuseport: true,
         redis_auth: None,
         redis_db: 0,
+        databases: 16,
         preconnect: false,
         auto_eject_hosts: false,
         server_connections: 1,
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
+        cross_server_copy: false,
         limits: Limits::default(),
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }

@@ -10,8 +10,8 @@ use cashew_placement::HashTag;
 
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
-    Topology,
+    Affinity, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server,
+    Snapshot, Topology,
 };
 use crate::value::RoundSize;
 
@@ -140,12 +140,16 @@ impl Difference {
             reuseport,
             redis_auth,
             redis_db,
+            databases,
             preconnect,
             auto_eject_hosts,
             server_connections,
             server_retry_timeout_ms,
             server_failure_limit,
+            cross_server_copy,
             limits,
+            commands,
+            commands_from_servers,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -171,6 +175,7 @@ impl Difference {
             _ => {}
         }
         option.changed("redis_db", redis_db, &new.redis_db);
+        option.changed("databases", databases, &new.databases);
         option.changed("preconnect", preconnect, &new.preconnect);
         option.changed("auto_eject_hosts", auto_eject_hosts, &new.auto_eject_hosts);
         option.changed("server_connections", server_connections, &new.server_connections);
@@ -180,7 +185,13 @@ impl Difference {
             &new.server_retry_timeout_ms,
         );
         option.changed("server_failure_limit", server_failure_limit, &new.server_failure_limit);
+        option.changed("cross_server_copy", cross_server_copy, &new.cross_server_copy);
         option.limits(limits, &new.limits);
+        option.changed("commands", &names(commands), &names(&new.commands));
+        if names(commands) == names(&new.commands) && *commands != new.commands {
+            option.say("commands: what is said about them");
+        }
+        option.changed("commands_from_servers", commands_from_servers, &new.commands_from_servers);
         match (topology, new.topology) {
             (Topology::Sharded, Topology::MasterReplica { .. }) => {
                 option.say("one server is the master of the others, which are its replicas");
@@ -248,6 +259,11 @@ impl Difference {
             option.say("keys with text between the delimiters may go to another server, too");
         }
     }
+}
+
+fn names(commands: &[CustomCommand]) -> String {
+    let names: Vec<&str> = commands.iter().map(|command| command.name.as_str()).collect();
+    if names.is_empty() { "none".into() } else { names.join(" ") }
 }
 
 impl fmt::Display for Difference {
@@ -465,12 +481,17 @@ mod tests {
             ("tcp_quickack: true", "tcp_quickack: false -> true"),
             ("reuseport: true", "reuseport: false -> true"),
             ("redis_auth: secret", "redis_auth: set"),
-            ("redis_db: 3", "redis_db: 0 -> 3\nall keys are in another database"),
+            (
+                "redis_db: 3",
+                "redis_db: 0 -> 3\ndatabases: 16 -> 1\nall keys are in another database",
+            ),
+            ("databases: 4", "databases: 16 -> 4"),
             ("preconnect: true", "preconnect: false -> true"),
             ("auto_eject_hosts: true", "auto_eject_hosts: false -> true"),
             ("server_connections: 2", "server_connections: 1 -> 2"),
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
+            ("cross_server_copy: true", "cross_server_copy: false -> true"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
             ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),
@@ -482,6 +503,11 @@ mod tests {
             ("server_queue_max: 9", "server_queue_max: 262144 -> 9"),
             ("server_queue_size_max: 100000", "server_queue_size_max: 256.0 MiB -> 97.7 KiB"),
             ("server_connect_timeout: 1", "server_connect_timeout: 5000 -> 1"),
+            (
+                "commands: [{name: b.x, arity: 2, first_key: 1}, {name: a.x, arity: 1}]",
+                "commands: none -> a.x b.x",
+            ),
+            ("commands_from_servers: true", "commands_from_servers: false -> true"),
         ];
         let old = snapshot(GLOBAL, &format!("redis: true, {SERVERS}"));
         for (text, expected) in table {
@@ -490,6 +516,17 @@ mod tests {
                 expected.lines().map(|line| format!("pool 'alpha': {line}")).collect();
             assert_eq!(words(&old, &new), expected.join("\n"));
         }
+    }
+
+    #[test]
+    fn what_changes_about_commands_is_told() {
+        let with = |arity: i32| {
+            let commands = format!("commands: [{{name: x.y, arity: {arity}}}]");
+            snapshot(GLOBAL, &format!("redis: true, {commands}, {SERVERS}"))
+        };
+        let expected = "pool 'alpha': commands: what is said about them";
+        assert_eq!(words(&with(1), &with(-1)), expected);
+        assert_eq!(words(&with(1), &with(1)), "");
     }
 
     #[test]

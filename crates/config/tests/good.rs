@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
-    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
-    Topology,
+    Affinity, CommandKeys, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Pool,
+    Protocol, Server, Snapshot, Topology,
 };
 use cashew_config::{Context, Loaded, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -45,12 +45,16 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         reuseport: false,
         redis_auth: None,
         redis_db: 0,
+        databases: 16,
         preconnect: false,
         auto_eject_hosts: false,
         server_connections: 1,
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
+        cross_server_copy: false,
         limits: Limits::default(),
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }
 
@@ -84,6 +88,7 @@ fn the_flat_dialect_loads() {
         timeout_ms: Some(400),
         redis_auth: Some("0123".to_owned()),
         redis_db: 3,
+        databases: 1,
         tcp_keepalive: true,
         client_connections: 500,
         server_connections: 4,
@@ -182,8 +187,23 @@ fn the_sectioned_dialect_loads() {
         }
     );
     let local = "127.0.0.1";
-    let alone =
-        pool("alone", tcp("[::1]:22124"), Protocol::Redis, vec![server("master", local, 6379, 1)]);
+    let command = |name: &str, arity, keys, flags: &[&str]| CustomCommand {
+        name: name.to_owned(),
+        arity,
+        keys,
+        flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+    };
+    let range = |first, last, step| CommandKeys::Range { first, last, step };
+    let alone = Pool {
+        commands_from_servers: true,
+        commands: vec![
+            command("ft.list", 1, CommandKeys::None, &[]),
+            command("json.mset", -4, range(1, -1, 3), &["write"]),
+            command("tdigest.add", -3, range(1, 1, 1), &["write", "denyoom"]),
+            command("x.many", -3, CommandKeys::Numkeys { at: 1, step: 1 }, &[]),
+        ],
+        ..pool("alone", tcp("[::1]:22124"), Protocol::Redis, vec![server("master", local, 6379, 1)])
+    };
     let cached = Pool {
         tcp_quickack: true,
         reuseport: true,

@@ -10,6 +10,7 @@ use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::upload::Upload;
+use crate::variant::Dialect;
 
 /// A buffer of at most this capacity stays with the slot of its request.
 const REPLY_KEPT_MAX: usize = 512;
@@ -23,6 +24,9 @@ pub(crate) struct Client {
     /// Which of a server's lanes this client uses, modulo their number: always the same one, so
     /// that its requests to a server run in order.
     pub(crate) lane_choice: u32,
+    /// Of which kind of lanes it is, by the pool's numbers: that of the session's dialect and
+    /// database.
+    pub(crate) variant: u16,
     pub(crate) head: u32,
     pub(crate) tail: u32,
     /// When it last had nothing to wait for and asked: see [`Crowd`].
@@ -53,8 +57,14 @@ pub(crate) struct Client {
     pub(crate) throttled: bool,
     /// The client has shut down its sending side: close when all is answered.
     pub(crate) read_closed: bool,
-    /// The request being dispatched wants no reply (memcached).
+    /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
     pub(crate) noreply: bool,
+    pub(crate) skip: Skip,
+    /// The pool's `commands_version` when a server was asked about the command of the request at the
+    /// front, or 0.
+    pub(crate) looked_up: u64,
+    /// Its requests mean something else than those of most clients: none takes the express way.
+    pub(crate) special: bool,
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
@@ -94,9 +104,45 @@ pub(crate) enum Departure {
 pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) protocol: Protocol,
+    pub(crate) dialect: Dialect,
+    /// Selected by the client; `None` as long as it is to have its pool's.
+    pub(crate) database: Option<u32>,
     pub(crate) authenticated: bool,
+    /// If it has said anything about itself.
+    pub(crate) profile: Option<Box<Profile>>,
+    /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
+    pub(crate) no_evict: bool,
+    /// When the client connected, in microseconds of the engine's time: perhaps to another process,
+    /// before that began.
+    pub(crate) since_us: i64,
+}
+
+/// What a client says of itself; empty where it has not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile {
     /// Set by CLIENT SETNAME.
-    pub(crate) name: Option<Box<[u8]>>,
+    pub name: Vec<u8>,
+    /// Set by CLIENT SETINFO.
+    pub library: Vec<u8>,
+    pub library_version: Vec<u8>,
+}
+
+impl Session {
+    /// As CLIENT GETNAME tells it.
+    pub(crate) fn name(&self) -> Option<&[u8]> {
+        let name = &self.profile.as_ref()?.name;
+        (!name.is_empty()).then_some(name)
+    }
+}
+
+/// CLIENT REPLY SKIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Skip {
+    No,
+    /// The request behind the one being dispatched is not answered.
+    AfterThis,
+    /// The next request is not answered.
+    This,
 }
 
 /// What knows where in the middle of a request the client is.
@@ -194,6 +240,11 @@ impl Client {
         }
     }
 
+    /// Whether its requests may take the express way has perhaps changed.
+    pub(crate) fn update_special(&mut self) {
+        self.special = self.noreply || self.skip != Skip::No;
+    }
+
     /// Whether it asks nothing more and is owed nothing.
     #[inline]
     pub(crate) fn is_finished(&self) -> bool {
@@ -205,6 +256,7 @@ impl Client {
         Self {
             pool,
             lane_choice,
+            variant: 0,
             head: NONE,
             tail: NONE,
             asked_in: 0,
@@ -223,6 +275,9 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            skip: Skip::No,
+            looked_up: 0,
+            special: false,
             has_place: false,
             departure: Departure::No,
             session,

@@ -7,10 +7,12 @@ use cashew_protocol::redis::Access;
 
 use crate::buffer::LARGE;
 use crate::bulk::{BULK_SIZE, Mark};
+use crate::client::Client;
 use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
 use crate::lane::Link;
+use crate::pool::Server;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -111,7 +113,9 @@ impl Engine {
             size = size.max(BULK_SIZE);
         }
         let server = self.route(pool, key, access);
-        let plan = match server.filter(|_| is_large).map(|server| self.private_lane(pool, server)) {
+        let variant = self.clients[client].variant;
+        let private = server.filter(|_| is_large);
+        let plan = match private.map(|server| self.private_lane(pool, server, variant)) {
             Some(Ok(Some(lane))) => self.forward_on(client, lane, expect),
             _ => self.forward_to(client, server, expect, size),
         };
@@ -140,7 +144,7 @@ impl Engine {
         }
     }
 
-    fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
+    pub(crate) fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
         let request = self.new_request(client);
         self.requests[request].expect = expect;
         Plan::Forward { lane, request }
@@ -157,13 +161,30 @@ impl Engine {
     /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
     /// large.
     #[inline]
-    fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
-        let client = &self.clients[client];
-        let pool = &self.pools[client.pool as usize];
+    pub(crate) fn lane_for(
+        &mut self,
+        client: u32,
+        server: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let Client { pool, variant, lane_choice, .. } = self.clients[client];
+        self.lane_of((pool, server), variant, lane_choice, size)
+    }
+
+    /// The same for a client that may be gone.
+    #[inline]
+    pub(crate) fn lane_of(
+        &mut self,
+        (pool, server): (u32, u32),
+        variant: u16,
+        choice: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let pool = &self.pools[pool as usize];
         let server = &pool.servers[server as usize];
         let index = match size < BULK_SIZE {
-            true => server.lane(client.lane_choice),
-            false => server.bulk_lane(),
+            true => server.lane(variant, choice),
+            false => server.bulk_lane(variant),
         };
         let lane = &self.lanes[index as usize];
         if lane.is_full(&pool.limits, size) {
@@ -175,6 +196,34 @@ impl Engine {
             Link::Backoff { .. } => return Err(lane.last_failure),
         }
         Ok(index)
+    }
+
+    /// Sends a request without keys as it is: to the first server that is well, or else to the
+    /// first in the ring. So a client that says related things without keys, as loading a script
+    /// and calling it, says them to one server while that one is well.
+    pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+        let server = self.any_server(self.clients[client].pool, access);
+        self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// Who gets what has no keys.
+    pub(crate) fn any_server(&mut self, pool: u32, access: Access) -> Option<u32> {
+        let config = &self.pools[pool as usize];
+        if config.router.is_one_shard() {
+            return self.route(pool, b"", access);
+        }
+        let servers = &config.servers;
+        let server = servers
+            .iter()
+            .position(Server::is_up)
+            .or_else(|| servers.iter().position(|server| !server.ejected));
+        server.map(|server| server as u32)
+    }
+
+    /// Whether all of the client's keys are on one server, whichever they are.
+    pub(crate) fn is_single(&self, client: u32) -> bool {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        pool.router.is_one_shard() || pool.servers.len() == 1
     }
 
     /// Puts a request's bytes at the end of a lane.
@@ -201,7 +250,7 @@ impl Engine {
         lane.append(request, wire_len, &mut self.requests);
         let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
-        lane.mark(index, &mut self.dirty_lanes);
+        lane.mark(&mut self.dirty_lanes);
     }
 
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.
@@ -334,12 +383,21 @@ impl Engine {
     }
 
     pub(crate) fn recycle_merge(&mut self, merge: Merge) {
-        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge {
-            self.bufs.discharge(gather.size());
-            if gather.size() <= GATHER_KEPT_MAX {
-                gather.clear();
-                self.scratch.gathers.give(gather);
+        match merge {
+            Merge::Elements(mut gather) | Merge::Values(mut gather) => {
+                self.bufs.discharge(gather.size());
+                if gather.size() <= GATHER_KEPT_MAX {
+                    gather.clear();
+                    self.scratch.gathers.give(gather);
+                }
             }
+            Merge::Named(named) => self.bufs.discharge(named.size()),
+            Merge::Round(round) => {
+                self.bufs.discharge(size_of_val(&*round));
+                self.bufs.give(round.text);
+            }
+            Merge::Carry(carry) => self.recycle_carry(*carry),
+            Merge::Sum | Merge::Same | Merge::Learn(_) | Merge::Fan(_) | Merge::Page(_) => {}
         }
     }
 }

@@ -95,6 +95,7 @@ impl Engine {
         let limits = &pool.limits;
         let is_clear = client.session.authenticated
             && client.state == State::Open
+            && !client.special
             && client.departure == Departure::No
             && client.parser.is_none()
             && client.swallow == 0
@@ -120,7 +121,7 @@ impl Engine {
             else {
                 break;
             };
-            let lane_index = pool.servers[server as usize].lane(client.lane_choice);
+            let lane_index = pool.servers[server as usize].lane(client.variant, client.lane_choice);
             let lane = &mut self.lanes[lane_index as usize];
             if !lane.has_connection() || lane.is_full(limits, plain.bytes.len()) {
                 break;
@@ -131,7 +132,7 @@ impl Engine {
             client.append(request, &mut self.requests, &mut self.crowd);
             lane.output.push(plain.bytes, &mut self.bufs);
             lane.append(request, plain.bytes.len() as u64, &mut self.requests);
-            lane.mark(lane_index, &mut self.dirty_lanes);
+            lane.mark(&mut self.dirty_lanes);
             lane.arm(lane_index, expiry, &mut self.timers);
             buf = plain.rest;
         }
@@ -153,7 +154,9 @@ impl Engine {
     fn express_replies_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
-        let is_clear = matches!(lane.link, Link::Ready { .. }) && pool.large_replies.is_empty();
+        let is_clear = matches!(lane.link, Link::Ready { .. })
+            && pool.large_replies.is_empty()
+            && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;
         }
@@ -162,7 +165,7 @@ impl Engine {
         while lane.in_flight > 0 {
             let head = lane.head;
             let request = &mut self.requests[head];
-            // Where nothing of the reply has arrived, the lane's scanner is at its start.
+            // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
             let is_plain = matches!(request.role, Role::Single)
                 && request.client != NONE
                 && !request.silent

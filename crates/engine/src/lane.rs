@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use cashew_config::snapshot::{Limits, Protocol};
+use cashew_config::snapshot::Limits;
 use cashew_protocol::memcached::{self, Expect};
 use cashew_protocol::resp;
 
@@ -13,6 +13,7 @@ use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
+use crate::variant::Dialect;
 
 /// One multiplexed connection to a server; it stays a lane while connections come and go.
 ///
@@ -22,9 +23,13 @@ use crate::timers::{Timer, Timers};
 pub(crate) struct Lane {
     pub(crate) pool: u32,
     pub(crate) server: u32,
+    /// What its connection agrees on, by the pool's numbers.
+    pub(crate) variant: u16,
     pub(crate) link: Link,
-    /// Names the current connection, or the next one.
+    /// How many connections it has had, which tells their names apart.
     pub(crate) generation: u32,
+    /// The current connection, or the last one.
+    pub(crate) conn: ConnId,
     /// Failures in a row, for the backoff.
     pub(crate) attempts: u32,
     /// Why the last connection ended or did not come about.
@@ -72,7 +77,7 @@ pub(crate) enum Link {
     Connecting {
         deadline: Time,
     },
-    /// Connected; AUTH or SELECT is not answered yet.
+    /// Connected; AUTH, HELLO or SELECT is not answered yet.
     Handshaking {
         deadline: Time,
     },
@@ -117,20 +122,28 @@ pub(crate) enum Scan {
 }
 
 impl Scanner {
-    pub(crate) fn new(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Redis => Self::Redis(resp::ReplyScanner::default()),
-            Protocol::Memcached => Self::Memcached(memcached::ReplyScanner::default()),
+    pub(crate) fn new(dialect: Dialect) -> Self {
+        match dialect {
+            Dialect::Resp2 | Dialect::Resp3 => Self::Redis(resp::ReplyScanner::default()),
+            Dialect::Text => Self::Memcached(memcached::ReplyScanner::default()),
         }
     }
 
-    /// Whether more than the next `len` bytes are known to belong to one value.
-    pub(crate) fn is_inside(&self, len: usize) -> bool {
-        let remaining = match self {
+    /// How many of the next bytes at least are known to belong to one value.
+    pub(crate) fn remaining(&self) -> u64 {
+        match self {
             Self::Redis(scanner) => scanner.remaining_hint(),
             Self::Memcached(scanner) => scanner.remaining_hint(),
-        };
-        remaining > len as u64
+        }
+    }
+
+    /// Whether what goes on, or begins, with these bytes answers no request.
+    #[inline]
+    pub(crate) fn is_push(&self, bytes: &[u8]) -> bool {
+        match self {
+            Self::Redis(scanner) => scanner.is_push(bytes),
+            Self::Memcached(_) => false,
+        }
     }
 
     #[inline]
@@ -151,12 +164,15 @@ impl Scanner {
 }
 
 impl Lane {
-    pub(crate) fn new(pool: u32, server: u32, protocol: Protocol) -> Self {
+    pub(crate) fn new(place: (u32, u32), variant: u16, dialect: Dialect) -> Self {
+        let (pool, server) = place;
         Self {
             pool,
             server,
+            variant,
             link: Link::Idle,
             generation: 0,
+            conn: ConnId::lane(0, 0),
             attempts: 0,
             last_failure: Failure::Closed,
             handshake: Handshake::default(),
@@ -173,7 +189,7 @@ impl Lane {
             answered: 0,
             recorded: 0,
             progress_at: Time::ZERO,
-            scanner: Scanner::new(protocol),
+            scanner: Scanner::new(dialect),
             uncounted: 0,
             uncounted_size: 0,
             armed: Time::NEVER,
@@ -237,10 +253,10 @@ impl Lane {
 
     /// Lists it among the connections with something to send, if it can be written to.
     #[inline]
-    pub(crate) fn mark(&mut self, index: u32, dirty: &mut Vec<ConnId>) {
+    pub(crate) fn mark(&mut self, dirty: &mut Vec<ConnId>) {
         if !self.dirty && matches!(self.link, Link::Handshaking { .. } | Link::Ready { .. }) {
             self.dirty = true;
-            dirty.push(ConnId::lane(index, self.generation));
+            dirty.push(self.conn);
         }
     }
 

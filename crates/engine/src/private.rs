@@ -8,7 +8,6 @@ use cashew_metrics::PoolCounter;
 use crate::action::Action;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
-use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::slab::NONE;
 
@@ -28,20 +27,28 @@ impl Engine {
         &mut self,
         pool_index: u32,
         server_index: u32,
+        variant: u16,
     ) -> Result<Option<u32>, Failure> {
         let server = &self.pools[pool_index as usize].servers[server_index as usize];
-        let rank = |lane: &u32| match self.lanes[*lane as usize].link {
-            Link::Ready { .. } => 0,
-            Link::Handshaking { .. } | Link::Connecting { .. } => 1,
-            Link::Idle => 2,
-            Link::Backoff { .. } => 3,
+        let rank = |lane: &u32| {
+            let lane = &self.lanes[*lane as usize];
+            match lane.link {
+                Link::Backoff { .. } => 4,
+                _ if lane.variant != variant => 3,
+                Link::Ready { .. } => 0,
+                Link::Handshaking { .. } | Link::Connecting { .. } => 1,
+                Link::Idle => 2,
+            }
         };
         let free = |lane: &u32| self.lanes[*lane as usize].is_free();
         let best = server.private_lanes.iter().copied().filter(free).min_by_key(rank);
+        let may_add = server.private_lanes.len() < PRIVATE_LANES_MAX;
         let lane = match best {
-            Some(lane) => lane,
-            None if server.private_lanes.len() < PRIVATE_LANES_MAX => {
-                self.add_private_lane(pool_index, server_index)
+            Some(lane) if self.lanes[lane as usize].variant == variant => lane,
+            _ if may_add => self.add_private_lane(pool_index, server_index, variant),
+            Some(lane) => {
+                self.reassign(lane, variant);
+                lane
             }
             None => return Ok(None),
         };
@@ -53,6 +60,19 @@ impl Engine {
         Ok(Some(lane))
     }
 
+    /// Makes a free lane one of another variant, which takes another connection.
+    pub(crate) fn reassign(&mut self, index: u32, variant: u16) {
+        if self.lanes[index as usize].has_connection() {
+            self.disconnect(index, Closed::ByUs);
+        }
+        let lane = &mut self.lanes[index as usize];
+        lane.variant = variant;
+        if lane.last_failure.is_of_variant() {
+            // That says nothing about the other.
+            (lane.link, lane.last_failure) = (Link::Idle, Failure::Closed);
+        }
+    }
+
     /// Has the client told when a lane to the server is free.
     pub(crate) fn await_private_lane(&mut self, client: u32, server: u32) {
         let conn = self.client_conn(client);
@@ -60,9 +80,15 @@ impl Engine {
         self.pools[pool as usize].servers[server as usize].waiting.push(conn);
     }
 
-    fn add_private_lane(&mut self, pool_index: u32, server_index: u32) -> u32 {
-        let protocol = self.pools[pool_index as usize].protocol;
-        let lane = self.add_lanes(1, pool_index, server_index, protocol);
+    pub(crate) fn add_private_lane(
+        &mut self,
+        pool_index: u32,
+        server_index: u32,
+        variant: u16,
+    ) -> u32 {
+        let pool = &self.pools[pool_index as usize];
+        let dialect = pool.variants[usize::from(variant)].dialect;
+        let lane = self.add_lanes(1, (pool_index, server_index), variant, dialect);
         self.lanes[lane as usize].is_private = true;
         let pool = &mut self.pools[pool_index as usize];
         pool.servers[server_index as usize].private_lanes.push(lane);
@@ -104,7 +130,7 @@ impl Engine {
     }
 
     /// Bytes came on a private lane, or its client took some: stops reading it while much of the
-    /// reply waits for the client. Nobody else's replies come here.
+    /// reply waits for the client.
     pub(crate) fn balance(&mut self, index: u32) {
         let client = self.reader_of(&self.lanes[index as usize]);
         let lane = &mut self.lanes[index as usize];
@@ -115,8 +141,10 @@ impl Engine {
             waits = client.output.len();
             limit = limit.min(self.pools[client.pool as usize].limits.client_output_max / 2);
         }
-        let conn = ConnId::lane(index, lane.generation);
-        if !lane.paused && waits > limit {
+        // What was asked behind it, before it was known to be large, must not wait for a client.
+        let is_alone = lane.in_flight + lane.unsent <= 1;
+        let conn = lane.conn;
+        if !lane.paused && waits > limit && is_alone {
             lane.paused = true;
             self.actions.push_back(Action::PauseRead { conn });
         } else if lane.paused && waits <= limit / 2 {
@@ -206,6 +234,8 @@ impl Engine {
         let lane = &mut self.lanes[index as usize];
         let link = std::mem::replace(&mut lane.link, Link::Idle);
         lane.generation = lane.generation.wrapping_add(1);
+        let conn = lane.conn;
+        self.called.retain(|&(name, _)| name != conn);
         lane.dirty = false;
         lane.paused = false;
         lane.handshake.output.clear(&mut self.bufs);

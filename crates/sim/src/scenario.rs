@@ -479,12 +479,16 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         reuseport: false,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
+        databases: 16,
         preconnect: random.percent(40),
         auto_eject_hosts: random.percent(50),
         server_connections: random.range(1, 3) as u32,
         server_retry_timeout_ms: random.range(10, 200),
         server_failure_limit: random.range(1, 3) as u32,
+        cross_server_copy: false,
         limits,
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }
 

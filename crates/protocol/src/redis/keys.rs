@@ -1,12 +1,8 @@
 //! Finding the keys of a request.
 
-use super::{Command, Keys, NumkeysFaults};
+use super::{Command, Fan, Keys, NumkeysFaults, Rule};
 use crate::Span;
 use crate::resp::integer;
-
-/// Without keys nothing says which server a command belongs to.
-pub const NO_KEYS: &str = "ERR scripts without keys are not supported by this gateway";
-pub const BLOCK_UNSUPPORTED: &str = "ERR BLOCK is not supported by this gateway yet";
 
 const SYNTAX_ERROR: &str = "ERR syntax error";
 const UNBALANCED_STREAMS: &str = "ERR Unbalanced XREAD list of streams: for each stream key an ID \
@@ -16,26 +12,20 @@ const UNBALANCED_STREAMS: &str = "ERR Unbalanced XREAD list of streams: for each
 const SORT_OPTIONS: [(&str, usize); 3] = [("limit", 2), ("get", 1), ("by", 1)];
 
 impl Command {
-    /// Pushes the spans of all keys. On success there is at least one, unless the table says
-    /// [`Keys::None`]. The error is what Redis would answer; what it would find wrong elsewhere in
-    /// the arguments is left to the server.
-    pub fn keys(&self, buf: &[u8], args: &[Span], out: &mut Vec<Span>) -> Result<(), &'static str> {
-        let before = out.len();
-        let found = self.locate(buf, args, out);
-        match self.keys {
-            Keys::Streams if found.is_ok() && blocks(buf, args) => Err(BLOCK_UNSUPPORTED),
-            Keys::Numkeys { .. } if found.is_ok() && out.len() == before => Err(NO_KEYS),
-            _ => found,
+    /// Whether the server may let the request wait before it answers.
+    pub fn blocks(&self, buf: &[u8], args: &[Span]) -> bool {
+        match self.rule {
+            Rule::Block => self.keys != Keys::Streams || has_block(buf, args),
+            // WAIT and WAITAOF wait for replicas.
+            Rule::Fan(Fan::Least | Fan::LeastEach) => self.name.starts_with("wait"),
+            _ => false,
         }
     }
 
-    /// The keys, whether or not the gateway can serve the request.
-    pub(super) fn locate(
-        &self,
-        buf: &[u8],
-        args: &[Span],
-        out: &mut Vec<Span>,
-    ) -> Result<(), &'static str> {
+    /// Pushes the spans of all keys. The error is what Redis would answer; what it would find wrong
+    /// elsewhere in the arguments is left to the server. Scripts may have no keys; of what else
+    /// has none though the table knows of keys, the server will say what is wrong with it.
+    pub fn keys(&self, buf: &[u8], args: &[Span], out: &mut Vec<Span>) -> Result<(), &'static str> {
         match self.keys {
             Keys::None => {}
             Keys::Range { first, last, step } => {
@@ -51,14 +41,14 @@ impl Command {
                 }
                 out.extend(args.iter().skip(1).step_by(2));
             }
-            Keys::Numkeys { at, first, destination, trailing, faults } => {
-                let (at, first) = (usize::from(at), usize::from(first));
-                let room = args.len().saturating_sub(first + usize::from(trailing));
+            Keys::Numkeys { at, first, step, destination, trailing, faults } => {
+                let (at, first, step) = (usize::from(at), usize::from(first), usize::from(step));
+                let room = args.len().saturating_sub(first + usize::from(trailing)) / step;
                 let count = number_of_keys(word(buf, args, at), room, faults)?;
                 if destination != 0 {
                     out.extend(args.get(usize::from(destination)));
                 }
-                out.extend(args.iter().skip(first).take(count));
+                out.extend(args.iter().skip(first).step_by(step).take(count));
             }
             Keys::Sort => {
                 out.extend(args.get(1));
@@ -75,6 +65,7 @@ impl Command {
                 }
                 out.extend(&rest[..rest.len() / 2]);
             }
+            Keys::Migrate => out.extend(migrated(buf, args)),
         }
         Ok(())
     }
@@ -126,38 +117,48 @@ fn georadius_destinations(buf: &[u8], args: &[Span], out: &mut Vec<Span>) {
 
 /// Index of the STREAMS option: everything behind it is keys and ids.
 fn streams(buf: &[u8], args: &[Span]) -> Result<usize, &'static str> {
-    let mut at = 1;
-    while at < args.len() {
-        let option = word(buf, args, at);
-        if option.eq_ignore_ascii_case(b"streams") {
-            return Ok(at);
-        }
-        at += 1 + stream_option_arguments(option).ok_or(SYNTAX_ERROR)?;
-    }
-    Err(SYNTAX_ERROR)
+    stream_options(buf, args)
+        .find(|(_, option)| option.eq_ignore_ascii_case(b"streams"))
+        .map(|(at, _)| at)
+        .ok_or(SYNTAX_ERROR)
 }
 
-fn blocks(buf: &[u8], args: &[Span]) -> bool {
-    let mut at = 1;
-    while at < args.len() {
-        let option = word(buf, args, at);
-        if option.eq_ignore_ascii_case(b"block") {
-            return true;
-        }
-        match stream_option_arguments(option) {
-            Some(taken) => at += 1 + taken,
-            None => return false,
-        }
-    }
-    false
+fn has_block(buf: &[u8], args: &[Span]) -> bool {
+    stream_options(buf, args)
+        .take_while(|(_, option)| !option.eq_ignore_ascii_case(b"streams"))
+        .any(|(_, option)| option.eq_ignore_ascii_case(b"block"))
 }
 
-fn stream_option_arguments(option: &[u8]) -> Option<usize> {
-    const OPTIONS: [(&str, usize); 4] = [("count", 1), ("block", 1), ("group", 2), ("noack", 0)];
-    OPTIONS
-        .iter()
-        .find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()))
-        .map(|&(_, taken)| taken)
+/// The options in front of STREAMS and where they are, and what is behind STREAMS. An option that
+/// is not known is the server's to judge: it may be newer, and what is behind it too.
+fn stream_options<'a>(
+    buf: &'a [u8],
+    args: &'a [Span],
+) -> impl Iterator<Item = (usize, &'a [u8])> + 'a {
+    const ARGUMENTS: [(&str, usize); 6] =
+        [("count", 1), ("block", 1), ("group", 2), ("claim", 1), ("maxcount", 1), ("maxsize", 1)];
+    let mut at = 1;
+    std::iter::from_fn(move || {
+        let (here, option) = (at, args.get(at)?.of(buf));
+        let taken = ARGUMENTS.iter().find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()));
+        at += 1 + taken.map_or(0, |&(_, taken)| taken);
+        Some((here, option))
+    })
+}
+
+/// MIGRATE wants to have an empty key in front of KEYS, and is refused without.
+fn migrated<'a>(buf: &[u8], args: &'a [Span]) -> &'a [Span] {
+    const OPTIONS: [(&str, usize); 2] = [("auth", 1), ("auth2", 2)];
+    let mut at = 6;
+    while at < args.len() {
+        let option = word(buf, args, at);
+        if option.eq_ignore_ascii_case(b"keys") {
+            return if word(buf, args, 3).is_empty() { &args[at + 1..] } else { &[] };
+        }
+        let taken = OPTIONS.iter().find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()));
+        at += 1 + taken.map_or(0, |&(_, taken)| taken);
+    }
+    args.get(3..4).unwrap_or_default()
 }
 
 fn word<'a>(buf: &'a [u8], args: &[Span], at: usize) -> &'a [u8] {
@@ -170,7 +171,7 @@ mod tests {
     use crate::redis::{Access, COMMANDS, Lookup, Rule, find};
     use crate::resp::{Parsed, RequestParser};
 
-    fn keys(call: &str) -> Result<Vec<String>, &'static str> {
+    fn with<T>(call: &str, then: impl FnOnce(&Command, &[u8], &[Span]) -> T) -> T {
         let line = format!("{call}\n");
         let mut parser = RequestParser::default();
         let Parsed::Complete { .. } = parser.parse(line.as_bytes(), line.len()) else {
@@ -180,12 +181,18 @@ mod tests {
         let Lookup::Found(command) = find(buf, args) else {
             panic!("{call}");
         };
-        let mut out = Vec::new();
-        command.keys(buf, args, &mut out)?;
-        if let Some(at) = command.single_key() {
-            assert_eq!(out, [args[at]], "{call}");
-        }
-        Ok(out.iter().map(|key| String::from_utf8(key.of(buf).to_vec()).unwrap()).collect())
+        then(command, buf, args)
+    }
+
+    fn keys(call: &str) -> Result<Vec<String>, &'static str> {
+        with(call, |command, buf, args| {
+            let mut out = Vec::new();
+            command.keys(buf, args, &mut out)?;
+            if let Some(at) = command.single_key() {
+                assert_eq!(out, [args[at]], "{call}");
+            }
+            Ok(out.iter().map(|key| String::from_utf8(key.of(buf).to_vec()).unwrap()).collect())
+        })
     }
 
     #[test]
@@ -201,6 +208,14 @@ mod tests {
             ("ZUNION 2 a b WEIGHTS 1 2", "a b"),
             ("ZUNIONSTORE d 2 a b", "d a b"),
             ("EVAL return 2 a b c", "a b"),
+            ("EVAL return 0 a", ""),
+            ("BLPOP a b 0", "a b"),
+            ("BLMPOP 0 2 a b LEFT", "a b"),
+            ("MIGRATE h 1 a 0 1", "a"),
+            ("MIGRATE h 1 '' 0 1 COPY AUTH keys KEYS a b", "a b"),
+            ("MIGRATE h 1 '' 0 1 AUTH2 keys keys Keys a", "a"),
+            ("MIGRATE h 1 a 0 1 KEYS b", ""),
+            ("MIGRATE h 1 '' 0 1 KEYS", ""),
             ("LMPOP 1 a LEFT COUNT 2", "a"),
             ("SORT a", "a"),
             ("SORT a BY store LIMIT 0 store GET store store d", "a d"),
@@ -208,10 +223,33 @@ mod tests {
             ("GEORADIUS g 0 0 1 m STORE d STOREDIST e", "g d e"),
             ("GEORADIUSBYMEMBER g STORE 1 m STORE d", "g d"),
             ("XREAD COUNT STREAMS STREAMS a b 0 0", "a b"),
+            ("XREAD MAXCOUNT 5 MAXSIZE STREAMS STREAMS a 0", "a"),
+            ("XREADGROUP GROUP g c CLAIM 1 NEWER STREAMS a >", "a"),
+            ("MSETEX 2 a 1 b 2 EX 5", "a b"),
             ("XREADGROUP GROUP STREAMS BLOCK NOACK STREAMS a >", "a"),
         ];
         for (call, expected) in cases {
             assert_eq!(keys(call).map(|keys| keys.join(" ")), Ok(expected.to_owned()), "{call}");
+        }
+    }
+
+    #[test]
+    fn it_is_known_what_may_wait() {
+        let cases = [
+            ("GET a", false),
+            ("BLPOP a 0", true),
+            ("XREAD STREAMS a $", false),
+            ("XREAD STREAMS BLOCK $", false),
+            ("XREAD BLOCK 1 STREAMS a $", true),
+            ("XREADGROUP GROUP g c COUNT 1 block 0 STREAMS a >", true),
+            ("XREADGROUP GROUP BLOCK c STREAMS a >", false),
+            ("WAIT 1 0", true),
+            ("LASTSAVE", false),
+        ];
+        for (call, expected) in cases {
+            with(call, |command, buf, args| {
+                assert_eq!(command.blocks(buf, args), expected, "{call}");
+            });
         }
     }
 
@@ -228,14 +266,13 @@ mod tests {
             ),
             ("SINTERCARD 2 a", "ERR Number of keys can't be greater than number of args"),
             ("LMPOP 2 a LEFT", "ERR syntax error"),
+            ("MSETEX 2 a 1 b", "ERR syntax error"),
+            ("MSETEX 0 a 1", "ERR invalid numkeys value or out of range"),
             ("EVAL return -1 a", "ERR Number of keys can't be negative"),
-            ("EVAL return 0", NO_KEYS),
             ("FCALL f x a", "ERR Bad number of keys provided"),
             ("XREAD COUNT 1 a 0", SYNTAX_ERROR),
             ("XREAD STREAMS a b 0", UNBALANCED_STREAMS),
             ("XREAD COUNT 1 STREAMS", UNBALANCED_STREAMS),
-            ("XREAD BLOCK 1 STREAMS a $", BLOCK_UNSUPPORTED),
-            ("XREADGROUP GROUP g c COUNT 1 block 0 STREAMS a >", BLOCK_UNSUPPORTED),
         ];
         for (call, expected) in cases {
             assert_eq!(keys(call), Err(expected), "{call}");
@@ -248,10 +285,14 @@ mod tests {
         for command in COMMANDS {
             let keyless = command.keys == Keys::None;
             match command.rule {
-                Rule::Forward | Rule::Split(_) => assert!(!keyless, "{}", command.name),
+                Rule::Forward | Rule::Split(_) | Rule::Block => {
+                    assert!(!keyless, "{}", command.name);
+                }
                 Rule::Local(_) | Rule::Unsupported => {
                     assert!(keyless && command.access == Access::None, "{}", command.name);
                 }
+                Rule::Fan(_) | Rule::Single(_) => assert!(keyless, "{}", command.name),
+                Rule::Session(_) | Rule::Subscribe(_) | Rule::Publish | Rule::Refuse(_) => {}
             }
         }
     }
