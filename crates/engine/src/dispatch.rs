@@ -103,7 +103,8 @@ impl Engine {
         let pool = self.clients[client].pool;
         let mark = Mark::of(key);
         let mut size = size;
-        let is_large = self.pools[pool as usize].large_replies.contains(mark);
+        let is_large = self.pools[pool as usize].large_replies.contains(mark)
+            && self.clients[client].transaction.is_none();
         if is_large {
             if self.clients[client].requests > 0 {
                 return Plan::Wait;
@@ -143,7 +144,7 @@ impl Engine {
         }
     }
 
-    fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
+    pub(crate) fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
         let request = self.new_request(client);
         self.requests[request].expect = expect;
         Plan::Forward { lane, request }
@@ -161,6 +162,14 @@ impl Engine {
     /// large.
     #[inline]
     fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
+        if self.clients[client].special
+            && let Some(lane) = self.leased(client, server)
+        {
+            self.align(client, lane);
+            let limits = &self.pools[self.clients[client].pool as usize].limits;
+            let is_full = self.lane(lane).is_full(limits, size);
+            return if is_full { Err(Failure::QueueFull) } else { Ok(lane) };
+        }
         let client = &self.clients[client];
         let pool = &self.pools[client.pool as usize];
         let server = &pool.servers[server as usize];
@@ -184,9 +193,15 @@ impl Engine {
     /// first in the ring. So a client that says related things without keys, as loading a script
     /// and calling it, says them to one server while that one is well.
     pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+        let server = self.any_server(client, access);
+        self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// The server for what has no keys.
+    pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
         let pool = self.clients[client].pool;
         let config = &self.pools[pool as usize];
-        let server = if config.router.is_one_shard() {
+        if config.router.is_one_shard() {
             self.route(pool, b"", access)
         } else {
             let servers = &config.servers;
@@ -195,8 +210,7 @@ impl Engine {
                 .position(Server::is_up)
                 .or_else(|| servers.iter().position(|server| !server.ejected));
             server.map(|server| server as u32)
-        };
-        self.forward_to(client, server, Expect::Line, size)
+        }
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.

@@ -39,6 +39,8 @@ pub enum Failure {
     NoServer,
     /// The server is not configured any more.
     Removed,
+    /// Nothing was made of it while others waited.
+    Unused,
 }
 
 impl Failure {
@@ -55,6 +57,7 @@ impl Failure {
             Self::BadReply => "Server sent an invalid reply",
             Self::HandshakeRefused => "Server refused AUTH or SELECT",
             Self::QueueFull => "Server queue is full",
+            Self::Unused => "Connection was taken back, since it was not used while others waited",
             Self::Removed => "Server was removed from the configuration",
         }
     }

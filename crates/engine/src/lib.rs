@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod blocking;
 mod buffer;
 mod bulk;
 mod change;
@@ -23,6 +24,7 @@ mod hold;
 mod id;
 mod lane;
 mod lanes;
+mod lease;
 mod memcached;
 mod memory;
 mod moving;
@@ -39,6 +41,7 @@ mod spares;
 mod tally;
 mod time;
 mod timers;
+mod transaction;
 mod upload;
 mod vacant;
 mod variant;

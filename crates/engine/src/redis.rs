@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule};
+use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -32,6 +32,9 @@ impl Engine {
             return Plan::Done;
         }
         let lookup = table::find(bytes, args);
+        if self.clients[client].special && self.is_queueing(client) {
+            return self.queue_redis(client, lookup, bytes, args);
+        }
         match lookup {
             // As Redis: whether there is such a command comes first.
             Lookup::Found(command)
@@ -46,6 +49,13 @@ impl Engine {
                 Rule::Block if !command.blocks(bytes, args) => {
                     self.forward_redis(client, command, bytes, args)
                 }
+                Rule::Block => self.block_redis(client, command, bytes, args),
+                Rule::Session(rule) => self.session_redis(client, rule, command, bytes, args),
+                Rule::Fan(Fan::Least | Fan::LeastEach)
+                    if command.blocks(bytes, args) && self.is_single(client) =>
+                {
+                    self.block_redis(client, command, bytes, args)
+                }
                 Rule::Fan(Fan::AnyServer) => {
                     self.forward_anywhere(client, command.access, bytes.len())
                 }
@@ -57,11 +67,7 @@ impl Engine {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
                 },
-                Rule::Fan(_)
-                | Rule::Block
-                | Rule::Session(_)
-                | Rule::Subscribe(_)
-                | Rule::Publish => {
+                Rule::Fan(_) | Rule::Subscribe(_) | Rule::Publish => {
                     let text =
                         format!("ERR '{}' is not supported by this gateway yet", command.name);
                     self.say_error(client, &text)
@@ -83,16 +89,16 @@ impl Engine {
     }
 
     /// Answers with a ready reply.
-    fn say(&mut self, client: u32, reply: &[u8]) -> Plan {
+    pub(crate) fn say(&mut self, client: u32, reply: &[u8]) -> Plan {
         self.say_with(client, |out| out.extend_from_slice(reply))
     }
 
-    fn say_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+    pub(crate) fn say_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
         self.answer(client, write);
         Plan::Done
     }
 
-    fn say_error(&mut self, client: u32, text: &str) -> Plan {
+    pub(crate) fn say_error(&mut self, client: u32, text: &str) -> Plan {
         self.say_with(client, |out| encode::write_error(out, text.as_bytes()))
     }
 
@@ -104,17 +110,18 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
+        let access = self.access_of(client, command.access);
         if let Some(key) = command.single_key() {
             let key = args[key].of(bytes);
-            return self.forward_key(client, key, command.access, Expect::Line, bytes.len());
+            return self.forward_key(client, key, access, Expect::Line, bytes.len());
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
             if keys.is_empty() {
-                return engine.forward_anywhere(client, command.access, bytes.len());
+                return engine.forward_anywhere(client, access, bytes.len());
             }
             let pool = engine.clients[client].pool;
             let texts = keys.iter().map(|key| key.of(bytes));
-            match engine.place_keys(pool, texts, command.access, split) {
+            match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
                     engine.forward_to(client, Some(server), Expect::Line, bytes.len())
                 }
@@ -125,7 +132,7 @@ impl Engine {
     }
 
     /// Finds the keys of a command with the scratch memory for them.
-    fn with_keys(
+    pub(crate) fn with_keys(
         &mut self,
         client: u32,
         command: &'static Command,
@@ -157,7 +164,8 @@ impl Engine {
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
             let pool = engine.clients[client].pool;
             let texts = keys.iter().map(|key| key.of(bytes));
-            match engine.place_keys(pool, texts, command.access, split) {
+            let access = engine.access_of(client, command.access);
+            match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
                     return engine.forward_to(client, Some(server), Expect::Line, bytes.len());
                 }
@@ -274,6 +282,19 @@ impl Engine {
             Some(number) if number == 0 || number == database => self.say(client, b"+OK\r\n"),
             Some(_) => self.say_error(client, "ERR DB index is out of range"),
         }
+    }
+
+    /// What the client has agreed on since it came is no more.
+    pub(crate) fn reset_session(&mut self, client: u32) {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let (plain, is_open) = (pool.variants[0], pool.auth.is_none());
+        let state = &mut self.clients[client];
+        (state.session.dialect, state.session.database) = (plain.dialect, plain.database);
+        state.session.authenticated = is_open;
+        state.session.name = None;
+        state.variant = 0;
+        // What it has asked by other lanes is not to be overtaken.
+        state.fenced = true;
     }
 
     fn client_command(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
@@ -425,10 +446,13 @@ impl Engine {
 
 /// What may be asked before AUTH.
 fn is_open_to_all(command: &Command) -> bool {
-    matches!(command.rule, Rule::Local(Local::Auth | Local::Hello | Local::Quit))
+    matches!(
+        command.rule,
+        Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
+    )
 }
 
-fn cross_server_error(command: &Command) -> String {
+pub(crate) fn cross_server_error(command: &Command) -> String {
     let name = command.name.to_ascii_uppercase().replace('|', " ");
     format!(
         "CROSSSLOT the keys of {name} live on different servers; give them a common hash tag so \

@@ -8,6 +8,7 @@ mod error;
 mod keys;
 mod lookup;
 mod table;
+mod wait;
 
 pub use command::{
     Access, Command, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule, Subscription,
@@ -16,3 +17,4 @@ pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
 pub use lookup::{Lookup, find, find_begun, find_plain};
 pub use table::COMMANDS;
+pub use wait::Wait;
