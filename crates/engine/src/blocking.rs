@@ -68,6 +68,7 @@ impl Engine {
                     Err(failure) => return engine.fail(client, failure),
                 },
             };
+            let is_keyless = keys.is_empty();
             let lane = match engine.leased(client, server) {
                 Some(lane) => {
                     engine.align(client, lane);
@@ -82,6 +83,10 @@ impl Engine {
                     other => return engine.without_lease(client, server, &other),
                 },
             };
+            if is_keyless {
+                // WAIT counts from the last command of its connection.
+                engine.ask(lane, Own::Whatever, &["PING"]);
+            }
             engine.block_on(client, lane, command.wait(bytes, args), bytes)
         })
     }
@@ -112,6 +117,7 @@ impl Engine {
 
     /// Ends the wait of a client, at somebody's wish: it is answered as if its time were up, or by
     /// an error. Returns whether it waited.
+    #[expect(dead_code, reason = "for CLIENT UNBLOCK, which is not served yet")]
     pub(crate) fn end_wait(&mut self, client: u32, with_error: bool) -> bool {
         self.tell_to_end(client, with_error)
     }
