@@ -15,6 +15,7 @@ use cashew_protocol::redis::{Access, Command, Wait};
 
 use crate::client::State;
 use crate::clients::Plan;
+use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::lane::Link;
@@ -75,11 +76,7 @@ impl Engine {
                     lane
                 }
                 None => match engine.lease(client, server) {
-                    Lease::Lane(lane) => {
-                        // Until it is answered nobody else gets the lane.
-                        engine.lanes[lane as usize].lease = NONE;
-                        lane
-                    }
+                    Lease::Lane(lane) => lane,
                     other => return engine.without_lease(client, server, &other),
                 },
             };
@@ -87,11 +84,16 @@ impl Engine {
                 // WAIT counts from the last command of its connection.
                 engine.ask(lane, Own::Whatever, &["PING"]);
             }
-            engine.block_on(client, lane, command.wait(bytes, args), bytes)
+            engine.block_on(client, lane, command.wait(bytes, args), bytes);
+            if engine.leased(client, server).is_none() {
+                // Until it is answered nobody else gets the lane.
+                engine.release(lane);
+            }
+            Plan::Done
         })
     }
 
-    fn block_on(&mut self, client: u32, lane: u32, wait: Wait, bytes: &[u8]) -> Plan {
+    fn block_on(&mut self, client: u32, lane: u32, wait: Wait, bytes: &[u8]) {
         if self.lane(lane).peer_id == 0 {
             self.ask(lane, Own::PeerId { lane }, &["CLIENT", "ID"]);
         }
@@ -112,7 +114,7 @@ impl Engine {
         state.fenced = true;
         // Whoever waits here is not somebody whom others wait for.
         self.crowd.leave();
-        Plan::Forward { lane, request }
+        self.send(lane, request, Payload::Bytes(bytes));
     }
 
     /// Ends the wait of a client, at somebody's wish: it is answered as if its time were up, or by

@@ -415,8 +415,10 @@ impl Engine {
                 self.disconnect(lane, Closed::ByUs);
             }
             self.lanes[lane as usize].link = Link::Idle;
+            let holder = self.lane(lane).lease;
             self.fail_sent(lane, Failure::Removed);
             self.fail_unsent(lane, Failure::Removed);
+            self.lose_lease(lane, holder, Failure::Removed);
         }
         let state = &mut self.pools[pool as usize].servers[server as usize];
         let private = std::mem::take(&mut state.private_lanes);

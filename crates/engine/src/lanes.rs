@@ -346,15 +346,20 @@ impl Engine {
     /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
     /// for the next connection, unless the server cannot be reached.
     pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        let holder = self.lane(index).lease;
+        self.connection_down(index, failure, closed);
+        if self.lane(index).unsent == 0 {
+            self.lose_lease(index, holder, failure);
+        }
+    }
+
+    fn connection_down(&mut self, index: u32, failure: Failure, closed: Closed) {
         let lane = &mut self.lanes[index as usize];
         lane.last_failure = failure;
         let had_requests = lane.in_flight > 0 || lane.partial > 0;
         let is_engaged = self.is_engaged(index);
         let link = self.disconnect(index, closed);
         self.count_down(index, link, failure);
-        if is_engaged {
-            self.lose_lease(index, failure);
-        }
         self.fail_sent(index, failure);
         if is_engaged {
             // What comes next in a transaction means something else on another connection.
@@ -475,7 +480,6 @@ impl Engine {
 
     /// Fails what waits to be sent.
     pub(crate) fn fail_unsent(&mut self, index: u32, failure: Failure) {
-        self.lose_lease(index, failure);
         while self.lanes[index as usize].unsent > 0 {
             self.fail_first_unsent(index, failure);
         }
@@ -487,7 +491,9 @@ impl Engine {
         if self.lane(index).is_session {
             // They belong together.
             if self.first_unsent_expiry(index).is_some_and(|expiry| expiry <= self.now) {
+                let holder = self.lane(index).lease;
                 self.fail_unsent(index, Failure::TimedOut);
+                self.lose_lease(index, holder, Failure::TimedOut);
             }
             return;
         }

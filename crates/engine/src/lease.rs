@@ -351,18 +351,19 @@ impl Engine {
         if self.lane(index).has_connection() {
             self.disconnect(index, Closed::ByUs);
         }
-        self.lose_lease(index, failure);
+        let holder = self.lane(index).lease;
         self.fail_sent(index, failure);
         self.fail_unsent(index, failure);
-        self.publish_session(index);
+        self.lose_lease(index, holder, failure);
     }
 
-    /// The lane's connection is gone, and with it what the client had agreed on there.
-    pub(crate) fn lose_lease(&mut self, index: u32, failure: Failure) {
-        let client = std::mem::replace(&mut self.lanes[index as usize].lease, NONE);
-        if client == NONE {
+    /// The lane's connection is gone, and with it what the client had agreed on there who had
+    /// leased it until then, if one had.
+    pub(crate) fn lose_lease(&mut self, index: u32, client: u32, failure: Failure) {
+        if client == NONE || self.lane(index).lease != client {
             return;
         }
+        self.lanes[index as usize].lease = NONE;
         match self.clients[client].turn {
             // It has not said anything there.
             Turn::Has { .. } => {
@@ -371,6 +372,7 @@ impl Engine {
             }
             Turn::No | Turn::Waits | Turn::Over => self.lose_transaction(client, failure),
         }
+        self.publish_session(index);
     }
 
     /// Ends the connection under requests that are for nobody any more.

@@ -15,6 +15,7 @@ use cashew_protocol::{Span, redis as table};
 
 use crate::client::State;
 use crate::clients::Plan;
+use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
@@ -29,6 +30,9 @@ pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
 const QUOTED_MAX: usize = 64;
 
 const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
+const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+const DISCARD: &[u8] = b"*1\r\n$7\r\nDISCARD\r\n";
+const UNWATCH: &[u8] = b"*1\r\n$7\r\nUNWATCH\r\n";
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 const OK: &[u8] = b"+OK\r\n";
 
@@ -197,12 +201,16 @@ impl Engine {
     fn unwatch(&mut self, client: u32) -> Plan {
         match self.close_transaction(client) {
             NONE => self.say(client, OK),
-            lane => {
-                let plan = self.forward_on(client, lane, Expect::Line);
-                self.release(lane);
-                plan
-            }
+            lane => self.send_last(client, lane, UNWATCH),
         }
+    }
+
+    /// Sends the last request of a lease.
+    fn send_last(&mut self, client: u32, lane: u32, text: &[u8]) -> Plan {
+        let request = self.new_request(client);
+        self.send(lane, request, Payload::Bytes(text));
+        self.release(lane);
+        Plan::Done
     }
 
     /// RESET: the connection is as if it had just been made.
@@ -484,18 +492,14 @@ impl Engine {
             }
         };
         self.close_transaction(client);
-        let plan = self.forward_on(client, lane, Expect::Line);
-        self.release(lane);
-        plan
+        self.send_last(client, lane, EXEC)
     }
 
     fn discard(&mut self, client: u32) -> Plan {
         let transaction = self.transaction(client);
         if transaction.is_begun && transaction.lane != NONE {
             let lane = self.close_transaction(client);
-            let plan = self.forward_on(client, lane, Expect::Line);
-            self.release(lane);
-            return plan;
+            return self.send_last(client, lane, DISCARD);
         }
         self.end_transaction(client);
         self.say(client, OK)
@@ -515,10 +519,8 @@ impl Engine {
     /// Gives a lease back as it was taken.
     pub(crate) fn clean_up(&mut self, lane: u32, is_begun: bool) {
         // What its client has asked is still answered.
-        match is_begun {
-            true => self.ask(lane, Own::Demand { lane }, &["DISCARD"]),
-            false => self.ask(lane, Own::Demand { lane }, &["UNWATCH"]),
-        }
+        let text = if is_begun { DISCARD } else { UNWATCH };
+        self.ask_with(lane, Own::Demand { lane }, text);
         self.release(lane);
     }
 
