@@ -355,7 +355,8 @@ mod tests {
             "ring_version",
         ];
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
-        let server_additions = ["connect_errors", "connects", "ejected", "server_latency"];
+        let server_additions =
+            ["connect_errors", "connects", "ejected", "in_line", "server_latency", "sessions"];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);
     }
 
