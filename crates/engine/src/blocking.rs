@@ -20,7 +20,6 @@ use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::lane::Link;
 use crate::lease::{Lease, Turn};
-use crate::redis::cross_server_error;
 use crate::request::{Own, Role};
 use crate::slab::NONE;
 use crate::time::Time;
@@ -65,7 +64,10 @@ impl Engine {
                 },
                 _ => match engine.place_keys(pool, texts, Access::Write, split) {
                     Ok(Some(server)) => server,
-                    Ok(None) => return engine.say_error(client, &cross_server_error(command)),
+                    Ok(None) => {
+                        let text = engine.crossing(client, command, bytes, keys, split);
+                        return engine.say_error(client, &text);
+                    }
                     Err(failure) => return engine.fail(client, failure),
                 },
             };

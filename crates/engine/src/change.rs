@@ -424,16 +424,16 @@ impl Engine {
         let private = std::mem::take(&mut state.private_lanes);
         let sessions = std::mem::take(&mut state.session_lanes);
         self.private_lanes.retain(|lane| !private.contains(lane));
-        own.into_iter().for_each(|range| self.forget_lanes(range));
+        own.into_iter().for_each(|range| self.vacate(range));
         for lane in private.into_iter().chain(sessions) {
-            self.forget_lanes(lane..lane + 1);
+            self.vacate(lane..lane + 1);
         }
     }
 
-    /// Their numbers may be given to others.
-    pub(crate) fn forget_lanes(&mut self, range: Range<u32>) {
+    /// Lanes without connections and requests are nobody's any more.
+    pub(crate) fn vacate(&mut self, range: Range<u32>) {
         for lane in &mut self.lanes[range.start as usize..range.end as usize] {
-            debug_assert!(!lane.is_taken() && lane.output.is_empty());
+            debug_assert!(!lane.is_taken() && lane.output.is_empty() && !lane.has_connection());
             *lane = Lane { generation: lane.generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
         }
         self.vacant.give(range);
@@ -645,6 +645,9 @@ impl Engine {
                 // What is still on its way must not be overtaken on another server.
                 client.fenced |= changed.is_rerouted && client.requests > 0;
             }
+            if changed.has_database && !self.follow_session(index) {
+                self.finish(index);
+            }
         }
     }
 
@@ -763,6 +766,7 @@ impl Engine {
 struct Changed {
     is_rerouted: bool,
     has_auth: bool,
+    has_database: bool,
     has_timeout: bool,
     has_preconnect: bool,
 }
@@ -772,6 +776,7 @@ impl Changed {
         Self {
             is_rerouted: false,
             has_auth: old.redis_auth != new.redis_auth,
+            has_database: old.redis_db != new.redis_db,
             has_timeout: old.timeout_ms != new.timeout_ms,
             has_preconnect: old.preconnect != new.preconnect,
         }

@@ -7,6 +7,7 @@ use cashew_protocol::redis::Access;
 
 use crate::buffer::LARGE;
 use crate::bulk::{BULK_SIZE, Mark};
+use crate::client::Client;
 use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
@@ -161,7 +162,12 @@ impl Engine {
     /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
     /// large.
     #[inline]
-    fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
+    pub(crate) fn lane_for(
+        &mut self,
+        client: u32,
+        server: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
         if self.clients[client].special
             && let Some(lane) = self.leased(client, server)
         {
@@ -170,12 +176,24 @@ impl Engine {
             let is_full = self.lane(lane).is_full(limits, size);
             return if is_full { Err(Failure::QueueFull) } else { Ok(lane) };
         }
-        let client = &self.clients[client];
-        let pool = &self.pools[client.pool as usize];
+        let Client { pool, variant, lane_choice, .. } = self.clients[client];
+        self.lane_of((pool, server), variant, lane_choice, size)
+    }
+
+    /// The same for a client that may be gone.
+    #[inline]
+    pub(crate) fn lane_of(
+        &mut self,
+        (pool, server): (u32, u32),
+        variant: u16,
+        choice: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let pool = &self.pools[pool as usize];
         let server = &pool.servers[server as usize];
         let index = match size < BULK_SIZE {
-            true => server.lane(client.variant, client.lane_choice),
-            false => server.bulk_lane(client.variant),
+            true => server.lane(variant, choice),
+            false => server.bulk_lane(variant),
         };
         let lane = &self.lanes[index as usize];
         if lane.is_full(&pool.limits, size) {
@@ -376,12 +394,21 @@ impl Engine {
     }
 
     pub(crate) fn recycle_merge(&mut self, merge: Merge) {
-        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge {
-            self.bufs.discharge(gather.size());
-            if gather.size() <= GATHER_KEPT_MAX {
-                gather.clear();
-                self.scratch.gathers.give(gather);
+        match merge {
+            Merge::Elements(mut gather) | Merge::Values(mut gather) => {
+                self.bufs.discharge(gather.size());
+                if gather.size() <= GATHER_KEPT_MAX {
+                    gather.clear();
+                    self.scratch.gathers.give(gather);
+                }
             }
+            Merge::Named(named) => self.bufs.discharge(named.size()),
+            Merge::Round(round) => {
+                self.bufs.discharge(size_of_val(&*round));
+                self.bufs.give(round.text);
+            }
+            Merge::Carry(carry) => self.recycle_carry(*carry),
+            Merge::Sum | Merge::Same | Merge::Fan(_) | Merge::Page(_) => {}
         }
     }
 }

@@ -147,7 +147,7 @@ impl Engine {
         if best.is_none() && !may_add {
             return None;
         }
-        if self.session_links >= self.sessions_max && !self.close_unused() {
+        if self.session_links >= self.sessions_max && !self.close_idle() {
             return None;
         }
         Some(best.unwrap_or_else(|| self.add_session_lane(pool_index, server_index, variant)))
@@ -165,7 +165,7 @@ impl Engine {
     /// Closes a connection for sessions that nobody has, to whichever server. Returns whether there
     /// was one.
     #[cold]
-    fn close_unused(&mut self) -> bool {
+    fn close_idle(&mut self) -> bool {
         let servers = self.pools.iter().flat_map(|pool| &pool.servers);
         let mut lanes = servers.flat_map(|server| &server.session_lanes).copied();
         let unused = lanes.find(|&lane| {
@@ -448,7 +448,7 @@ impl Engine {
                 if count > max && self.lane(lane).link == Link::Idle {
                     let state = &mut self.pools[pool as usize].servers[server as usize];
                     state.session_lanes.retain(|&other| other != lane);
-                    self.forget_lanes(lane..lane + 1);
+                    self.vacate(lane..lane + 1);
                 }
             }
         }

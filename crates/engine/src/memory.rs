@@ -291,7 +291,11 @@ mod tests {
     /// The driver keeps 16 bytes of each client, and a list of either may name it twice.
     #[test]
     fn a_client_at_rest_takes_what_is_said() {
-        assert!(Slab::<Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT);
+        assert!(
+            Slab::<Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT,
+            "{}",
+            Slab::<Client>::SLOT_SIZE
+        );
     }
 
     #[test]

@@ -2,9 +2,12 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
+use crate::carry::Carry;
+use crate::fan::{Named, Page, Round};
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -27,7 +30,7 @@ pub(crate) struct Request {
     pub(crate) done: bool,
     /// Part of the reply is already in the client's output, and all that follows goes there too.
     pub(crate) streaming: bool,
-    /// memcached's noreply: the reply is for nobody.
+    /// memcached's noreply, or CLIENT REPLY: the reply is for nobody.
     pub(crate) silent: bool,
     /// The gateway answered in the server's place.
     pub(crate) failed: bool,
@@ -90,6 +93,16 @@ pub(crate) enum Merge {
     Elements(Box<Gather>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
+    /// As the command says, which has no keys.
+    Fan(redis::Fan),
+    /// The same where servers are told by their names.
+    Named(Box<Named>),
+    /// One page of a SCAN over all servers.
+    Page(Page),
+    /// One server after the other, until one has what is asked for.
+    Round(Box<Round>),
+    /// Stages of a key's way from one server to another.
+    Carry(Box<Carry>),
 }
 
 /// Which fragment answers which key.

@@ -13,21 +13,19 @@ use cashew_protocol::redis::{Access, Command, Fan, Local, Lookup, Rule, SessionR
 use cashew_protocol::resp::encode;
 use cashew_protocol::{Span, redis as table};
 
+use crate::carry::{remedy, shown};
 use crate::client::State;
 use crate::clients::Plan;
 use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
-use crate::redis::cross_server_error;
 use crate::request::Own;
 use crate::slab::NONE;
 use crate::variant::Dialect;
 
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
 pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
-/// So much of a key is repeated in an error.
-const QUOTED_MAX: usize = 64;
 
 const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
@@ -169,7 +167,10 @@ impl Engine {
             let texts = keys.iter().map(|key| key.of(bytes));
             let server = match engine.place_keys(pool, texts, Access::Write, split) {
                 Ok(Some(server)) => server,
-                Ok(None) => return engine.say_error(client, &cross_server_error(command)),
+                Ok(None) => {
+                    let text = engine.crossing(client, command, bytes, keys, split);
+                    return engine.say_error(client, &text);
+                }
                 Err(failure) => return engine.fail(client, failure),
             };
             let key = keys.first().map_or(&b""[..], |key| key.of(bytes));
@@ -215,6 +216,9 @@ impl Engine {
 
     /// RESET: the connection is as if it had just been made.
     fn reset(&mut self, client: u32) -> Plan {
+        if self.clients[client].requests > 0 {
+            return Plan::Wait;
+        }
         self.end_transaction(client);
         self.reset_session(client);
         self.say(client, b"+RESET\r\n")
@@ -281,7 +285,7 @@ impl Engine {
                 if self.is_single(client) {
                     return self.queue_anywhere(client, bytes);
                 }
-                let name = shown(command);
+                let name = name_of(command);
                 self.refuse_queued(
                     client,
                     &format!(
@@ -295,7 +299,7 @@ impl Engine {
                 self.refuse_with(client, |out| table::unknown_command_error(out, bytes, args))
             }
             Rule::Session(SessionRule::Monitor) | Rule::Subscribe(_) | Rule::Local(_) => {
-                let name = shown(command);
+                let name = name_of(command);
                 self.refuse_queued(
                     client,
                     &format!(
@@ -326,7 +330,10 @@ impl Engine {
                 Ok(Some(server)) => {
                     self.queue_at(client, command, server, keys[0].of(bytes), bytes)
                 }
-                Ok(None) => self.refuse_queued(client, &cross_server_error(command)),
+                Ok(None) => {
+                    let text = self.crossing(client, command, bytes, &keys, &split);
+                    self.refuse_queued(client, &text)
+                }
                 Err(failure) => self.refuse_for(client, failure),
             }
         } else {
@@ -615,15 +622,13 @@ impl Engine {
         server: u32,
         lane: u32,
     ) -> String {
-        let servers = &self.pools[self.clients[client].pool as usize].config.servers;
+        let config = &self.pools[self.clients[client].pool as usize].config;
+        let servers = &config.servers;
         let (its, first) = (&servers[server as usize], &servers[self.lane(lane).server as usize]);
-        let key = String::from_utf8_lossy(&key[..key.len().min(QUOTED_MAX)]);
+        let (name, key, remedy) = (name_of(command), shown(key), remedy(config.hash_tag));
         format!(
-            "CROSSSLOT {} '{key}' is for server {}, the transaction is for server {}; give all keys \
-             of a transaction a common hash tag",
-            shown(command),
-            its.name,
-            first.name
+            "CROSSSLOT {name} {key} is for server {}, the transaction is for server {}: {remedy}",
+            its.name, first.name
         )
     }
 
@@ -636,6 +641,6 @@ impl Engine {
 }
 
 /// As users write it.
-fn shown(command: &Command) -> String {
+fn name_of(command: &Command) -> String {
     command.name.to_ascii_uppercase().replace('|', " ")
 }

@@ -7,7 +7,7 @@ use cashew_engine::{CloseReason, ConnId, Plan};
 use cashew_metrics::{ServerCounter, ServerGauge, Writer};
 use world::{World, pool, redis};
 
-const OPTIONS: &str = "redis: true\ntimeout: 400\npreconnect: true";
+const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
 
 fn all(lines: &[&str]) -> String {
     lines.iter().map(|line| redis(line)).collect()
@@ -129,8 +129,8 @@ fn keys_on_several_servers_are_refused_in_words() {
     world.send(client, redis("BLPOP a b 0"));
     world.expect(
         client,
-        "-CROSSSLOT the keys of BLPOP live on different servers; give them a common hash tag so \
-         that one server has them all\r\n",
+        "-CROSSSLOT BLPOP needs its keys on one server, but 'a' and 'b' are on two: keys with the \
+         same part between { and } share a server\r\n",
     );
     world.assert_idle();
 }

@@ -7,7 +7,7 @@ use cashew_engine::{CloseReason, ConnId, Plan};
 use cashew_metrics::{ServerGauge, Writer};
 use world::{World, pool, redis};
 
-const OPTIONS: &str = "redis: true\ntimeout: 400\npreconnect: true";
+const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
 const ABORTED: &str = "-EXECABORT Transaction discarded because of previous errors.\r\n";
 
 /// `a c e` are keys of the first of the two servers, `b d f` of the second.
@@ -113,8 +113,8 @@ fn a_key_of_another_server_aborts_and_says_why() {
     world.send(lane, "+OK\r\n+QUEUED\r\n");
     world.expect(
         client,
-        "+OK\r\n+QUEUED\r\n-CROSSSLOT SET 'b' is for server s1, the transaction is for server s0; \
-         give all keys of a transaction a common hash tag\r\n",
+        "+OK\r\n+QUEUED\r\n-CROSSSLOT SET 'b' is for server s1, the transaction is for server s0: \
+         keys with the same part between { and } share a server\r\n",
     );
     world.send(client, redis("SET c 1"));
     world.expect(lane, redis("SET c 1"));
@@ -136,8 +136,8 @@ fn keys_of_one_command_on_two_servers_abort() {
     world.expect(
         client,
         format!(
-            "+OK\r\n-CROSSSLOT the keys of MGET live on different servers; give them a common hash \
-             tag so that one server has them all\r\n+QUEUED\r\n{ABORTED}"
+            "+OK\r\n-CROSSSLOT MGET needs its keys on one server, but 'a' and 'b' are on two: keys \
+             with the same part between {{ and }} share a server\r\n+QUEUED\r\n{ABORTED}"
         ),
     );
     assert!(!world.connects_to(0), "nothing is leased for what will not be");
@@ -203,7 +203,7 @@ fn watching_takes_a_lane_that_has_all_for_its_server() {
     world.expect(
         client,
         "+OK\r\n$1\r\n1\r\n$1\r\n2\r\n*2\r\n$-1\r\n$-1\r\n-CROSSSLOT WATCH 'b' is for server s1, \
-         the transaction is for server s0; give all keys of a transaction a common hash tag\r\n",
+         the transaction is for server s0: keys with the same part between { and } share a server\r\n",
     );
     world.send(client, all(&["MULTI", "SET a 2", "EXEC"]));
     world.expect(lane, all(&["MULTI", "SET a 2", "EXEC"]));
@@ -396,8 +396,10 @@ fn reset_makes_a_connection_like_a_new_one() {
     let (mut world, client, _) = one_server();
     world.send(client, all(&["CLIENT SETNAME x", "WATCH a", "MULTI", "SET a 1", "RESET"]));
     let lane = world.accept(0);
-    world.expect(lane, all(&["WATCH a", "MULTI", "SET a 1", "DISCARD"]));
-    world.send(lane, "+OK\r\n+OK\r\n+QUEUED\r\n+OK\r\n");
+    world.expect(lane, all(&["WATCH a", "MULTI", "SET a 1"]));
+    world.send(lane, "+OK\r\n+OK\r\n+QUEUED\r\n");
+    world.expect(lane, redis("DISCARD"));
+    world.send(lane, "+OK\r\n");
     world.expect(client, "+OK\r\n+OK\r\n+OK\r\n+QUEUED\r\n+RESET\r\n");
     world.send(client, all(&["EXEC", "CLIENT GETNAME"]));
     world.expect(client, "-ERR EXEC without MULTI\r\n$-1\r\n");
