@@ -3,6 +3,7 @@ that one alone, with three as far as keys are together, and nothing left behind 
 leaves, dies or moves."""
 
 import contextlib
+import itertools
 import threading
 import time
 
@@ -18,6 +19,10 @@ from harness import (
     wait_until,
     worker_processes,
 )
+
+
+# Half of the clients of each test speak one version of the protocol, half the other.
+VERSIONS = itertools.cycle([2, 3])
 
 
 def pool(*servers, **options):
@@ -37,7 +42,7 @@ def gateway(request, place):
 
 def client(gateway, **options):
     host, port = HOST, gateway.address
-    options = {"protocol": 2, "socket_timeout": 20, **options}
+    options = {"protocol": next(VERSIONS), "socket_timeout": 20, **options}
     return redis.Redis(host=host, port=port, decode_responses=True, **options)
 
 
@@ -172,7 +177,7 @@ def test_keys_apart_are_refused_with_the_remedy(place):
             except ReplyError as error:
                 apart += 1
                 assert f"CROSSSLOT SET 'key:{n}' is for server" in str(error)
-                assert "hash tag" in str(error)
+                assert "keys with the same part between { and } share a server" in str(error)
         assert apart > 0
         assert conn.error("EXEC") == "EXECABORT Transaction discarded because of previous errors."
         assert conn.call("EXISTS", "a", *(f"key:{n}" for n in range(30))) == 0
@@ -213,13 +218,51 @@ def test_a_server_that_dies_aborts_and_others_go_on(gateway):
     all_clean(gateway)
 
 
+def test_transactions_have_the_clients_version_and_database(place):
+    server = place.redis()
+    gateway = place.cashew({"alpha": pool(server, databases=4, session_connections=2)},
+                           {"worker_processes": 1})
+    gateway.servers = [server]
+    for turn in range(20):
+        version, database = 2 + turn % 2, turn % 4
+        with client(gateway, protocol=version, db=database) as r:
+            r.hset("h", mapping={"field": turn})
+            with r.pipeline(transaction=True) as pipe:
+                pipe.watch("h")
+                assert pipe.hgetall("h") == {"field": str(turn)}
+                pipe.multi()
+                pipe.hgetall("h").set("db", database)
+                assert pipe.execute() == [{"field": str(turn)}, True]
+            assert r.blpop("none", 0.01) is None
+    with gateway.connect() as conn:
+        for database in range(4):
+            assert conn.call("SELECT", str(database)) == "OK"
+            assert conn.call("GET", "db") == str(database).encode()
+        # The database may change while something is watched.
+        assert conn.call("SELECT", "1") == "OK"
+        assert conn.call("WATCH", "db") == "OK"
+        assert conn.call("SELECT", "2") == "OK"
+        assert conn.call("SET", "db", "other") == "OK"
+        assert conn.call("MULTI") == "OK"
+        assert conn.call("GET", "db") == "QUEUED"
+        assert conn.call("EXEC") == [b"other"]
+        assert conn.call("SELECT", "1") == "OK"
+        assert conn.call("WATCH", "db") == "OK"
+        assert conn.call("SET", "db", "mine") == "OK"
+        assert conn.call("SELECT", "2") == "OK"
+        assert conn.call("MULTI") == "OK"
+        assert conn.call("GET", "db") == "QUEUED"
+        assert conn.call("EXEC") is None
+    all_clean(gateway)
+
+
 # ------------------------------------------------------------------------------------ blocking
 
 
 def pop_later(gateway, key, results, timeout=0):
     def run():
         with client(gateway, socket_timeout=60) as r:
-            results.append((key, r.blpop(key, timeout)))
+            results.append((key, tuple(r.blpop(key, timeout))))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -245,7 +288,7 @@ def test_elements_reach_those_who_wait(gateway):
 
 
 def test_every_kind_of_wait(gateway):
-    with client(gateway) as r:
+    with client(gateway, protocol=2) as r:
         assert r.blpop("{x}none", 0.1) is None
         r.rpush("{x}l", 1, 2, 3, 4)
         assert r.brpop(["{x}none", "{x}l"], 0) == ("{x}l", "4")

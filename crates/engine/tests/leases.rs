@@ -282,3 +282,58 @@ fn a_long_transaction_is_passed_on_as_fast_as_the_server_takes_it() {
     assert_eq!(count, 100);
     assert!(!world.paused.contains(&client));
 }
+
+#[test]
+fn a_free_connection_is_told_what_its_next_client_has_agreed_on() {
+    let options = format!("{OPTIONS}\nsession_connections: 1\ndatabases: 4");
+    let (mut world, _): (World, [ConnId; 1]) = World::connected(&pool(&options, 1));
+    let [plain, other] = [(); 2].map(|()| world.client());
+    let lane = watch(&mut world, plain, "a", 0);
+    world.send(plain, redis("UNWATCH"));
+    world.send(lane, "+OK\r\n");
+    world.received(lane);
+    world.send(other, all(&["HELLO 3", "SELECT 2"]));
+    world.received(other);
+    world.send(other, all(&["MULTI", "SET a 1", "EXEC"]));
+    world.expect(lane, all(&["HELLO 3", "SELECT 2", "MULTI", "SET a 1", "EXEC"]));
+    world.send(lane, "%1\r\n$5\r\nproto\r\n:3\r\n+OK\r\n+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+    world.expect(other, "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+    // In the middle of a watch, too.
+    world.received(plain);
+    world.send(plain, redis("WATCH a"));
+    world.expect(lane, all(&["HELLO 2", "SELECT 0", "WATCH a"]));
+    world.send(lane, "*0\r\n+OK\r\n+OK\r\n");
+    world.send(plain, all(&["SELECT 1", "GET a"]));
+    world.expect(lane, all(&["SELECT 1", "GET a"]));
+    world.send(lane, "+OK\r\n$-1\r\n");
+    world.expect(plain, "+OK\r\n+OK\r\n$-1\r\n");
+    // What is refused is good for nothing.
+    world.send(plain, redis("SELECT 3") + &all(&["MULTI", "SET a 1", "EXEC"]));
+    world.expect(lane, all(&["SELECT 3", "MULTI", "SET a 1", "EXEC"]));
+    world.send(lane, "-ERR no\r\n");
+    assert!(world.closed.contains(&lane));
+    let refused = "-ERR Server refused AUTH or SELECT\r\n";
+    world.expect(plain, format!("+OK\r\n+OK\r\n{refused}{refused}"));
+    world.assert_idle();
+}
+
+#[test]
+fn lanes_of_a_variant_that_is_closed_stay_with_who_watches() {
+    let options = format!("{OPTIONS}\ndatabases: 4");
+    let (mut world, _): (World, [ConnId; 1]) = World::connected(&pool(&options, 1));
+    let client = world.client();
+    world.send(client, redis("SELECT 1"));
+    world.received(client);
+    world.send(client, redis("WATCH a"));
+    let lane = world.accept(0);
+    world.expect(lane, all(&["SELECT 1"]));
+    world.send(lane, "+OK\r\n");
+    world.send(lane, "+OK\r\n");
+    world.send(client, redis("SELECT 0"));
+    // Nobody has that database any more.
+    world.wait_ms(60_000);
+    assert!(!world.closed.contains(&lane));
+    world.received(lane);
+    world.send(client, all(&["MULTI", "EXEC"]));
+    world.expect(lane, all(&["SELECT 0", "MULTI", "EXEC"]));
+}
