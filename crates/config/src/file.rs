@@ -10,7 +10,8 @@ use crate::section::{self, OptionInfo, Section, section};
 use crate::snapshot::{Affinity, IoEngine};
 use crate::tree::{Kind, Node};
 use crate::value::{
-    Heartbeat, Memory, Number, Servers, Size, SocketPath, Switch, Text, Timeout, Value, Workers,
+    FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen, Switch, Text,
+    Timeout, Value, Workers,
 };
 
 section! {
@@ -59,6 +60,15 @@ section! {
         rebalance: Switch = "true",
         /// Percent of a processor's time that two workers must differ by for clients to be moved.
         rebalance_threshold: Number<1, 100> = "20",
+        /// Where the statistics are. A name is resolved once, when the file is loaded, to its first
+        /// address. The flag `-a` takes the place of the host, `-s` that of the port.
+        stats_listen: StatsListen = "0.0.0.0:22222",
+        /// File that the log is appended to, in place of standard error. The flag `-o` takes its
+        /// place.
+        log_file: FilePath = none,
+        /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
+        /// everything. The flag `-v` takes its place.
+        log_level: Number<0, 11> = "5",
     }
 }
 
@@ -136,6 +146,9 @@ section! {
         server_retry_timeout: Number<0, 2147483647> = "30000",
         /// Consecutive failures, as one worker sees them, that eject a server. 0 counts as 1.
         server_failure_limit: Number<0, 2147483647> = "2",
+        /// Whether RENAME, RENAMENX and COPY carry a key from one server to another, by DUMP and
+        /// RESTORE, if its new name belongs there. Not atomic. Redis pools only.
+        cross_server_copy: Switch = "false",
         /// Bytes of the largest request. A client that sends more gets an error and is closed.
         request_size_max: Size<1024, 4294967296> = "1gb",
         /// Requests of one client that may wait for replies. Beyond it the client is not read.

@@ -8,6 +8,7 @@ use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::fan;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -23,7 +24,9 @@ impl Engine {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single | Role::Parent { .. } | Role::Probe { .. } => request.client,
+            Role::Single | Role::Parent { .. } | Role::Call(_) | Role::Probe { .. } => {
+                request.client
+            }
         }
     }
 
@@ -37,12 +40,18 @@ impl Engine {
 
     /// Forgets what has arrived of a reply.
     pub(crate) fn drop_reply(&mut self, index: u32) {
+        let reply = self.take_reply(index);
+        self.bufs.give(reply);
+    }
+
+    /// What has arrived of a reply, which is not kept for the client any more.
+    pub(crate) fn take_reply(&mut self, index: u32) -> Vec<u8> {
         let client = self.waiting_client(index);
         let reply = std::mem::take(&mut self.requests[index].reply);
         if client != NONE {
             self.clients[client].held -= reply.len() as u64;
         }
-        self.bufs.give(reply);
+        reply
     }
 
     /// The last bytes of a reply; the request has left its lane.
@@ -79,6 +88,10 @@ impl Engine {
                 return;
             }
         }
+        if let Role::Call(_) = request.role {
+            self.call_answered(index, bytes);
+            return;
+        }
         self.hold(index, bytes);
         let reply = std::mem::take(&mut self.requests[index].reply);
         self.deliver_buf(index, reply);
@@ -97,6 +110,9 @@ impl Engine {
 
     /// A whole reply in a buffer; the request has left its lane.
     pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+        if let Role::Call(_) = self.requests[index].role {
+            self.call_is_over(index);
+        }
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
@@ -122,11 +138,17 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
+            Role::Call(_) => unreachable!("it was ended above"),
         }
     }
 
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
+        if let Role::Call(_) = self.requests[index].role
+            && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
+        {
+            self.call_is_over(index);
+        }
         let request = &mut self.requests[index];
         request.arrived += bytes.len() as u64;
         let client = request.client;
@@ -210,13 +232,27 @@ impl Engine {
         if *pending > 0 {
             return;
         }
+        self.fragments_done(parent);
+    }
+
+    /// All fragments of a request are answered.
+    pub(crate) fn fragments_done(&mut self, parent: u32) {
         let role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
-        let Role::Parent { fragments, merge, .. } = role else { unreachable!("checked above") };
-        let client = self.requests[parent].client;
-        if client == NONE {
+        let Role::Parent { fragments, merge, .. } = role else {
+            unreachable!("only a parent has fragments");
+        };
+        if let Merge::Carry(carry) = merge {
+            self.end_stage(parent, fragments, carry);
+            return;
+        }
+        if self.requests[parent].client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
             self.free_request(parent);
+            return;
+        }
+        if let Merge::Round(round) = merge {
+            self.end_turn(parent, fragments, round);
             return;
         }
         let reply = self.merge(parent, fragments, &merge);
@@ -226,7 +262,7 @@ impl Engine {
         self.deliver_buf(parent, reply);
     }
 
-    fn free_fragments(&mut self, mut at: u32) {
+    pub(crate) fn free_fragments(&mut self, mut at: u32) {
         while at != NONE {
             let Role::Fragment { next, .. } = self.requests[at].role else {
                 unreachable!("fragments are linked to fragments");
@@ -238,7 +274,7 @@ impl Engine {
     }
 
     /// The replies of a request's fragments, in their order.
-    fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
         let mut at = first;
         std::iter::from_fn(move || {
             if at == NONE {
@@ -255,12 +291,21 @@ impl Engine {
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
         // No merged reply is longer than what it is made of, but for a number's digits.
+        if let Merge::Learn(name) = merge {
+            let pool = self.requests[parent].pool as usize;
+            self.pools[pool].learn(name, &self.requests[fragments].reply);
+            return Vec::new();
+        }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) => resp::is_error,
+            Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
+            Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
+            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) | Merge::Last => {
+                |_| false
+            }
         };
         if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
             out.extend_from_slice(error);
@@ -269,12 +314,20 @@ impl Engine {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         let merged = match merge {
+            Merge::Learn(_) => unreachable!("told apart above"),
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
                 self.merge_elements(fragments, gather, &mut places, &mut out)
             }
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
+            Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
+            Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
+            Merge::Round(_) | Merge::Carry(_) => {
+                unreachable!("their replies are seen to elsewhere")
+            }
         };
         self.scratch.places = places;
         if merged.is_none() {
@@ -381,6 +434,11 @@ fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> 
         sum = sum.checked_add(count)?;
     }
     encode::write_integer(out, sum);
+    Some(())
+}
+
+fn merge_last<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    out.extend_from_slice(replies.last()?);
     Some(())
 }
 

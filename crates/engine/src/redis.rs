@@ -1,9 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{
-    self, Command, CustomCommands, Fan, Local, Lookup, Rule, SessionRule,
-};
+use cashew_protocol::redis::{self, Command, Group, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -34,7 +32,13 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
-        let lookup = table::find(bytes, args);
+        let mut lookup = table::find(bytes, args);
+        if let Lookup::UnknownCommand = lookup {
+            match self.look_further(client, bytes, args) {
+                Ok(further) => lookup = further,
+                Err(plan) => return plan,
+            }
+        }
         match lookup {
             // As Redis: whether there is such a command comes first.
             Lookup::Found(command)
@@ -55,13 +59,7 @@ impl Engine {
                 Rule::Block if !command.blocks(bytes, args) => {
                     self.forward_redis(client, command, bytes, args)
                 }
-                Rule::Fan(Fan::AnyServer) => {
-                    self.forward_anywhere(client, command.access, bytes.len())
-                }
-                Rule::Fan(Fan::Info) => {
-                    let info = self.info(client);
-                    self.say_with(client, |out| encode::write_bulk(out, info.as_bytes()))
-                }
+                Rule::Fan(fan) => self.fan_redis(client, command, fan, bytes, args),
                 Rule::Single(text) => match self.is_single(client) {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
@@ -73,11 +71,7 @@ impl Engine {
                     }
                     _ => Plan::Wait,
                 },
-                Rule::Fan(_)
-                | Rule::Block
-                | Rule::Session(_)
-                | Rule::Subscribe(_)
-                | Rule::Publish => {
+                Rule::Block | Rule::Session(_) | Rule::Subscribe(_) | Rule::Publish => {
                     let text =
                         format!("ERR '{}' is not supported by this gateway yet", command.name);
                     self.say_error(client, &text)
@@ -92,9 +86,10 @@ impl Engine {
             }
             Lookup::UnknownSubcommand(command) => self
                 .say_with(client, |out| table::unknown_subcommand_error(out, command, bytes, args)),
-            Lookup::WrongArity(command) => {
-                self.say_with(client, |out| table::wrong_arity_error(out, command))
-            }
+            Lookup::WrongArity(command) => match self.addressed(client, command, bytes, args) {
+                Some(plan) => plan,
+                None => self.say_with(client, |out| table::wrong_arity_error(out, command)),
+            },
         }
     }
 
@@ -124,7 +119,7 @@ impl Engine {
             let key = args[key].of(bytes);
             return self.forward_key(client, key, command.access, Expect::Line, bytes.len());
         }
-        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+        let plan = self.with_keys(client, command, bytes, args, |engine, keys, split| {
             if keys.is_empty() {
                 return engine.forward_anywhere(client, command.access, bytes.len());
             }
@@ -134,10 +129,14 @@ impl Engine {
                 Ok(Some(server)) => {
                     engine.forward_to(client, Some(server), Expect::Line, bytes.len())
                 }
-                Ok(None) => engine.say_error(client, &cross_server_error(command)),
+                Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
             }
-        })
+        });
+        if command.group == Group::Scripting {
+            self.note_script_call(client, command, bytes, args, &plan);
+        }
+        plan
     }
 
     /// Finds the keys of a command with the scratch memory for them.
@@ -246,41 +245,19 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => {
                 let version = self.resp_of(client);
-                let custom = CustomCommands::default();
-                self.say_with(client, |out| {
+                let pool = self.clients[client].pool as usize;
+                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let plan = self.say_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
-                })
+                });
+                self.pools[pool].commands = custom;
+                plan
             }
             Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
         }
-    }
-
-    fn info(&self, client: u32) -> String {
-        let uptime = self.now.micros_since(self.started) / 1_000_000;
-        let pool = self.clients[client].pool as usize;
-        let servers = &self.pools[pool].servers;
-        format!(
-            "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
-             cashew_version:{}\r\nos:Linux\r\narch_bits:{}\r\nprocess_id:{}\r\n\
-             uptime_in_seconds:{uptime}\r\nuptime_in_days:{}\r\n\r\n\
-             # Clients\r\nconnected_clients:{}\r\n\r\n\
-             # Cashew\r\nworker:{}\r\nworkers:{}\r\nepoch:{}\r\nservers:{}\r\n\
-             servers_ejected:{}\r\nservers_failing:{}\r\n",
-            self.identity.version,
-            usize::BITS,
-            self.identity.process_id,
-            uptime / 86_400,
-            self.pools[pool].clients,
-            self.slot,
-            self.workers,
-            self.epoch,
-            servers.len(),
-            servers.iter().filter(|server| server.ejected).count(),
-            servers.iter().filter(|server| server.failing).count(),
-        )
     }
 }
 
@@ -289,13 +266,5 @@ fn is_open_to_all(command: &Command) -> bool {
     matches!(
         command.rule,
         Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
-    )
-}
-
-fn cross_server_error(command: &Command) -> String {
-    let name = command.name.to_ascii_uppercase().replace('|', " ");
-    format!(
-        "CROSSSLOT the keys of {name} live on different servers; give them a common hash tag so \
-         that one server has them all"
     )
 }
