@@ -24,9 +24,12 @@ impl Engine {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single | Role::Parent { .. } | Role::Call(_) | Role::Probe { .. } => {
-                request.client
-            }
+            Role::Single
+            | Role::Parent { .. }
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_)
+            | Role::Call(_) => request.client,
         }
     }
 
@@ -137,6 +140,12 @@ impl Engine {
                 self.bufs.give(reply);
                 self.free_request(index);
             }
+            Role::Blocked => self.wait_over(index, reply),
+            Role::Own(own) => {
+                self.own_reply(own, &reply);
+                self.bufs.give(reply);
+                self.free_request(index);
+            }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
             Role::Call(_) => unreachable!("it was ended above"),
         }
@@ -208,7 +217,7 @@ impl Engine {
     fn hold(&mut self, index: u32, mut bytes: &[u8]) {
         if self.waiting_client(index) == NONE {
             let request = &self.requests[index];
-            let Role::Probe { .. } = request.role else { return };
+            let (Role::Probe { .. } | Role::Own(_)) = request.role else { return };
             bytes = &bytes[..bytes.len().min(PROBE_REPLY_MAX - request.reply.len())];
         }
         self.requests[index].hold(bytes, &mut self.bufs);

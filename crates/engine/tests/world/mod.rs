@@ -248,6 +248,10 @@ impl World {
         self.connecting.get(&server).is_some_and(|list| !list.is_empty())
     }
 
+    pub(crate) fn is_handed_off(&self, conn: ConnId) -> bool {
+        self.actions.contains(&Action::HandOff { conn })
+    }
+
     #[track_caller]
     pub(crate) fn assert_idle(&self) {
         assert_eq!(self.engine.requests_pending(), 0);
