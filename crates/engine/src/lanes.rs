@@ -193,12 +193,12 @@ impl Engine {
                 continue;
             }
             let lane = &mut self.lanes[index as usize];
-            if matches!(lane.link, Link::Handshaking { .. }) {
-                bytes = self.handshake_received(index, bytes);
-                continue;
-            }
             if lane.scanner.is_push(bytes) {
                 bytes = self.push_received(index, bytes);
+                continue;
+            }
+            if matches!(lane.link, Link::Handshaking { .. }) {
+                bytes = self.handshake_received(index, bytes);
                 continue;
             }
             // A request may be refused before all of it is written, an unwritten one may not.
