@@ -10,6 +10,7 @@ use crate::clients::Plan;
 use crate::dispatch::FragmentText;
 use crate::engine::Engine;
 use crate::request::Merge;
+use crate::session::NO_DATABASE;
 
 /// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
 /// use.
@@ -46,6 +47,12 @@ impl Engine {
                 self.say(client, NOT_AUTHENTICATED)
             }
             Lookup::Found(command) => match command.rule {
+                Rule::Forward | Rule::Single(_)
+                    if command.names_database()
+                        && self.names_other_database(client, command, bytes, args) =>
+                {
+                    self.say_error(client, NO_DATABASE)
+                }
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
