@@ -206,19 +206,20 @@ impl Engine {
         self.forward_to(client, server, Expect::Line, size)
     }
 
-    /// Who gets what has no keys.
+    /// The server for what has no keys.
     pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
         let pool = self.clients[client].pool;
         let config = &self.pools[pool as usize];
         if config.router.is_one_shard() {
-            return self.route(pool, b"", access);
+            self.route(pool, b"", access)
+        } else {
+            let servers = &config.servers;
+            let server = servers
+                .iter()
+                .position(Server::is_up)
+                .or_else(|| servers.iter().position(|server| !server.ejected));
+            server.map(|server| server as u32)
         }
-        let servers = &config.servers;
-        let server = servers
-            .iter()
-            .position(Server::is_up)
-            .or_else(|| servers.iter().position(|server| !server.ejected));
-        server.map(|server| server as u32)
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.
@@ -398,7 +399,12 @@ impl Engine {
                 self.bufs.give(round.text);
             }
             Merge::Carry(carry) => self.recycle_carry(*carry),
-            Merge::Sum | Merge::Same | Merge::Learn(_) | Merge::Fan(_) | Merge::Page(_) => {}
+            Merge::Sum
+            | Merge::Same
+            | Merge::Fan(_)
+            | Merge::Page(_)
+            | Merge::Learn(_)
+            | Merge::Last => {}
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::router::Router;
+use crate::scripts::{Scripts, Seen};
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::variant::{Dialect, Usage, Variant};
@@ -36,16 +37,17 @@ pub(crate) struct Pool {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
-    /// A server refused RESP3: until then clients are, too.
-    pub(crate) no_resp3_until: Time,
-    /// What cursors of SCAN are about.
-    pub(crate) walk: Walk,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What servers told of them.
     pub(crate) learnt: Vec<Definition>,
     /// Another one when what was learnt is forgotten; never 0.
     pub(crate) commands_version: u8,
+    /// A server refused RESP3: until then clients are, too.
+    pub(crate) no_resp3_until: Time,
+    /// What cursors of SCAN are about.
+    pub(crate) walk: Walk,
+    pub(crate) scripts: Scripts,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -108,6 +110,7 @@ pub(crate) struct Server {
     /// When it is asked whether it is well, while it is ejected.
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
+    pub(crate) scripts_seen: Seen,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
@@ -158,11 +161,12 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
-            no_resp3_until: Time::ZERO,
-            walk: Walk::new(&config.servers),
             commands: CustomCommands::default(),
             learnt: Vec::new(),
             commands_version: 0,
+            no_resp3_until: Time::ZERO,
+            walk: Walk::new(&config.servers),
+            scripts: Scripts::default(),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -242,6 +246,7 @@ impl Server {
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,
             queues: Queues::default(),
+            scripts_seen: Seen::default(),
             private_lanes: Vec::new(),
             waiting: Vec::new(),
         }
