@@ -38,7 +38,7 @@ OMITTED = {
 
 #: Seconds without a word from a test until its connections are cut, and how often that happens
 #: until the unit is begun anew without that test.
-SILENCE = 15.0
+SILENCE = 30.0
 CUTS = 3
 #: Seconds for one run of a unit, and how often it is begun.
 UNIT_SECONDS = 240.0
@@ -92,7 +92,8 @@ class Behind:
 
     def cut(self):
         self.gateway.process.kill()
-        wait_until(lambda: not accepts(self.port), "the gateway's workers are gone")
+        for port in (self.port, self.gateway.stats_port):
+            wait_until(lambda: not accepts(port), "the gateway's workers are gone")
         self.gateway.process.start()
 
     def trouble(self):
