@@ -545,7 +545,9 @@ impl Engine {
         request.client = NONE;
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
-            Role::Single | Role::Fragment { .. } | Role::Probe { .. } => request.in_lane,
+            Role::Single | Role::Fragment { .. } | Role::Call(_) | Role::Probe { .. } => {
+                request.in_lane
+            }
         };
         if !waits {
             self.free_request(index);
@@ -558,8 +560,10 @@ impl Engine {
     pub(crate) fn free_request(&mut self, index: u32) {
         let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
-        if let Role::Parent { merge, .. } = std::mem::replace(&mut request.role, Role::Single) {
-            self.recycle_merge(merge);
+        match std::mem::replace(&mut request.role, Role::Single) {
+            Role::Parent { merge, .. } => self.recycle_merge(merge),
+            Role::Call(call) => self.recycle_call(call),
+            Role::Single | Role::Fragment { .. } | Role::Probe { .. } => {}
         }
         self.requests.remove(index);
     }

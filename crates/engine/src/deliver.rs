@@ -24,7 +24,9 @@ impl Engine {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single | Role::Parent { .. } | Role::Probe { .. } => request.client,
+            Role::Single | Role::Parent { .. } | Role::Call(_) | Role::Probe { .. } => {
+                request.client
+            }
         }
     }
 
@@ -86,6 +88,10 @@ impl Engine {
                 return;
             }
         }
+        if let Role::Call(_) = request.role {
+            self.call_answered(index, bytes);
+            return;
+        }
         self.hold(index, bytes);
         let reply = std::mem::take(&mut self.requests[index].reply);
         self.deliver_buf(index, reply);
@@ -104,6 +110,9 @@ impl Engine {
 
     /// A whole reply in a buffer; the request has left its lane.
     pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+        if let Role::Call(_) = self.requests[index].role {
+            self.call_is_over(index);
+        }
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
@@ -129,11 +138,17 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
+            Role::Call(_) => unreachable!("it was ended above"),
         }
     }
 
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
+        if let Role::Call(_) = self.requests[index].role
+            && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
+        {
+            self.call_is_over(index);
+        }
         let request = &mut self.requests[index];
         request.arrived += bytes.len() as u64;
         let client = request.client;
@@ -288,7 +303,9 @@ impl Engine {
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
-            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) => |_| false,
+            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) | Merge::Last => {
+                |_| false
+            }
         };
         if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
             out.extend_from_slice(error);
@@ -306,6 +323,7 @@ impl Engine {
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
             Merge::Round(_) | Merge::Carry(_) => {
                 unreachable!("their replies are seen to elsewhere")
@@ -416,6 +434,11 @@ fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> 
         sum = sum.checked_add(count)?;
     }
     encode::write_integer(out, sum);
+    Some(())
+}
+
+fn merge_last<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    out.extend_from_slice(replies.last()?);
     Some(())
 }
 

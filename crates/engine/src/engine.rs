@@ -22,6 +22,7 @@ use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
 use crate::rng::Rng;
+use crate::scripts::Call;
 use crate::slab::Slab;
 use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
@@ -126,6 +127,7 @@ pub(crate) struct Scratch {
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
+    pub(crate) calls: Spares<Box<Call>>,
     pub(crate) places: Vec<crate::deliver::Place>,
 }
 
@@ -134,6 +136,7 @@ impl Scratch {
         self.redis.trim(drop);
         self.memcached.trim(drop);
         self.gathers.trim(drop);
+        self.calls.trim(drop);
         self.keys.clear();
         self.places.clear();
         shrink(&mut self.keys);

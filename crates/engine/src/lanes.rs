@@ -83,6 +83,8 @@ impl Engine {
         let is_greeting = handshake.replies_owed > 0;
         lane.link = Link::Handshaking { deadline };
         let server = self.server_of(index);
+        // It may be another process that has been started in the place of the last one.
+        server.scripts_seen.clear();
         server.connections += 1;
         self.publish_connections(index);
         if is_greeting {

@@ -39,6 +39,7 @@ mod request;
 mod requests;
 mod rng;
 mod router;
+mod scripts;
 mod session;
 mod slab;
 mod spares;

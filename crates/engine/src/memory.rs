@@ -12,6 +12,7 @@ use crate::engine::lanes_here;
 use crate::files::OpenFiles;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
+use crate::scripts::SCRIPTS_SIZE_MAX;
 use crate::variant::VARIANTS_MAX;
 
 /// The executable and its libraries, its stack, the resolver's thread.
@@ -145,7 +146,8 @@ fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
         _ => 0,
     };
     let lanes = lanes(pool, workers) + private_lanes(pool);
-    POOL + servers * SERVER + slots * SLOT + lanes * LANE
+    let scripts = if pool.protocol == Protocol::Redis { SCRIPTS_SIZE_MAX as u64 } else { 0 };
+    POOL + scripts + servers * SERVER + slots * SLOT + lanes * LANE
 }
 
 fn arguments(pool: &Pool) -> u64 {

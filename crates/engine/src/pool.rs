@@ -12,6 +12,7 @@ use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::router::Router;
+use crate::scripts::{Scripts, Seen};
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::variant::{Dialect, Usage, Variant};
@@ -46,6 +47,7 @@ pub(crate) struct Pool {
     pub(crate) no_resp3_until: Time,
     /// What cursors of SCAN are about.
     pub(crate) walk: Walk,
+    pub(crate) scripts: Scripts,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -108,6 +110,7 @@ pub(crate) struct Server {
     /// When it is asked whether it is well, while it is ejected.
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
+    pub(crate) scripts_seen: Seen,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
@@ -163,6 +166,7 @@ impl Pool {
             commands_version: 0,
             no_resp3_until: Time::ZERO,
             walk: Walk::new(&config.servers),
+            scripts: Scripts::default(),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -242,6 +246,7 @@ impl Server {
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,
             queues: Queues::default(),
+            scripts_seen: Seen::default(),
             private_lanes: Vec::new(),
             waiting: Vec::new(),
         }

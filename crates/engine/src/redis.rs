@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::redis::{self, Command, Group, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -119,7 +119,7 @@ impl Engine {
             let key = args[key].of(bytes);
             return self.forward_key(client, key, command.access, Expect::Line, bytes.len());
         }
-        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+        let plan = self.with_keys(client, command, bytes, args, |engine, keys, split| {
             if keys.is_empty() {
                 return engine.forward_anywhere(client, command.access, bytes.len());
             }
@@ -132,7 +132,11 @@ impl Engine {
                 Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
             }
-        })
+        });
+        if command.group == Group::Scripting {
+            self.note_script_call(client, command, bytes, args, &plan);
+        }
+        plan
     }
 
     /// Finds the keys of a command with the scratch memory for them.
