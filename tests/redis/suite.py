@@ -66,7 +66,7 @@ class Bare:
     """A server by itself."""
 
     def __init__(self, directory):
-        self.server = server(directory)
+        self.server = server(directory, 0)
         self.port = self.server.port
 
     def cut(self):
@@ -84,7 +84,7 @@ class Behind:
     """Servers behind a gateway."""
 
     def __init__(self, directory, count):
-        self.servers = [server(directory) for _ in range(count)]
+        self.servers = [server(directory, number) for number in range(count)]
         pool = {"redis": True, "hash_tag": '"{}"', "servers": server_lines(self.servers)}
         self.gateway = Gateway(directory, {"alpha": pool}, {"worker_processes": 2})
         self.gateway.wait_serving()
@@ -104,12 +104,15 @@ class Behind:
         return "\n".join(lines[:20])
 
     def stop(self):
-        self.gateway.stop()
+        self.gateway.process.stop()
         for each in self.servers:
             each.stop()
 
 
-def server(directory):
+def server(directory, number):
+    """A server with files of its own, which tests have it write and read again."""
+    directory = directory / f"server-{number}"
+    directory.mkdir()
     return Redis(directory, "--enable-protected-configs", "yes", "--enable-module-command", "yes")
 
 
