@@ -58,6 +58,18 @@ impl Engine {
                     .map(|server| server as u32);
                 self.forward_to(client, server, Expect::Line, bytes.len())
             }
+            Verb::Stats
+            | Verb::Tune
+            | Verb::Refused
+            | Verb::MetaGet
+            | Verb::MetaSet
+            | Verb::MetaDelete
+            | Verb::MetaArithmetic
+            | Verb::MetaNoop
+            | Verb::MetaDebug => {
+                self.answer(client, |out| out.extend_from_slice(b"ERROR\r\n"));
+                Plan::Done
+            }
             Verb::Quit => {
                 self.clients[client].state = State::Closing;
                 Plan::Done
