@@ -61,6 +61,8 @@ mod tests {
             authenticated: true,
             name: Some(b"a".to_vec()),
             swallow: 0,
+            dialect: String::new(),
+            database: None,
             input: 3,
             output: 2,
         };

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Raised when a session cannot be understood any more by who knows only the version before. A
 /// field may be added without that, if its default is right for sessions that lack it.
-pub const SESSION_VERSION: u32 = 1;
+pub const SESSION_VERSION: u32 = 2;
 
 /// The oldest version of a session that is understood here.
 pub const SESSION_VERSION_MIN: u32 = 1;
@@ -29,6 +29,10 @@ pub struct Session {
     pub name: Option<Vec<u8>>,
     /// Bytes still to come of a request that was refused, and are to be dropped.
     pub swallow: u64,
+    /// What the client speaks, by name; the first of its protocol's if that is empty.
+    pub dialect: String,
+    /// Selected by the client; `None` for the pool's.
+    pub database: Option<u32>,
     /// Length of what was received and not consumed.
     pub input: u64,
     /// Length of what is still to be written.

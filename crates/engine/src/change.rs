@@ -13,8 +13,9 @@
 //! they keep theirs.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
-use cashew_config::snapshot::{self, Protocol};
+use cashew_config::snapshot;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::action::Action;
@@ -28,6 +29,7 @@ use crate::request::Role;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::Timer;
+use crate::variant::Dialect;
 
 /// How long a pool that was removed stays though it has no clients.
 const LINGER_US: u64 = 1_000_000;
@@ -251,11 +253,14 @@ impl Engine {
         awaited: &mut Vec<u32>,
     ) -> u32 {
         let PlannedPool { config, router, lanes, quota, .. } = planned;
-        let (index, protocol) = (self.pools.len() as u32, config.protocol);
+        let (index, dialect) = (self.pools.len() as u32, Dialect::first_of(config.protocol));
         let void = self.metrics.void_server();
         let servers = kept.iter().zip(0..).map(|(kept, server)| match kept {
             Some(_) => Server::new(void, NONE, 0),
-            None => Server::new(void, self.add_lanes(lanes + 1, index, server, protocol), lanes),
+            None => {
+                let first = self.add_lanes(lanes + 1, (index, server), 0, dialect);
+                Server::new(void, first, lanes)
+            }
         });
         let servers: Vec<Server> = servers.collect();
         let connects = connects || config.preconnect;
@@ -274,19 +279,19 @@ impl Engine {
     pub(crate) fn add_lanes(
         &mut self,
         count: u32,
-        pool: u32,
-        server: u32,
-        protocol: Protocol,
+        place: (u32, u32),
+        variant: u16,
+        dialect: Dialect,
     ) -> u32 {
         if let Some(first) = self.vacant.take(count) {
             for lane in &mut self.lanes[first as usize..(first + count) as usize] {
                 // No connection has the name of an earlier one.
-                *lane = Lane { generation: lane.generation, ..Lane::new(pool, server, protocol) };
+                *lane = Lane { generation: lane.generation, ..Lane::new(place, variant, dialect) };
             }
             return first;
         }
         let first = self.lanes.len() as u32;
-        self.lanes.extend((0..count).map(|_| Lane::new(pool, server, protocol)));
+        self.lanes.extend((0..count).map(|_| Lane::new(place, variant, dialect)));
         first
     }
 
@@ -391,7 +396,7 @@ impl Engine {
         let state = &mut self.pools[pool as usize].servers[server as usize];
         // Who waits here finds another server.
         state.waiting.clear();
-        let own = state.own_lanes();
+        let own: Vec<Range<u32>> = state.own_lanes().collect();
         for lane in state.all_lanes().collect::<Vec<u32>>() {
             if self.lane(lane).has_connection() {
                 self.disconnect(lane, Closed::ByUs);
@@ -403,10 +408,11 @@ impl Engine {
         let state = &mut self.pools[pool as usize].servers[server as usize];
         let private = std::mem::take(&mut state.private_lanes);
         self.private_lanes.retain(|lane| !private.contains(lane));
-        for range in std::iter::once(own).chain(private.iter().map(|&lane| lane..lane + 1)) {
+        for range in own.into_iter().chain(private.iter().map(|&lane| lane..lane + 1)) {
             for lane in &mut self.lanes[range.start as usize..range.end as usize] {
                 debug_assert!(lane.is_free() && lane.output.is_empty());
-                *lane = Lane { generation: lane.generation, ..Lane::new(0, 0, Protocol::Redis) };
+                *lane =
+                    Lane { generation: lane.generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
             }
             self.vacant.give(range);
         }
@@ -428,6 +434,7 @@ impl Engine {
         let before = std::mem::take(&mut self.pools);
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
+        (0..self.pools_in_use as u32).for_each(|pool| self.complete_variants(pool));
         self.follow_clients(&changes);
         for (pool, change) in changes.into_iter().enumerate() {
             self.follow(pool as u32, change);

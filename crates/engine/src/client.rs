@@ -10,6 +10,7 @@ use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::upload::Upload;
+use crate::variant::Dialect;
 
 /// A buffer of at most this capacity stays with the slot of its request.
 const REPLY_KEPT_MAX: usize = 512;
@@ -23,6 +24,9 @@ pub(crate) struct Client {
     /// Which of a server's lanes this client uses, modulo their number: always the same one, so
     /// that its requests to a server run in order.
     pub(crate) lane_choice: u32,
+    /// Of which kind of lanes it is, by the pool's numbers: that of the session's dialect and
+    /// database.
+    pub(crate) variant: u16,
     pub(crate) head: u32,
     pub(crate) tail: u32,
     /// When it last had nothing to wait for and asked: see [`Crowd`].
@@ -55,6 +59,8 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply (memcached).
     pub(crate) noreply: bool,
+    /// Its requests mean something else than those of most clients: none takes the express way.
+    pub(crate) special: bool,
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
@@ -94,6 +100,9 @@ pub(crate) enum Departure {
 pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) protocol: Protocol,
+    pub(crate) dialect: Dialect,
+    /// Selected by the client; `redis_db` of its pool at first.
+    pub(crate) database: u32,
     pub(crate) authenticated: bool,
     /// Set by CLIENT SETNAME.
     pub(crate) name: Option<Box<[u8]>>,
@@ -205,6 +214,7 @@ impl Client {
         Self {
             pool,
             lane_choice,
+            variant: 0,
             head: NONE,
             tail: NONE,
             asked_in: 0,
@@ -223,6 +233,7 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            special: false,
             has_place: false,
             departure: Departure::No,
             session,

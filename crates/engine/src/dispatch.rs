@@ -111,7 +111,9 @@ impl Engine {
             size = size.max(BULK_SIZE);
         }
         let server = self.route(pool, key, access);
-        let plan = match server.filter(|_| is_large).map(|server| self.private_lane(pool, server)) {
+        let variant = self.clients[client].variant;
+        let private = server.filter(|_| is_large);
+        let plan = match private.map(|server| self.private_lane(pool, server, variant)) {
             Some(Ok(Some(lane))) => self.forward_on(client, lane, expect),
             _ => self.forward_to(client, server, expect, size),
         };
@@ -162,8 +164,8 @@ impl Engine {
         let pool = &self.pools[client.pool as usize];
         let server = &pool.servers[server as usize];
         let index = match size < BULK_SIZE {
-            true => server.lane(client.lane_choice),
-            false => server.bulk_lane(),
+            true => server.lane(client.variant, client.lane_choice),
+            false => server.bulk_lane(client.variant),
         };
         let lane = &self.lanes[index as usize];
         if lane.is_full(&pool.limits, size) {

@@ -206,6 +206,8 @@ impl Engine {
         let session = Session {
             id,
             protocol: config.protocol,
+            dialect: config.variants[0].dialect,
+            database: config.variants[0].database,
             authenticated: config.auth.is_none(),
             name: None,
         };

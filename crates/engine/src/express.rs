@@ -95,6 +95,7 @@ impl Engine {
         let limits = &pool.limits;
         let is_clear = client.session.authenticated
             && client.state == State::Open
+            && !client.special
             && client.departure == Departure::No
             && client.parser.is_none()
             && client.swallow == 0
@@ -120,7 +121,7 @@ impl Engine {
             else {
                 break;
             };
-            let lane_index = pool.servers[server as usize].lane(client.lane_choice);
+            let lane_index = pool.servers[server as usize].lane(client.variant, client.lane_choice);
             let lane = &mut self.lanes[lane_index as usize];
             if !lane.has_connection() || lane.is_full(limits, plain.bytes.len()) {
                 break;

@@ -81,7 +81,8 @@ impl Engine {
     /// Another worker found the server well; what is known of it here is out of date.
     pub(crate) fn readmitted(&mut self, pool: u32, server: u32) {
         let server = &self.pools[pool as usize].servers[server as usize];
-        let (first, own, is_failing) = (server.first_lane, server.own_lanes(), server.failing);
+        let (first, own, is_failing) =
+            (server.first_lane, server.own_lanes().flatten().collect::<Vec<u32>>(), server.failing);
         for &lane in &server.private_lanes {
             let link = &mut self.lanes[lane as usize].link;
             if let Link::Backoff { .. } = link {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use cashew_config::snapshot::{Limits, Protocol};
+use cashew_config::snapshot::Limits;
 use cashew_protocol::memcached::{self, Expect};
 use cashew_protocol::resp;
 
@@ -13,6 +13,7 @@ use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
+use crate::variant::Dialect;
 
 /// One multiplexed connection to a server; it stays a lane while connections come and go.
 ///
@@ -22,6 +23,8 @@ use crate::timers::{Timer, Timers};
 pub(crate) struct Lane {
     pub(crate) pool: u32,
     pub(crate) server: u32,
+    /// What its connection agrees on, by the pool's numbers.
+    pub(crate) variant: u16,
     pub(crate) link: Link,
     /// Names the current connection, or the next one.
     pub(crate) generation: u32,
@@ -117,10 +120,10 @@ pub(crate) enum Scan {
 }
 
 impl Scanner {
-    pub(crate) fn new(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Redis => Self::Redis(resp::ReplyScanner::default()),
-            Protocol::Memcached => Self::Memcached(memcached::ReplyScanner::default()),
+    pub(crate) fn new(dialect: Dialect) -> Self {
+        match dialect {
+            Dialect::Resp2 | Dialect::Resp3 => Self::Redis(resp::ReplyScanner::default()),
+            Dialect::Text => Self::Memcached(memcached::ReplyScanner::default()),
         }
     }
 
@@ -151,10 +154,12 @@ impl Scanner {
 }
 
 impl Lane {
-    pub(crate) fn new(pool: u32, server: u32, protocol: Protocol) -> Self {
+    pub(crate) fn new(place: (u32, u32), variant: u16, dialect: Dialect) -> Self {
+        let (pool, server) = place;
         Self {
             pool,
             server,
+            variant,
             link: Link::Idle,
             generation: 0,
             attempts: 0,
@@ -173,7 +178,7 @@ impl Lane {
             answered: 0,
             recorded: 0,
             progress_at: Time::ZERO,
-            scanner: Scanner::new(protocol),
+            scanner: Scanner::new(dialect),
             uncounted: 0,
             uncounted_size: 0,
             armed: Time::NEVER,

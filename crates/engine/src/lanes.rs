@@ -15,6 +15,7 @@ use crate::request::Role;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::Timer;
+use crate::variant::{Dialect, Variant};
 
 /// Backoff after the first failed attempt to connect; it doubles with every further one.
 const BACKOFF_MIN_MS: u64 = 10;
@@ -52,7 +53,8 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let server = pool.servers[lane.server as usize].metrics;
         self.metrics.add_server(server, ServerCounter::Connects, 1);
-        lane.scanner = Scanner::new(pool.protocol);
+        let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
+        lane.scanner = Scanner::new(dialect);
         lane.progress_at = self.now;
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
@@ -63,9 +65,15 @@ impl Engine {
                 encode::write_command(out, &[b"AUTH", password.as_bytes()]);
             });
         }
-        if pool.database > 0 {
+        if dialect == Dialect::Resp3 {
             handshake.replies_owed += 1;
-            let database = pool.database.to_string();
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"HELLO", b"3"]);
+            });
+        }
+        if database > 0 {
+            handshake.replies_owed += 1;
+            let database = database.to_string();
             handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"SELECT", database.as_bytes()]);
             });
@@ -308,7 +316,8 @@ impl Engine {
             return &[];
         }
         if complete {
-            let is_ok = handshake.reply.starts_with(b"+");
+            // A map is the answer to HELLO.
+            let is_ok = matches!(handshake.reply.first(), Some(b'+' | b'%'));
             handshake.reply.clear();
             handshake.replies_owed -= 1;
             if !is_ok {
@@ -665,9 +674,10 @@ impl Engine {
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
         let mut queues = Queues::default();
-        let first = server.first_lane as usize;
-        for lane in &self.lanes[first..=server.bulk_lane() as usize] {
-            queues.add(lane);
+        for range in server.own_lanes() {
+            for lane in &self.lanes[range.start as usize..range.end as usize] {
+                queues.add(lane);
+            }
         }
         for &lane in &server.private_lanes {
             queues.add(&self.lanes[lane as usize]);

@@ -41,6 +41,7 @@ mod time;
 mod timers;
 mod upload;
 mod vacant;
+mod variant;
 
 pub use action::Action;
 pub use crowd::Crowd;
@@ -53,3 +54,4 @@ pub use memory::MemoryBound;
 pub use moving::{Export, SessionParts};
 pub use tally::Answered;
 pub use time::Time;
+pub use variant::Dialect;

@@ -13,6 +13,7 @@ use crate::engine::{Closed, Engine, shrink};
 use crate::id::ConnId;
 use crate::slab::NONE;
 use crate::time::Time;
+use crate::variant::{Dialect, Variant};
 
 /// When all leave, so many at most are on their way out at once: they are served by nobody
 /// meanwhile, and whoever takes them takes one after the other.
@@ -30,6 +31,9 @@ pub struct SessionParts {
     pub name: Option<Vec<u8>>,
     /// Bytes to come that belong to a request refused already.
     pub swallow: u64,
+    /// As the client has asked for; `None` for the pool's.
+    pub dialect: Option<Dialect>,
+    pub database: Option<u32>,
 }
 
 /// A client that is no longer here, but for its socket.
@@ -261,9 +265,16 @@ impl Engine {
         // Its place moves with it.
         pool.places_taken -= u64::from(client.has_place);
         self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
-        let Session { id, authenticated, name, .. } = client.session;
+        let Session { id, authenticated, name, dialect, database, .. } = client.session;
         let name = name.map(Vec::from);
-        let parts = SessionParts { id, authenticated, name, swallow: client.swallow };
+        let parts = SessionParts {
+            id,
+            authenticated,
+            name,
+            swallow: client.swallow,
+            dialect: Some(dialect),
+            database: Some(database),
+        };
         Some(Export { pool: client.pool, parts, input: client.input, output })
     }
 
@@ -279,11 +290,19 @@ impl Engine {
     ) -> ConnId {
         self.now = now;
         self.clients_seen += 1;
-        let SessionParts { id, authenticated, name, swallow } = parts;
+        let SessionParts { id, authenticated, name, swallow, dialect, database } = parts;
+        let plain = self.pools[pool as usize].variants[0];
+        let wanted = Variant {
+            dialect: dialect.unwrap_or(plain.dialect),
+            database: database.unwrap_or(plain.database),
+        };
+        let variant = self.variant(pool, wanted);
         let config = &mut self.pools[pool as usize];
         let session = Session {
             id,
             protocol: config.protocol,
+            dialect: wanted.dialect,
+            database: wanted.database,
             authenticated: authenticated || config.auth.is_none(),
             name: name.map(Vec::into_boxed_slice),
         };
@@ -292,6 +311,7 @@ impl Engine {
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let mut client = Client::new(pool, self.clients_seen as u32, session);
         client.has_place = true;
+        client.variant = variant.unwrap_or_default();
         client.swallow = swallow;
         self.bufs.charge(output.capacity());
         client.output.push_buf(output, &mut self.bufs);
@@ -303,7 +323,8 @@ impl Engine {
         if is_owed {
             self.mark_client(index);
         }
-        if self.draining {
+        // It could not be served as it has asked for: a worker has room for so many variants.
+        if self.draining || variant.is_none() {
             self.finish(index);
         } else {
             self.throttle_new(index);

@@ -11,6 +11,7 @@ use crate::lane::Lane;
 use crate::router::Router;
 use crate::slab::NONE;
 use crate::time::Time;
+use crate::variant::{Dialect, Variant};
 
 pub(crate) struct Pool {
     pub(crate) config: Box<snapshot::Pool>,
@@ -19,11 +20,12 @@ pub(crate) struct Pool {
     pub(crate) metrics: PoolId,
     pub(crate) router: Router,
     pub(crate) servers: Vec<Server>,
+    /// What clients have agreed on; by index, see [`Variant`].
+    pub(crate) variants: Vec<Variant>,
     /// How long requests wait, in microseconds; the largest number if there is no limit.
     timeout_us: u64,
     pub(crate) limits: Limits,
     pub(crate) auth: Option<String>,
-    pub(crate) database: u32,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
     pub(crate) retry_ms: u64,
@@ -71,9 +73,11 @@ pub(crate) struct Hold {
 /// A server as this worker knows it.
 pub(crate) struct Server {
     pub(crate) metrics: ServerId,
-    /// Its shared lanes come first, then the bulk lane.
+    /// The shared lanes of its pool's first variant come first, then their bulk lane.
     pub(crate) first_lane: u32,
     pub(crate) lanes: u32,
+    /// The first lanes of the other variants, in their order: as many each.
+    pub(crate) others: Vec<u32>,
     pub(crate) connections: u32,
     /// Failures in a row, over all lanes.
     pub(crate) failures: u32,
@@ -122,16 +126,17 @@ impl Pool {
         metrics: PoolId,
         servers: Vec<Server>,
     ) -> Self {
+        let dialect = Dialect::first_of(config.protocol);
         let mut pool = Self {
             protocol: config.protocol,
             standing: Standing::Coming,
             metrics,
             router,
             servers,
+            variants: vec![Variant { dialect, database: config.redis_db }],
             timeout_us: u64::MAX,
             limits: config.limits,
             auth: None,
-            database: 0,
             preconnect: false,
             auto_eject: false,
             retry_ms: 0,
@@ -158,7 +163,7 @@ impl Pool {
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
-        self.database = config.redis_db;
+        self.variants[0].database = config.redis_db;
         self.preconnect = config.preconnect;
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
@@ -197,6 +202,7 @@ impl Server {
             metrics,
             first_lane,
             lanes,
+            others: Vec::new(),
             connections: 0,
             failures: 0,
             failed_at: Time::NEVER,
@@ -210,7 +216,7 @@ impl Server {
         }
     }
 
-    /// Those that clients share for requests that are not large.
+    /// Those that clients of the first variant share for requests that are not large.
     pub(crate) fn shared_lanes(&self) -> Range<u32> {
         match self.first_lane {
             NONE => 0..0,
@@ -218,27 +224,34 @@ impl Server {
         }
     }
 
-    /// All that are made with the server.
-    pub(crate) fn own_lanes(&self) -> Range<u32> {
-        match self.first_lane {
-            NONE => 0..0,
-            first => first..first + self.lanes + 1,
-        }
+    /// All that are made with the server, and for each variant.
+    pub(crate) fn own_lanes(&self) -> impl Iterator<Item = Range<u32>> {
+        let firsts = std::iter::once(self.first_lane).chain(self.others.iter().copied());
+        firsts.filter(|&first| first != NONE).map(|first| first..first + self.lanes + 1)
     }
 
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
-        self.own_lanes().chain(self.private_lanes.iter().copied())
+        self.own_lanes().flatten().chain(self.private_lanes.iter().copied())
     }
 
-    pub(crate) fn bulk_lane(&self) -> u32 {
-        self.first_lane + self.lanes
+    #[inline]
+    fn first_of(&self, variant: u16) -> u32 {
+        match variant.checked_sub(1) {
+            None => self.first_lane,
+            Some(other) => self.others[usize::from(other)],
+        }
+    }
+
+    pub(crate) fn bulk_lane(&self, variant: u16) -> u32 {
+        self.first_of(variant) + self.lanes
     }
 
     /// The shared lane of a client.
     #[inline]
-    pub(crate) fn lane(&self, choice: u32) -> u32 {
+    pub(crate) fn lane(&self, variant: u16, choice: u32) -> u32 {
         // A division takes longer than all the rest.
-        if self.lanes == 1 { self.first_lane } else { self.first_lane + choice % self.lanes }
+        let offset = if self.lanes == 1 { 0 } else { choice % self.lanes };
+        self.first_of(variant) + offset
     }
 
     #[inline]

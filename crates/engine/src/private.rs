@@ -28,20 +28,28 @@ impl Engine {
         &mut self,
         pool_index: u32,
         server_index: u32,
+        variant: u16,
     ) -> Result<Option<u32>, Failure> {
         let server = &self.pools[pool_index as usize].servers[server_index as usize];
-        let rank = |lane: &u32| match self.lanes[*lane as usize].link {
-            Link::Ready { .. } => 0,
-            Link::Handshaking { .. } | Link::Connecting { .. } => 1,
-            Link::Idle => 2,
-            Link::Backoff { .. } => 3,
+        let rank = |lane: &u32| {
+            let lane = &self.lanes[*lane as usize];
+            match lane.link {
+                Link::Backoff { .. } => 4,
+                _ if lane.variant != variant => 3,
+                Link::Ready { .. } => 0,
+                Link::Handshaking { .. } | Link::Connecting { .. } => 1,
+                Link::Idle => 2,
+            }
         };
         let free = |lane: &u32| self.lanes[*lane as usize].is_free();
         let best = server.private_lanes.iter().copied().filter(free).min_by_key(rank);
+        let may_add = server.private_lanes.len() < PRIVATE_LANES_MAX;
         let lane = match best {
-            Some(lane) => lane,
-            None if server.private_lanes.len() < PRIVATE_LANES_MAX => {
-                self.add_private_lane(pool_index, server_index)
+            Some(lane) if self.lanes[lane as usize].variant == variant => lane,
+            _ if may_add => self.add_private_lane(pool_index, server_index, variant),
+            Some(lane) => {
+                self.reassign(lane, variant);
+                lane
             }
             None => return Ok(None),
         };
@@ -53,6 +61,14 @@ impl Engine {
         Ok(Some(lane))
     }
 
+    /// Makes a free lane one of another variant, which takes another connection.
+    fn reassign(&mut self, index: u32, variant: u16) {
+        if self.lanes[index as usize].has_connection() {
+            self.disconnect(index, Closed::ByUs);
+        }
+        self.lanes[index as usize].variant = variant;
+    }
+
     /// Has the client told when a lane to the server is free.
     pub(crate) fn await_private_lane(&mut self, client: u32, server: u32) {
         let conn = self.client_conn(client);
@@ -60,9 +76,10 @@ impl Engine {
         self.pools[pool as usize].servers[server as usize].waiting.push(conn);
     }
 
-    fn add_private_lane(&mut self, pool_index: u32, server_index: u32) -> u32 {
-        let protocol = self.pools[pool_index as usize].protocol;
-        let lane = self.add_lanes(1, pool_index, server_index, protocol);
+    fn add_private_lane(&mut self, pool_index: u32, server_index: u32, variant: u16) -> u32 {
+        let pool = &self.pools[pool_index as usize];
+        let dialect = pool.variants[usize::from(variant)].dialect;
+        let lane = self.add_lanes(1, (pool_index, server_index), variant, dialect);
         self.lanes[lane as usize].is_private = true;
         let pool = &mut self.pools[pool_index as usize];
         pool.servers[server_index as usize].private_lanes.push(lane);

@@ -43,6 +43,16 @@ impl Engine {
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
+                Rule::Fan(_)
+                | Rule::Block
+                | Rule::Session(_)
+                | Rule::Subscribe(_)
+                | Rule::Publish => {
+                    let text =
+                        format!("ERR '{}' is not supported by this gateway yet", command.name);
+                    self.say_error(client, &text)
+                }
+                Rule::Refuse(text) => self.say_error(client, text),
                 Rule::Unsupported => {
                     self.say_with(client, |out| table::unknown_command_error(out, bytes, args))
                 }
@@ -247,7 +257,8 @@ impl Engine {
     /// There is one database: the pool's, which clients also reach as 0.
     fn select(&mut self, client: u32, index: &[u8]) -> Plan {
         let number = std::str::from_utf8(index).ok().and_then(|text| text.parse::<i64>().ok());
-        let database = i64::from(self.pools[self.clients[client].pool as usize].database);
+        let database =
+            i64::from(self.pools[self.clients[client].pool as usize].variants[0].database);
         match number {
             None => self.say_error(client, "ERR value is not an integer or out of range"),
             Some(number) if number == 0 || number == database => self.say(client, b"+OK\r\n"),

@@ -130,8 +130,11 @@ impl Engine {
             return Begun::Later;
         }
         let pool = self.clients[client].pool;
+        let variant = self.clients[client].variant;
         let server = self.route(pool, key, access).ok_or(Failure::NoServer);
-        let lane = match server.and_then(|server| Ok((server, self.private_lane(pool, server)?))) {
+        let placed =
+            server.and_then(|server| Ok((server, self.private_lane(pool, server, variant)?)));
+        let lane = match placed {
             Ok((_, Some(lane))) => {
                 let request = self.new_request(client);
                 self.requests[request].expect = Expect::Line;

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Export, SessionParts};
+use cashew_engine::{Action, Admission, CloseReason, ConnId, Dialect, Export, SessionParts};
 use cashew_metrics::{PoolCounter, PoolGauge};
 use world::{World, pool, redis};
 
@@ -66,7 +66,15 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
     leave(&mut one, conn);
     assert!(is_handed_off(&one, conn) && !is_handed_off(&one, other));
     let moved = export(&mut one, conn);
-    let parts = SessionParts { id: 1, authenticated: true, name: Some(b"me".to_vec()), swallow: 0 };
+    let name = Some(b"me".to_vec());
+    let parts = SessionParts {
+        id: 1,
+        authenticated: true,
+        name,
+        swallow: 0,
+        dialect: Some(Dialect::Resp2),
+        database: Some(0),
+    };
     assert_eq!(moved, Export { pool: 0, parts, input: Vec::new(), output: Vec::new() });
     assert_eq!((clients_counted(&one), clients_counted(&two)), (1, 0));
     let conn = adopt(&mut two, moved);

@@ -157,6 +157,12 @@ fn served(command: &Command) -> &'static str {
         Rule::Split(Merge::Sum) => "split, sum",
         Rule::Split(Merge::AllOk) => "split, `+OK` when all say so",
         Rule::Local(_) => "answered here",
+        Rule::Fan(_) => "every server",
+        Rule::Block => "forwarded on a connection of its own, keys on one server",
+        Rule::Session(_) => "session",
+        Rule::Subscribe(_) => "subscription",
+        Rule::Publish => "to the server that has the channel",
+        Rule::Refuse(_) => "refused",
         Rule::Unsupported => unreachable!("left out"),
     }
 }

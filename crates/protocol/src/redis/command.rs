@@ -73,10 +73,73 @@ pub enum Rule {
     Forward,
     /// Keys may live on several servers, each of which gets the command with its own.
     Split(Merge),
+    /// To several servers or to any, whatever its arguments.
+    Fan(Fan),
     /// Answered by the gateway.
     Local(Local),
+    /// To the server that has its keys, which may let it wait: it has a connection to itself.
+    Block,
+    /// Changes what the connection's next commands mean.
+    Session(SessionRule),
+    Subscribe(Subscription),
+    /// PUBLISH and SPUBLISH: to the server that has the channel.
+    Publish,
+    /// Known, and refused with this error, whose first word is its code.
+    Refuse(&'static str),
     /// In the table for its subcommands only: [`super::find`] never finds it.
     Unsupported,
+}
+
+/// Who gets a command that has no key, and how the replies become one. An error of any server is
+/// the answer, unless it says otherwise here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fan {
+    /// Add the integers.
+    Sum,
+    /// All say the same.
+    Same,
+    /// One array with the elements of all, those of the first server first.
+    Concat,
+    /// The cursor says which server is next: SCAN.
+    Scan,
+    /// RANDOMKEY: one server after the other, from a random one on, until one has a key.
+    RandomKey,
+    /// The least of the integers.
+    Least,
+    /// Arrays of equal length: the least of the integers at each place.
+    LeastEach,
+    /// Arrays of names and integers: the sum for each name.
+    SumPairs,
+    /// The first reply that is no error, or else the first error.
+    AnyOk,
+    /// INFO: sections put together.
+    Info,
+    /// What each server says, under its name.
+    PerServer,
+    /// One server that is well: all would say the same.
+    AnyServer,
+}
+
+/// Commands that change what the connection's next commands mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionRule {
+    Multi,
+    Exec,
+    Discard,
+    Watch,
+    Unwatch,
+    Reset,
+    Monitor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subscription {
+    Subscribe,
+    Unsubscribe,
+    Psubscribe,
+    Punsubscribe,
+    Ssubscribe,
+    Sunsubscribe,
 }
 
 /// How the replies to the parts of a split command become one.

@@ -248,10 +248,17 @@ mod tests {
         for command in COMMANDS {
             let keyless = command.keys == Keys::None;
             match command.rule {
-                Rule::Forward | Rule::Split(_) => assert!(!keyless, "{}", command.name),
+                Rule::Forward | Rule::Split(_) | Rule::Block => {
+                    assert!(!keyless, "{}", command.name);
+                }
                 Rule::Local(_) | Rule::Unsupported => {
                     assert!(keyless && command.access == Access::None, "{}", command.name);
                 }
+                Rule::Fan(_)
+                | Rule::Session(_)
+                | Rule::Subscribe(_)
+                | Rule::Publish
+                | Rule::Refuse(_) => {}
             }
         }
     }

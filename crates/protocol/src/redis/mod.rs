@@ -9,7 +9,9 @@ mod keys;
 mod lookup;
 mod table;
 
-pub use command::{Access, Command, Group, Keys, Local, Merge, NumkeysFaults, Rule};
+pub use command::{
+    Access, Command, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule, Subscription,
+};
 pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
 pub use keys::{BLOCK_UNSUPPORTED, NO_KEYS};

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use cashew_control::{SESSION_VERSION, Session, seal};
 use cashew_driver::{CloseKind, Driver, Token};
-use cashew_engine::{ConnId, Export, SessionParts};
+use cashew_engine::{ConnId, Dialect, Export, SessionParts};
 
 use super::Worker;
 use crate::sessions::{Arrived, UNSENT_MAX, unpack};
@@ -39,6 +39,8 @@ impl<D: Driver> Worker<D> {
             authenticated: parts.authenticated,
             name: parts.name,
             swallow: parts.swallow,
+            dialect: parts.dialect.map(|dialect| dialect.name().to_owned()).unwrap_or_default(),
+            database: parts.database,
             input: input.len() as u64,
             output: output.len() as u64,
         };
@@ -78,8 +80,9 @@ impl<D: Driver> Worker<D> {
                 return;
             }
         };
-        let Session { id, authenticated, name, swallow, .. } = session;
-        let parts = SessionParts { id, authenticated, name, swallow };
+        let Session { id, authenticated, name, swallow, dialect, database, .. } = session;
+        let dialect = Dialect::named(&dialect);
+        let parts = SessionParts { id, authenticated, name, swallow, dialect, database };
         let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
         self.writer.add_sessions_in(1);
         let token = Token(conn.token());
