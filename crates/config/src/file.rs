@@ -6,10 +6,11 @@ use cashew_placement::{Distribution, Hash, HashTag};
 use crate::address::ListenText;
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
-use crate::snapshot::{Affinity, IoEngine};
+use crate::snapshot::{Affinity, IoEngine, OnFailure, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
-    Heartbeat, Memory, Number, Servers, Size, SocketPath, Switch, Text, Timeout, Value, Workers,
+    CredentialList, Heartbeat, Memory, Number, Servers, Size, SocketPath, Switch, Text, Timeout,
+    Value, Workers,
 };
 
 section! {
@@ -97,6 +98,17 @@ section! {
         redis_auth: Text = none,
         /// Database selected on every server connection. Redis pools only.
         redis_db: Number<0, 2147483647> = "0",
+        /// Which of memcached's protocols clients may speak: `auto` goes by the first byte of each
+        /// connection, `text` has the meta commands. memcached pools only.
+        protocol: Wire = "auto",
+        /// What a `get` is answered whose server fails: `error`, or `miss` as if the key were not
+        /// there. memcached pools only.
+        on_failure: OnFailure = "error",
+        /// Who may come: `user:password`, several with spaces between them. Asked for by SASL in the
+        /// binary protocol, by a first `set` in text. memcached pools only.
+        client_auth: CredentialList = none,
+        /// What servers are given: `user:password`. memcached pools only.
+        server_auth: CredentialList = none,
         /// Whether workers connect to every server when they start.
         preconnect: Switch = "false",
         /// Whether a server that keeps failing is taken out of the ring for a while.

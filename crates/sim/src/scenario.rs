@@ -475,6 +475,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_quickack: false,
         reuseport: false,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
+        memcached: Default::default(),
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
         preconnect: random.percent(40),
         auto_eject_hosts: random.percent(50),
