@@ -59,6 +59,8 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply (memcached).
     pub(crate) noreply: bool,
+    /// Its first byte is still to tell which of memcached's protocols it speaks.
+    pub(crate) undecided: bool,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
     /// It counts for `client_connections`; who is refused for that does not.
@@ -112,6 +114,7 @@ pub(crate) struct Session {
 pub(crate) enum Parser {
     Redis(Box<resp::RequestParser>),
     Memcached(Box<memcached::RequestParser>),
+    Binary(Box<memcached::binary::RequestParser>),
     Upload(Box<Upload>),
 }
 
@@ -121,6 +124,7 @@ impl Parser {
         match self {
             Self::Redis(parser) => size_of_val(&**parser) + parser.allocated(),
             Self::Memcached(parser) => size_of_val(&**parser) + parser.allocated(),
+            Self::Binary(parser) => size_of_val(&**parser),
             Self::Upload(upload) => size_of_val(&**upload),
         }
     }
@@ -233,6 +237,7 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            undecided: false,
             special: false,
             has_place: false,
             departure: Departure::No,

@@ -8,6 +8,7 @@ use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::memcached::{merge_packets, merge_stats};
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -48,6 +49,9 @@ impl Engine {
     /// The last bytes of a reply; the request has left its lane.
     #[inline]
     pub(crate) fn deliver(&mut self, index: u32, bytes: &[u8]) {
+        if self.requests[index].expect.is_sifted() {
+            return self.deliver_sifted(index, bytes);
+        }
         self.learn_size(index, bytes.len());
         let request = &mut self.requests[index];
         if let Role::Single = request.role {
@@ -113,7 +117,7 @@ impl Engine {
             Role::Fragment { parent, .. } => {
                 self.bufs.give(std::mem::replace(&mut request.reply, reply));
                 request.done = true;
-                self.fragment_done(parent);
+                self.fragment_done(index, parent);
             }
             Role::Probe { server } => {
                 let pool = request.pool;
@@ -127,6 +131,9 @@ impl Engine {
 
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
+        if self.requests[index].expect.is_sifted() {
+            return self.deliver_part_sifted(index, bytes);
+        }
         let request = &mut self.requests[index];
         request.arrived += bytes.len() as u64;
         let client = request.client;
@@ -140,6 +147,7 @@ impl Engine {
             let client = self.waiting_client(index);
             if client != NONE {
                 self.check_output(client);
+                self.stream_values(index);
             }
             return;
         }
@@ -159,7 +167,7 @@ impl Engine {
     }
 
     /// Sends what has come of a large reply when it is worth a write: each one wakes the client.
-    fn mark_streaming(&mut self, client: u32) {
+    pub(crate) fn mark_streaming(&mut self, client: u32) {
         let owner = &self.clients[client];
         // What is kept back must not make a client that reads look like one that does not.
         let allowed = self.pools[owner.pool as usize].limits.client_output_max / 4;
@@ -183,7 +191,7 @@ impl Engine {
     }
 
     /// Keeps bytes of a reply with its request, as far as somebody waits for them.
-    fn hold(&mut self, index: u32, mut bytes: &[u8]) {
+    pub(crate) fn hold(&mut self, index: u32, mut bytes: &[u8]) {
         if self.waiting_client(index) == NONE {
             let request = &self.requests[index];
             let Role::Probe { .. } = request.role else { return };
@@ -194,7 +202,7 @@ impl Engine {
     }
 
     /// Cuts a client off that lets replies pile up.
-    fn check_output(&mut self, index: u32) {
+    pub(crate) fn check_output(&mut self, index: u32) {
         let client = &self.clients[index];
         let limit = self.pools[client.pool as usize].limits.client_output_max;
         if client.output.len() + client.held > limit {
@@ -202,12 +210,13 @@ impl Engine {
         }
     }
 
-    fn fragment_done(&mut self, parent: u32) {
+    fn fragment_done(&mut self, index: u32, parent: u32) {
         let Role::Parent { pending, .. } = &mut self.requests[parent].role else {
             unreachable!("a fragment's parent is a parent");
         };
         *pending -= 1;
         if *pending > 0 {
+            self.stream_values(index);
             return;
         }
         let role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
@@ -219,7 +228,8 @@ impl Engine {
             self.free_request(parent);
             return;
         }
-        let reply = self.merge(parent, fragments, &merge);
+        let mut reply = self.merge(parent, fragments, &merge);
+        self.sift_merged(parent, &mut reply);
         self.free_fragments(fragments);
         self.recycle_merge(merge);
         self.charge(parent, reply.len());
@@ -261,6 +271,7 @@ impl Engine {
             Merge::Sum | Merge::Elements(_) => |reply| reply.starts_with(b"-"),
             Merge::Same => |reply| reply.starts_with(b"-") || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
+            Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
         };
         if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
             out.extend_from_slice(error);
@@ -275,6 +286,22 @@ impl Engine {
                 self.merge_elements(fragments, gather, &mut places, &mut out)
             }
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
+            Merge::FirstOdd => {
+                let is_odd = |reply: &&[u8]| *reply != b"OK\r\n";
+                let odd = self.fragment_replies(fragments).find(is_odd);
+                out.extend_from_slice(odd.unwrap_or(b"OK\r\n"));
+                Some(())
+            }
+            Merge::Stats(aggregate) => {
+                let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
+                merge_stats(aggregate, &replies, &mut out);
+                Some(())
+            }
+            Merge::Packets(aggregate) => {
+                let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
+                let asked = self.requests[parent].asked;
+                merge_packets(aggregate.as_deref(), &replies, asked, &mut out)
+            }
         };
         self.scratch.places = places;
         if merged.is_none() {
@@ -341,8 +368,9 @@ impl Engine {
         places: &mut Vec<Place>,
         out: &mut Vec<u8>,
     ) -> Option<()> {
-        self.places(fragments, |_| Some(0), places);
-        for (key, &owner) in gather.keys.iter().zip(&gather.owners) {
+        self.places_of_values(fragments, gather, places);
+        let keys = gather.keys.iter().zip(&gather.owners);
+        for (key, &owner) in keys.skip(gather.dealt as usize) {
             let place = &mut places[owner as usize];
             let next = memcached::Values::new(self.undealt(*place)?).next();
             if let Some(hit) = next.filter(|hit| hit.key == key.of(&gather.text)) {
@@ -370,8 +398,8 @@ impl Engine {
 /// How far a fragment's reply is dealt out.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    fragment: u32,
-    at: usize,
+    pub(crate) fragment: u32,
+    pub(crate) at: usize,
 }
 
 fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {

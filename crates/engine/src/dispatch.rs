@@ -1,5 +1,6 @@
 //! From a request to the lanes that carry it.
 
+use cashew_config::snapshot::Protocol;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
@@ -153,6 +154,9 @@ impl Engine {
     pub(crate) fn fail(&mut self, client: u32, failure: Failure) -> Plan {
         let protocol = self.protocol_of(client);
         self.count_forward_error(self.clients[client].pool);
+        if protocol == Protocol::Memcached {
+            return self.fail_unsent_memcached(client, failure);
+        }
         self.answer(client, |out| failure.write_reply(protocol, out));
         Plan::Done
     }
@@ -299,6 +303,7 @@ impl Engine {
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;
+            slot.asked = self.asking.asked;
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;
         }
@@ -311,6 +316,17 @@ impl Engine {
 
     /// Sends the same bytes to every live server of the pool.
     pub(crate) fn broadcast(&mut self, client: u32, text: &[u8]) -> Plan {
+        self.tell_all(client, text, Expect::Line, Merge::Same)
+    }
+
+    /// As [`Engine::broadcast`], with other replies than equal lines.
+    pub(crate) fn tell_all(
+        &mut self,
+        client: u32,
+        text: &[u8],
+        expect: Expect,
+        merge: Merge,
+    ) -> Plan {
         let mut split = std::mem::take(&mut self.scratch.split);
         let pool = &self.pools[self.clients[client].pool as usize];
         split.begin(pool.servers.len());
@@ -326,10 +342,10 @@ impl Engine {
                 head: &|_, _| {},
                 key: &|out, _| out.extend_from_slice(text),
                 foot: b"",
-                expect: Expect::Line,
+                expect,
                 size: text.len(),
             };
-            self.send_fragments(client, &mut split, Merge::Same, request)
+            self.send_fragments(client, &mut split, merge, request)
         };
         self.scratch.split = split;
         plan

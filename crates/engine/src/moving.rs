@@ -272,7 +272,7 @@ impl Engine {
             authenticated,
             name,
             swallow: client.swallow,
-            dialect: Some(dialect),
+            dialect: (!client.undecided).then_some(dialect),
             database: Some(database),
         };
         Some(Export { pool: client.pool, parts, input: client.input, output })
@@ -297,13 +297,14 @@ impl Engine {
             database: database.unwrap_or(plain.database),
         };
         let variant = self.variant(pool, wanted);
+        let undecided = dialect.is_none() && self.is_undecided(pool);
         let config = &mut self.pools[pool as usize];
         let session = Session {
             id,
             protocol: config.protocol,
             dialect: wanted.dialect,
             database: wanted.database,
-            authenticated: authenticated || config.auth.is_none(),
+            authenticated: authenticated || config.is_open(),
             name: name.map(Vec::into_boxed_slice),
         };
         config.clients += 1;
@@ -313,6 +314,8 @@ impl Engine {
         client.has_place = true;
         client.variant = variant.unwrap_or_default();
         client.swallow = swallow;
+        client.undecided = undecided;
+        client.special = undecided;
         self.bufs.charge(output.capacity());
         client.output.push_buf(output, &mut self.bufs);
         self.bufs.charge(input.capacity());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cashew_config::snapshot::{self, Limits, Protocol};
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_metrics::{PoolId, ServerId};
 
 use crate::bulk::LargeReplies;
@@ -26,6 +26,8 @@ pub(crate) struct Pool {
     timeout_us: u64,
     pub(crate) limits: Limits,
     pub(crate) auth: Option<String>,
+    /// A get whose server fails is a miss.
+    pub(crate) misses: bool,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
     pub(crate) retry_ms: u64,
@@ -126,7 +128,7 @@ impl Pool {
         metrics: PoolId,
         servers: Vec<Server>,
     ) -> Self {
-        let dialect = Dialect::first_of(config.protocol);
+        let dialect = Dialect::first_of(&config);
         let mut pool = Self {
             protocol: config.protocol,
             standing: Standing::Coming,
@@ -137,6 +139,7 @@ impl Pool {
             timeout_us: u64::MAX,
             limits: config.limits,
             auth: None,
+            misses: false,
             preconnect: false,
             auto_eject: false,
             retry_ms: 0,
@@ -163,11 +166,17 @@ impl Pool {
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
+        self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.variants[0].database = config.redis_db;
         self.preconnect = config.preconnect;
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+    }
+
+    /// Whether clients need not say who they are.
+    pub(crate) fn is_open(&self) -> bool {
+        self.auth.is_none() && self.config.memcached.client_auth.is_empty()
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

@@ -3,7 +3,7 @@
 //! A client takes lanes that speak its dialect and have its database selected. Most clients of a
 //! pool agree on the same; lanes for the others are made when the first of them comes.
 
-use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::{self, Protocol, Wire};
 
 use crate::engine::Engine;
 
@@ -14,6 +14,8 @@ pub enum Dialect {
     Resp3,
     /// memcached's text protocol, meta commands included.
     Text,
+    /// memcached's binary protocol.
+    Binary,
 }
 
 impl Dialect {
@@ -23,18 +25,21 @@ impl Dialect {
             Self::Resp2 => "resp2",
             Self::Resp3 => "resp3",
             Self::Text => "text",
+            Self::Binary => "binary",
         }
     }
 
     pub fn named(name: &str) -> Option<Self> {
-        [Self::Resp2, Self::Resp3, Self::Text].into_iter().find(|dialect| dialect.name() == name)
+        let all = [Self::Resp2, Self::Resp3, Self::Text, Self::Binary];
+        all.into_iter().find(|dialect| dialect.name() == name)
     }
 
     /// What a connection speaks that has not said anything about it.
-    pub(crate) fn first_of(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Redis => Self::Resp2,
-            Protocol::Memcached => Self::Text,
+    pub(crate) fn first_of(config: &snapshot::Pool) -> Self {
+        match (config.protocol, config.memcached.wire) {
+            (Protocol::Redis, _) => Self::Resp2,
+            (Protocol::Memcached, Wire::Auto | Wire::Text) => Self::Text,
+            (Protocol::Memcached, Wire::Binary) => Self::Binary,
         }
     }
 }

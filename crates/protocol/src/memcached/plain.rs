@@ -124,7 +124,12 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
                 None => line,
             }
         }
-        Expect::Fenced | Expect::Stats | Expect::Packet | Expect::Packets => return None,
+        Expect::MetaQuiet
+        | Expect::Fenced
+        | Expect::Stats
+        | Expect::Packet
+        | Expect::PacketQuiet
+        | Expect::Packets => return None,
     };
     buf.split_at_checked(len)
 }

@@ -21,14 +21,36 @@ pub enum Expect {
     Values,
     /// A line, which has a data block behind it if it starts with VA.
     Meta,
+    /// The same, and not every one is for the client to see.
+    MetaQuiet,
     /// What a meta command in quiet mode says, if anything, and the MN of the `mn` behind it.
     Fenced,
     /// Lines of statistics closed by END, or one line of anything else.
     Stats,
     /// One binary packet.
     Packet,
+    /// The same, and not every one is for the client to see.
+    PacketQuiet,
     /// Binary packets up to one without a body, or one that tells an error.
     Packets,
+}
+
+impl Expect {
+    /// Whether the reply is looked at before it is passed on.
+    #[inline]
+    pub fn is_sifted(self) -> bool {
+        matches!(self, Self::MetaQuiet | Self::PacketQuiet | Self::Fenced)
+    }
+}
+
+/// What a request does not want to be told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reticence {
+    /// That the key is not there.
+    #[default]
+    Miss,
+    /// That it was done.
+    Success,
 }
 
 /// What was found in the bytes that were fed.
@@ -65,11 +87,11 @@ impl ReplyScanner {
         let scan = match expect {
             Expect::Line => self.scan_line(buf, 0),
             Expect::Values => self.scan_values(buf),
-            Expect::Meta => self.scan_meta(buf, false),
+            Expect::Meta | Expect::MetaQuiet => self.scan_meta(buf, false),
             Expect::Fenced => self.scan_meta(buf, true),
             Expect::Stats => self.scan_stats(buf),
             // These come on connections of their own.
-            Expect::Packet | Expect::Packets => Scan::Invalid,
+            Expect::Packet | Expect::PacketQuiet | Expect::Packets => Scan::Invalid,
         };
         if scan != Scan::Partial {
             *self = Self::default();

@@ -321,11 +321,11 @@ impl RequestParser {
         Ok((size + LINE_END_SIZE) as usize)
     }
 
-    fn read_meta(&mut self, line: &[u8], start: usize) -> Result<Span, Refusal> {
+    fn read_meta(&mut self, line: &[u8], start: usize) -> Result<(), Refusal> {
         let (meta, key) = Meta::read(line, self.verb, start)?;
         self.meta = meta;
         self.keys.push(key);
-        Ok(key)
+        Ok(())
     }
 
     /// As [`Self::read_storage`]. Whatever is wrong with the flags, the data block is there.
@@ -335,12 +335,14 @@ impl RequestParser {
         start: usize,
         data_start: usize,
     ) -> Result<usize, Refusal> {
-        let key = self.read_meta(line, start)?;
+        let (meta, key) = Meta::read(line, self.verb, start)?;
         let size = next_word(line, key.end())
             .and_then(|size| signed(size.of(line)))
             .and_then(|size| u64::try_from(size).ok())
             .filter(|&size| size <= VALUE_SIZE_LIMIT)
             .ok_or(Refusal::new(BAD_FORMAT))?;
+        self.meta = meta;
+        self.keys.push(key);
         if size > self.value_size_max {
             return Err(Refusal { swallow: size + LINE_END_SIZE, ..Refusal::new(TOO_LARGE) });
         }

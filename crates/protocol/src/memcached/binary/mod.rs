@@ -11,7 +11,7 @@ mod reply;
 mod request;
 
 pub use header::{HEADER_SIZE, RequestHeader, Response, Status, write_response};
-pub use opcode::{Opcode, Reticence};
+pub use opcode::Opcode;
 pub use packet::{Packet, Packets, write_request};
 pub use plain::{PlainRequest, plain_reply, plain_request};
 pub use reply::ReplyScanner;

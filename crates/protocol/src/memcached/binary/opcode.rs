@@ -1,5 +1,7 @@
 //! What a request asks for.
 
+use super::super::Reticence;
+
 /// The commands, each with its quiet form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opcode {
@@ -27,17 +29,6 @@ pub enum Opcode {
     SaslList,
     SaslAuth,
     SaslStep,
-}
-
-/// What a request does not want to be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reticence {
-    /// Nothing is left out.
-    None,
-    /// That the key is not there.
-    Miss,
-    /// That it was done.
-    Success,
 }
 
 /// By number: the command, and whether it is its quiet form.
