@@ -6,6 +6,7 @@ use cashew_protocol::{memcached, resp};
 use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
 use crate::id::ConnId;
+use crate::memcached::Many;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -66,6 +67,9 @@ pub(crate) struct Client {
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
+    /// How far the request at the front of what it has sent has been dispatched, if that one is
+    /// taken apart: see [`Many`].
+    pub(crate) many: Option<Box<Many>>,
     pub(crate) session: Session,
 }
 
@@ -241,6 +245,7 @@ impl Client {
             special: false,
             has_place: false,
             departure: Departure::No,
+            many: None,
             session,
         }
     }

@@ -267,8 +267,10 @@ impl Engine {
         let pool = &self.pools[client.pool as usize];
         pool.held
             || client.throttled
-            // An upload goes on to its end.
-            || (client.departure != Departure::No && client.state != State::Uploading)
+            // What has begun goes on to its end.
+            || (client.departure != Departure::No
+                && client.state != State::Uploading
+                && client.many.is_none())
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
@@ -377,6 +379,11 @@ impl Engine {
         let client = &mut self.clients[index];
         if let Some(Parser::Upload(upload)) = &mut client.parser {
             upload.closing = true;
+            return;
+        }
+        if client.many.is_some() {
+            // It is in the middle of a reply.
+            client.read_closed = true;
             return;
         }
         if client.departure == Departure::HandedOff {

@@ -229,6 +229,9 @@ impl Engine {
             return;
         }
         let mut reply = self.merge(parent, fragments, &merge);
+        if let Some(many) = &mut self.clients[client].many {
+            many.add_bytes(reply.len());
+        }
         self.sift_merged(parent, &mut reply);
         self.free_fragments(fragments);
         self.recycle_merge(merge);
@@ -273,7 +276,15 @@ impl Engine {
             Merge::Values(_) => memcached::is_error,
             Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
         };
-        if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
+        let is_part = match merge {
+            Merge::Values(gather) if gather.is_part => {
+                self.take_faults(parent, fragments, gather);
+                true
+            }
+            _ => false,
+        };
+        let errors = self.fragment_replies(fragments).filter(|reply| is_error(reply));
+        if let Some(error) = errors.take(usize::from(!is_part)).next() {
             out.extend_from_slice(error);
             return out;
         }
@@ -294,13 +305,21 @@ impl Engine {
             }
             Merge::Stats(aggregate) => {
                 let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
-                merge_stats(aggregate, &replies, &mut out);
+                let mut table = Vec::new();
+                merge_stats(aggregate, &replies, &mut table);
+                // With names of servers it is longer than what it is made of.
+                self.bufs.reserve(&mut out, table.len());
+                out.extend_from_slice(&table);
                 Some(())
             }
             Merge::Packets(aggregate) => {
                 let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
                 let asked = self.requests[parent].asked;
-                merge_packets(aggregate.as_deref(), &replies, asked, &mut out)
+                let mut table = Vec::new();
+                let merged = merge_packets(aggregate.as_deref(), &replies, asked, &mut table);
+                self.bufs.reserve(&mut out, table.len());
+                out.extend_from_slice(&table);
+                merged
             }
         };
         self.scratch.places = places;
@@ -380,6 +399,9 @@ impl Engine {
         }
         for &place in &*places {
             let rest = self.undealt(place)?;
+            if gather.is_part && memcached::is_error(rest) {
+                continue;
+            }
             if memcached::is_error(rest) {
                 // The server broke off behind its first hits.
                 out.clear();
@@ -390,7 +412,9 @@ impl Engine {
                 return None;
             }
         }
-        out.extend_from_slice(b"END\r\n");
+        if !gather.is_part {
+            out.extend_from_slice(b"END\r\n");
+        }
         Some(())
     }
 }

@@ -230,7 +230,7 @@ impl Engine {
         if client.departure != Departure::Asked || client.state == State::Closing {
             return true;
         }
-        if client.head != NONE || client.state == State::Uploading {
+        if client.head != NONE || client.state == State::Uploading || client.many.is_some() {
             return false;
         }
         // What it is answered goes by the next write, as a rule; it would take longer elsewhere.

@@ -96,6 +96,8 @@ pub(crate) struct Gather {
     /// Keys, back to back, for replies that omit missing ones.
     pub(crate) text: Vec<u8>,
     pub(crate) keys: Vec<Span>,
+    /// The reply goes on: no END.
+    pub(crate) is_part: bool,
     /// How many of the keys have been dealt with before all replies were there.
     pub(crate) dealt: u32,
     /// By fragment: where what is not dealt out begins in its reply; empty before the first is.
@@ -115,6 +117,7 @@ impl Gather {
         self.owners.clear();
         self.text.clear();
         self.keys.clear();
+        self.is_part = false;
         self.dealt = 0;
         self.places.clear();
     }

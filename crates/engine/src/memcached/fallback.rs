@@ -11,6 +11,9 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::requests::Requests;
 
+/// More than an answer takes beside what a miss has of its own.
+const FALLBACK_SIZE: usize = 256;
+
 /// What misses of requests on their way look like, where `on_failure: miss` asks for them. Those of
 /// requests that have been answered are forgotten later.
 #[derive(Default)]
@@ -52,7 +55,7 @@ impl Engine {
             Failed { asked: self.asking.asked, expect: self.asking.expect, miss: &miss, failure };
         let noreply = self.clients[client].noreply;
         let mut is_unwanted = false;
-        let mut text = self.bufs.take();
+        let mut text = self.bufs.take_for(FALLBACK_SIZE + miss.len());
         failed.write(misses, &mut text, &mut is_unwanted);
         self.clients[client].noreply |= is_unwanted;
         self.answer(client, |out| out.extend_from_slice(&text));
@@ -71,12 +74,13 @@ impl Engine {
         let misses = self.pools[request.pool as usize].misses;
         let failed = Failed { asked: request.asked, expect: request.expect, miss: &miss, failure };
         let mut is_unwanted = false;
-        let mut text = self.bufs.take();
+        let mut text = self.bufs.take_for(FALLBACK_SIZE + miss.len());
         failed.write(misses, &mut text, &mut is_unwanted);
         self.requests[index].silent |= is_unwanted;
         self.restart_fragment(index);
-        self.answer_instead(index, |out| out.extend_from_slice(&text));
-        self.bufs.give(text);
+        self.drop_reply(index);
+        self.charge(index, text.len());
+        self.deliver_buf(index, text);
     }
 }
 

@@ -9,6 +9,7 @@
 mod auth;
 mod binary;
 mod fallback;
+mod many;
 mod meta;
 mod sift;
 mod stats;
@@ -17,12 +18,14 @@ mod text;
 
 pub(crate) use auth::{greet, is_greeted};
 pub(crate) use fallback::Notes;
+pub(crate) use many::Many;
 pub(crate) use stats::{Aggregate, merge_packets, merge_stats};
 
 use cashew_config::snapshot::{Protocol, Wire};
 use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
 
 use crate::engine::Engine;
+use crate::failure::Failure;
 use crate::variant::{Dialect, Variant};
 
 /// How the reply to a request has to look, or when it is left out.
@@ -41,11 +44,13 @@ pub(crate) struct Asking {
     pub(crate) expect: Expect,
     /// What a server that has not got the key would say, where that is more than the words for it.
     pub(crate) miss: Vec<u8>,
+    /// Why some of its fragments were not sent.
+    pub(crate) failure: Option<Failure>,
 }
 
 impl Default for Asking {
     fn default() -> Self {
-        Self { asked: Asked::default(), expect: Expect::Line, miss: Vec::new() }
+        Self { asked: Asked::default(), expect: Expect::Line, miss: Vec::new(), failure: None }
     }
 }
 

@@ -37,6 +37,7 @@ impl Engine {
         places.clear();
         self.places_of_values(fragments, gather, &mut places);
         let owner = &mut self.clients[client];
+        let mut bytes = 0;
         while let Some(key) = gather.keys.get(gather.dealt as usize) {
             let place = &mut places[gather.owners[gather.dealt as usize] as usize];
             let request = &self.requests[place.fragment];
@@ -44,12 +45,16 @@ impl Engine {
                 Some(hit) if hit.key == key.of(&gather.text) => {
                     owner.output.push(hit.block, &mut self.bufs);
                     place.at += hit.block.len();
+                    bytes += hit.block.len();
                 }
                 Some(_) => {}
                 None if request.done => {}
                 None => break,
             }
             gather.dealt += 1;
+        }
+        if let Some(many) = &mut owner.many {
+            many.add_bytes(bytes);
         }
         // What has been dealt out is let go of, though not for every few bytes.
         for place in &mut places {

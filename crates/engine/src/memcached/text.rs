@@ -6,6 +6,7 @@ use cashew_protocol::memcached::{
 use cashew_protocol::redis::Access;
 
 use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
+use super::many::PART_KEYS;
 use super::meta::{FENCE, plain_key};
 use crate::buffer::LARGE;
 use crate::client::{Parser, State};
@@ -230,6 +231,9 @@ impl Engine {
             let key = key.of(bytes);
             return self.forward_key(client, key, access, Expect::Values, bytes.len());
         }
+        if keys.len() > PART_KEYS {
+            return self.retrieve_part(client, parser, bytes, access);
+        }
         let mut split = std::mem::take(&mut self.scratch.split);
         let pool = self.clients[client].pool;
         let placed =
@@ -251,7 +255,18 @@ impl Engine {
                     expect: Expect::Values,
                     size: bytes.len(),
                 };
-                self.send_fragments(client, &mut split, Merge::Values(gather), request)
+                let merge = Merge::Values(gather);
+                match self.pools[pool as usize].misses {
+                    true => {
+                        self.send_fragments_that_can(client, &mut split, merge, request);
+                        self.asking
+                            .failure
+                            .take()
+                            .filter(|_| split.is_unsent())
+                            .map_or(Plan::Done, |failure| self.fail(client, failure))
+                    }
+                    false => self.send_fragments(client, &mut split, merge, request),
+                }
             }
             Err(failure) => self.fail(client, failure),
         };
