@@ -4,13 +4,14 @@
 use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::address::ListenText;
+use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
 use crate::snapshot::{Affinity, IoEngine, OnFailure, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
-    CredentialList, Heartbeat, Memory, Number, Servers, Size, SocketPath, Switch, Text, Timeout,
-    Value, Workers,
+    CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
+    Switch, Text, Timeout, Value, Workers,
 };
 
 section! {
@@ -59,6 +60,38 @@ section! {
         rebalance: Switch = "true",
         /// Percent of a processor's time that two workers must differ by for clients to be moved.
         rebalance_threshold: Number<1, 100> = "20",
+        /// Where the statistics are. A name is resolved once, when the file is loaded, to its first
+        /// address. The flag `-a` takes the place of the host, `-s` that of the port.
+        stats_listen: StatsListen = "0.0.0.0:22222",
+        /// File that the log is appended to, in place of standard error. The flag `-o` takes its
+        /// place.
+        log_file: FilePath = none,
+        /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
+        /// everything. The flag `-v` takes its place.
+        log_level: Number<0, 11> = "5",
+    }
+}
+
+section! {
+    /// A command that Redis itself does not have. Arguments are counted from 0, the name.
+    CommandSection {
+        /// The command, in any case; a subcommand as `container|subcommand`.
+        name: Text = required,
+        /// Arguments with the name, and a subcommand's name; negative: at least so many.
+        arity: Whole = required,
+        /// The first argument that is a key; 0 when there is none.
+        first_key: Number<0, 32767> = "0",
+        /// The last argument that is a key; negative counts from the end, -1 being the last of all.
+        /// Without it there is one key.
+        last_key: Whole = none,
+        /// From one key to the next: 2 when a value is behind each.
+        step: Number<1, 32767> = "1",
+        /// The argument that says how many keys follow it, in the place of `first_key` and
+        /// `last_key`.
+        numkeys: Number<1, 32766> = none,
+        /// Redis's flags. Without `write` and `readonly` it may do either; `readonly` may go to a
+        /// replica, and `blocking` gets a connection of its own.
+        flags: Words = none,
     }
 }
 
@@ -96,8 +129,12 @@ section! {
         reuseport: Switch = "false",
         /// Password that clients must give and that is given to servers. Redis pools only.
         redis_auth: Text = none,
-        /// Database selected on every server connection. Redis pools only.
+        /// Database that clients have at first. Redis pools only.
         redis_db: Number<0, 2147483647> = "0",
+        /// How many databases clients may choose from with SELECT: those below this number. With 1
+        /// there is only `redis_db`, which clients know as 0. Redis pools only; 16 unless `redis_db`
+        /// is set, else 1.
+        databases: Number<1, 2147483647> = none,
         /// Which of memcached's protocols clients may speak: `auto` goes by the first byte of each
         /// connection, `text` has the meta commands. memcached pools only.
         protocol: Wire = "auto",
@@ -120,6 +157,9 @@ section! {
         server_retry_timeout: Number<0, 2147483647> = "30000",
         /// Consecutive failures, as one worker sees them, that eject a server. 0 counts as 1.
         server_failure_limit: Number<0, 2147483647> = "2",
+        /// Whether RENAME, RENAMENX and COPY carry a key from one server to another, by DUMP and
+        /// RESTORE, if its new name belongs there. Not atomic. Redis pools only.
+        cross_server_copy: Switch = "false",
         /// Bytes of the largest request. A client that sends more gets an error and is closed.
         request_size_max: Size<1024, 4294967296> = "1gb",
         /// Requests of one client that may wait for replies. Beyond it the client is not read.
@@ -135,6 +175,12 @@ section! {
         server_queue_size_max: Size<65536, 17179869184> = "256mb",
         /// Milliseconds that connecting to a server may take when `timeout` is not shorter.
         server_connect_timeout: Number<1, 3600000> = "5000",
+        /// Commands that Redis itself does not have, of [modules](#commands-of-modules). Redis
+        /// pools only.
+        commands: Commands = none,
+        /// Whether a server is asked (COMMAND INFO) about a command that is not known, when a
+        /// client says it first. Redis pools only.
+        commands_from_servers: Switch = "false",
     }
 }
 

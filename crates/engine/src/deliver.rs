@@ -8,6 +8,7 @@ use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::fan;
 use crate::memcached::{merge_packets, merge_stats};
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
@@ -38,12 +39,18 @@ impl Engine {
 
     /// Forgets what has arrived of a reply.
     pub(crate) fn drop_reply(&mut self, index: u32) {
+        let reply = self.take_reply(index);
+        self.bufs.give(reply);
+    }
+
+    /// What has arrived of a reply, which is not kept for the client any more.
+    pub(crate) fn take_reply(&mut self, index: u32) -> Vec<u8> {
         let client = self.waiting_client(index);
         let reply = std::mem::take(&mut self.requests[index].reply);
         if client != NONE {
             self.clients[client].held -= reply.len() as u64;
         }
-        self.bufs.give(reply);
+        reply
     }
 
     /// The last bytes of a reply; the request has left its lane.
@@ -219,16 +226,31 @@ impl Engine {
             self.stream_values(index);
             return;
         }
+        self.fragments_done(parent);
+    }
+
+    /// All fragments of a request are answered.
+    pub(crate) fn fragments_done(&mut self, parent: u32) {
         let role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
-        let Role::Parent { fragments, merge, .. } = role else { unreachable!("checked above") };
-        let client = self.requests[parent].client;
-        if client == NONE {
+        let Role::Parent { fragments, merge, .. } = role else {
+            unreachable!("only a parent has fragments");
+        };
+        if let Merge::Carry(carry) = merge {
+            self.end_stage(parent, fragments, carry);
+            return;
+        }
+        if self.requests[parent].client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
             self.free_request(parent);
             return;
         }
+        if let Merge::Round(round) = merge {
+            self.end_turn(parent, fragments, round);
+            return;
+        }
         let mut reply = self.merge(parent, fragments, &merge);
+        let client = self.requests[parent].client;
         if let Some(many) = &mut self.clients[client].many {
             many.add_bytes(reply.len());
         }
@@ -239,7 +261,7 @@ impl Engine {
         self.deliver_buf(parent, reply);
     }
 
-    fn free_fragments(&mut self, mut at: u32) {
+    pub(crate) fn free_fragments(&mut self, mut at: u32) {
         while at != NONE {
             let Role::Fragment { next, .. } = self.requests[at].role else {
                 unreachable!("fragments are linked to fragments");
@@ -251,7 +273,7 @@ impl Engine {
     }
 
     /// The replies of a request's fragments, in their order.
-    fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
         let mut at = first;
         std::iter::from_fn(move || {
             if at == NONE {
@@ -268,13 +290,20 @@ impl Engine {
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
         // No merged reply is longer than what it is made of, but for a number's digits.
+        if let Merge::Learn(name) = merge {
+            let pool = self.requests[parent].pool as usize;
+            self.pools[pool].learn(name, &self.requests[fragments].reply);
+            return Vec::new();
+        }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) => |reply| reply.starts_with(b"-"),
-            Merge::Same => |reply| reply.starts_with(b"-") || memcached::is_error(reply),
+            Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
+            Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
+            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) => |_| false,
         };
         let is_part = match merge {
             Merge::Values(gather) if gather.is_part => {
@@ -291,6 +320,7 @@ impl Engine {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         let merged = match merge {
+            Merge::Learn(_) => unreachable!("told apart above"),
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
@@ -320,6 +350,12 @@ impl Engine {
                 self.bufs.reserve(&mut out, table.len());
                 out.extend_from_slice(&table);
                 merged
+            }
+            Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
+            Merge::Round(_) | Merge::Carry(_) => {
+                unreachable!("their replies are seen to elsewhere")
             }
         };
         self.scratch.places = places;

@@ -218,9 +218,11 @@ impl Engine {
             id,
             protocol: config.protocol,
             dialect: config.variants[0].dialect,
-            database: config.variants[0].database,
+            database: None,
             authenticated: config.is_open(),
-            name: None,
+            profile: None,
+            no_evict: false,
+            since_us: now.as_micros() as i64,
         };
         config.clients += 1;
         self.metrics.add_pool(config.metrics, PoolCounter::ClientsAccepted, 1);
@@ -388,6 +390,7 @@ impl Engine {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_variants();
                     self.check_stall();
                     self.give_back();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);

@@ -12,6 +12,7 @@ use crate::engine::lanes_here;
 use crate::files::OpenFiles;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
+use crate::variant::VARIANTS_MAX;
 
 /// The executable and its libraries, its stack, the resolver's thread.
 const PROGRAM: u64 = 12 << 20;
@@ -122,7 +123,15 @@ impl MemoryBound {
 
 fn lanes(pool: &Pool, workers: u32) -> u64 {
     let shared = lanes_here(pool.server_connections, 0, workers);
-    (u64::from(shared) + 1) * pool.servers.len() as u64
+    (u64::from(shared) + 1) * pool.servers.len() as u64 * variants(pool)
+}
+
+/// Of the lanes: of each protocol version and database.
+fn variants(pool: &Pool) -> u64 {
+    match pool.protocol {
+        Protocol::Redis => (2 * u64::from(pool.databases)).min(VARIANTS_MAX as u64),
+        Protocol::Memcached => 1,
+    }
 }
 
 fn private_lanes(pool: &Pool) -> u64 {
@@ -277,7 +286,11 @@ mod tests {
     /// The driver keeps 16 bytes of each client, and a list of either may name it twice.
     #[test]
     fn a_client_at_rest_takes_what_is_said() {
-        assert!(Slab::<Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT);
+        assert!(
+            Slab::<Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT,
+            "{}",
+            Slab::<Client>::SLOT_SIZE
+        );
     }
 
     #[test]

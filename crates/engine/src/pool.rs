@@ -4,14 +4,17 @@ use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_metrics::{PoolId, ServerId};
+use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
+use crate::client::Session;
+use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::router::Router;
 use crate::slab::NONE;
 use crate::time::Time;
-use crate::variant::{Dialect, Variant};
+use crate::variant::{Dialect, Usage, Variant};
 
 pub(crate) struct Pool {
     pub(crate) config: Box<snapshot::Pool>,
@@ -22,6 +25,8 @@ pub(crate) struct Pool {
     pub(crate) servers: Vec<Server>,
     /// What clients have agreed on; by index, see [`Variant`].
     pub(crate) variants: Vec<Variant>,
+    /// Who uses them, by the same index.
+    pub(crate) usage: Vec<Usage>,
     /// How long requests wait, in microseconds; the largest number if there is no limit.
     timeout_us: u64,
     pub(crate) limits: Limits,
@@ -33,6 +38,16 @@ pub(crate) struct Pool {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    /// Those that are not in the table.
+    pub(crate) commands: CustomCommands,
+    /// What servers told of them.
+    pub(crate) learnt: Vec<Definition>,
+    /// Another one when what was learnt is forgotten; never 0.
+    pub(crate) commands_version: u8,
+    /// A server refused RESP3: until then clients are, too.
+    pub(crate) no_resp3_until: Time,
+    /// What cursors of SCAN are about.
+    pub(crate) walk: Walk,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -78,7 +93,7 @@ pub(crate) struct Server {
     /// The shared lanes of its pool's first variant come first, then their bulk lane.
     pub(crate) first_lane: u32,
     pub(crate) lanes: u32,
-    /// The first lanes of the other variants, in their order: as many each.
+    /// The first lanes of the other variants, in their order: as many each, or [`NONE`].
     pub(crate) others: Vec<u32>,
     pub(crate) connections: u32,
     /// Failures in a row, over all lanes.
@@ -136,6 +151,7 @@ impl Pool {
             router,
             servers,
             variants: vec![Variant { dialect, database: config.redis_db }],
+            usage: vec![Usage::OPEN],
             timeout_us: u64::MAX,
             limits: config.limits,
             auth: None,
@@ -145,6 +161,11 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            commands: CustomCommands::default(),
+            learnt: Vec::new(),
+            commands_version: 0,
+            no_resp3_until: Time::ZERO,
+            walk: Walk::new(&config.servers),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -159,9 +180,10 @@ impl Pool {
         pool
     }
 
-    /// Goes by what `config` says, but for its servers and what places keys.
+    /// Goes by what `config` says, but for the state of its servers and what places keys.
     pub(crate) fn configure(&mut self) {
         let config = &*self.config;
+        self.walk = Walk::new(&config.servers);
         let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.limits = config.limits;
@@ -172,6 +194,15 @@ impl Pool {
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+        self.commands_version = self.commands_version % u8::MAX + 1;
+        self.learnt.clear();
+        self.define_commands();
+    }
+
+    /// What lanes a client of this session takes.
+    pub(crate) fn variant_of(&self, session: &Session) -> Variant {
+        let database = session.database.unwrap_or(self.variants[0].database);
+        Variant { dialect: session.dialect, database }
     }
 
     /// Whether clients need not say who they are.

@@ -2,9 +2,12 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
+use crate::carry::Carry;
+use crate::fan::{Named, Page, Round};
 use crate::memcached::{Aggregate, Asked};
 use crate::slab::NONE;
 use crate::time::Time;
@@ -28,7 +31,7 @@ pub(crate) struct Request {
     pub(crate) done: bool,
     /// Part of the reply is already in the client's output, and all that follows goes there too.
     pub(crate) streaming: bool,
-    /// memcached's noreply: the reply is for nobody.
+    /// memcached's noreply, or CLIENT REPLY: the reply is for nobody.
     pub(crate) silent: bool,
     /// The gateway answered in the server's place.
     pub(crate) failed: bool,
@@ -78,6 +81,8 @@ pub(crate) enum Merge {
     Same,
     /// Arrays whose elements are dealt back to the positions of the keys.
     Elements(Box<Gather>),
+    /// What a server told of the command of this name: nothing for the client.
+    Learn(Box<str>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
     /// memcached's `OK`, or the first answer that is something else.
@@ -86,6 +91,16 @@ pub(crate) enum Merge {
     Stats(Box<Aggregate>),
     /// The same in packets; or a packet that tells of success, or the first that does not.
     Packets(Option<Box<Aggregate>>),
+    /// As the command says, which has no keys.
+    Fan(redis::Fan),
+    /// The same where servers are told by their names.
+    Named(Box<Named>),
+    /// One page of a SCAN over all servers.
+    Page(Page),
+    /// One server after the other, until one has what is asked for.
+    Round(Box<Round>),
+    /// Stages of a key's way from one server to another.
+    Carry(Box<Carry>),
 }
 
 /// Which fragment answers which key.

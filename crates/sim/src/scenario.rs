@@ -160,6 +160,9 @@ impl Scenario {
                 worker_cpu_affinity: Affinity::Off,
                 worker_heartbeat_timeout_ms: 700,
                 rebalance_threshold: None,
+                stats_listen: None,
+                log_file: None,
+                log_level: None,
             },
             pools,
         };
@@ -477,12 +480,16 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         memcached: Default::default(),
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
+        databases: 16,
         preconnect: random.percent(40),
         auto_eject_hosts: random.percent(50),
         server_connections: random.range(1, 3) as u32,
         server_retry_timeout_ms: random.range(10, 200),
         server_failure_limit: random.range(1, 3) as u32,
+        cross_server_copy: false,
         limits,
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }
 

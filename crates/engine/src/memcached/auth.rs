@@ -10,7 +10,7 @@ use cashew_protocol::memcached::binary::{
 use cashew_protocol::memcached::{RequestParser, Verb, words};
 
 use crate::engine::Engine;
-use crate::redis::same_secret;
+use crate::session::same_secret;
 use crate::variant::Dialect;
 
 pub(super) const UNAUTHENTICATED: &[u8] = b"CLIENT_ERROR unauthenticated\r\n";

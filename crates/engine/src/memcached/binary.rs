@@ -10,8 +10,6 @@ use cashew_protocol::memcached::binary::{
 use cashew_protocol::memcached::{BINARY_REQUEST, Expect};
 use cashew_protocol::redis::Access;
 
-use cashew_config::snapshot::Wire;
-
 use super::Asked;
 use crate::buffer::LARGE;
 use crate::client::{Parser, State};
@@ -20,7 +18,7 @@ use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::request::Merge;
 use crate::upload::{Begun, Head, Tail, UPLOAD_SIZE_MIN};
-use crate::variant::{Dialect, Variant};
+use crate::variant::Dialect;
 
 impl Engine {
     /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
@@ -231,17 +229,15 @@ impl Engine {
     fn verbosity_by_binary(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
         let owner = &self.clients[client];
         let (pool, variant) = (owner.pool, owner.variant);
-        let text = Variant { dialect: Dialect::Text, database: owner.session.database };
-        let is_binary = self.pools[pool as usize].config.memcached.wire == Wire::Binary;
-        let Some(text) = self.variant(pool, text).filter(|_| !is_binary) else {
+        if self.pools[pool as usize].variants[0].dialect != Dialect::Text {
             let status = Status::UnknownCommand;
             self.answer_binary(client, parser, status, status.text().as_bytes());
             return Plan::Done;
-        };
+        }
         let level = parser.extras().of(bytes).iter().fold(0u64, |n, &b| n << 8 | u64::from(b));
         let line = format!("verbosity {level}\r\n");
         self.clients[client].noreply = true;
-        self.clients[client].variant = text;
+        self.clients[client].variant = 0;
         self.asking.expect = Expect::Line;
         self.broadcast(client, line.as_bytes());
         self.clients[client].variant = variant;

@@ -26,7 +26,7 @@ use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
 
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::variant::{Dialect, Variant};
+use crate::variant::Dialect;
 
 /// How the reply to a request has to look, or when it is left out.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,16 +66,13 @@ impl Engine {
     fn decide_dialect(&mut self, index: u32, first: u8) -> bool {
         let client = &mut self.clients[index];
         client.undecided = false;
-        client.special = false;
+        client.update_special();
         if first != BINARY_REQUEST {
             return false;
         }
-        let (pool, database) = (client.pool, client.session.database);
-        let dialect = Dialect::Binary;
-        let Some(variant) = self.variant(pool, Variant { dialect, database }) else { return false };
-        let client = &mut self.clients[index];
-        client.session.dialect = dialect;
-        client.variant = variant;
+        client.session.dialect = Dialect::Binary;
+        let is_followed = self.follow_session(index);
+        debug_assert!(is_followed, "two protocols are no more than a pool may have");
         true
     }
 
