@@ -7,11 +7,11 @@ use crate::address::ListenText;
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
-use crate::snapshot::{Affinity, IoEngine};
+use crate::snapshot::{Affinity, IoEngine, OnFailure, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
-    FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen, Switch, Text,
-    Timeout, Value, Workers,
+    CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
+    Switch, Text, Timeout, Value, Workers,
 };
 
 section! {
@@ -135,6 +135,17 @@ section! {
         /// there is only `redis_db`, which clients know as 0. Redis pools only; 16 unless `redis_db`
         /// is set, else 1.
         databases: Number<1, 2147483647> = none,
+        /// Which of memcached's protocols clients may speak: `auto` goes by the first byte of each
+        /// connection, `text` has the meta commands. memcached pools only.
+        protocol: Wire = "auto",
+        /// What a `get` is answered whose server fails: `error`, or `miss` as if the key were not
+        /// there. memcached pools only.
+        on_failure: OnFailure = "error",
+        /// Who may come: `user:password`, several with spaces between them. Asked for by SASL in the
+        /// binary protocol, by a first `set` in text. memcached pools only.
+        client_auth: CredentialList = none,
+        /// What servers are given: `user:password`. memcached pools only.
+        server_auth: CredentialList = none,
         /// Whether workers connect to every server when they start.
         preconnect: Switch = "false",
         /// Whether a server that keeps failing is taken out of the ring for a while.

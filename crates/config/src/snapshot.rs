@@ -132,6 +132,8 @@ pub struct Pool {
     pub redis_db: u32,
     /// Clients may select those below; if it is 1, only `redis_db`.
     pub databases: u32,
+    #[serde(default)]
+    pub memcached: Memcached,
     pub preconnect: bool,
     pub auto_eject_hosts: bool,
     /// Shared connections per server over all workers; each worker has at least one.
@@ -242,6 +244,50 @@ pub const SERVERS_MAX: usize = 65_536;
 pub enum Protocol {
     Redis,
     Memcached,
+}
+
+/// What only pools of memcached have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memcached {
+    pub wire: Wire,
+    pub on_failure: OnFailure,
+    /// Who may come; everybody if there is none.
+    pub client_auth: Vec<Credentials>,
+    /// What servers are given.
+    pub server_auth: Option<Credentials>,
+}
+
+/// Which of memcached's protocols clients may speak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wire {
+    /// Each connection's first byte tells.
+    #[default]
+    Auto,
+    /// Text, with the meta commands.
+    Text,
+    Binary,
+}
+
+/// What becomes of a request for values whose server fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    #[default]
+    Error,
+    Miss,
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    pub user: String,
+    pub password: String,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:***", self.user)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

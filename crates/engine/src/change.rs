@@ -224,8 +224,10 @@ impl Engine {
         for planned in pools {
             let named = by_name.get(&planned.config.name).copied();
             let ring_version = planned.ring_version;
-            let is_alike =
-                |&pool: &u32| self.pools[pool as usize].protocol == planned.config.protocol;
+            let is_alike = |&pool: &u32| {
+                let old = &self.pools[pool as usize].config;
+                Dialect::first_of(old) == Dialect::first_of(&planned.config)
+            };
             steps.push(match named.filter(is_alike) {
                 Some(pool) if places_alike(&self.pools[pool as usize], &planned) => {
                     Step::Same { pool, config: Box::new(planned.config) }
@@ -257,7 +259,7 @@ impl Engine {
         awaited: &mut Vec<u32>,
     ) -> u32 {
         let PlannedPool { config, router, lanes, quota, .. } = planned;
-        let (index, dialect) = (self.pools.len() as u32, Dialect::first_of(config.protocol));
+        let (index, dialect) = (self.pools.len() as u32, Dialect::first_of(&config));
         let void = self.metrics.void_server();
         let servers = kept.iter().zip(0..).map(|(kept, server)| match kept {
             Some(_) => Server::new(void, NONE, 0),
@@ -644,7 +646,7 @@ impl Engine {
             let Some(changed) = changes.get(client.pool as usize) else { continue };
             if changed.is_rerouted || changed.has_auth {
                 // Nobody can be asked any more for what there is no password for.
-                client.session.authenticated |= self.pools[client.pool as usize].auth.is_none();
+                client.session.authenticated |= self.pools[client.pool as usize].is_open();
                 // What is still on its way must not be overtaken on another server.
                 client.fenced |= changed.is_rerouted && client.requests > 0;
             }
@@ -778,7 +780,8 @@ impl Changed {
     fn of(old: &snapshot::Pool, new: &snapshot::Pool) -> Self {
         Self {
             is_rerouted: false,
-            has_auth: old.redis_auth != new.redis_auth,
+            has_auth: old.redis_auth != new.redis_auth
+                || old.memcached.client_auth != new.memcached.client_auth,
             has_database: old.redis_db != new.redis_db,
             has_timeout: old.timeout_ms != new.timeout_ms,
             has_preconnect: old.preconnect != new.preconnect,
@@ -791,6 +794,7 @@ fn lanes_alike(old: &Pool, new: &PlannedPool) -> bool {
     let (was, is) = (&*old.config, &new.config);
     was.redis_auth == is.redis_auth
         && was.redis_db == is.redis_db
+        && was.memcached.server_auth == is.memcached.server_auth
         && old.servers.iter().all(|server| server.lanes == new.lanes)
 }
 

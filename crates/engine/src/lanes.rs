@@ -11,6 +11,7 @@ use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::id::ConnId;
 use crate::lane::{Batch, Lane, Link, Scan, Scanner};
+use crate::memcached::{greet, is_greeted};
 use crate::pool::Server;
 use crate::request::Role;
 use crate::slab::NONE;
@@ -25,6 +26,13 @@ const BACKOFF_MAX_MS: u64 = 1000;
 const SETTLED_AFTER_US: u64 = 1_000_000;
 /// How long the ejection of a server is waited for before it is asked for again.
 const ASK_AGAIN_MS: u64 = 1000;
+/// A packet that asks for the version.
+const BINARY_VERSION: [u8; 24] = {
+    let mut packet = [0; 24];
+    packet[0] = 0x80;
+    packet[1] = 0x0b;
+    packet
+};
 /// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
 const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
 
@@ -62,6 +70,10 @@ impl Engine {
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
         handshake.replies_owed = 0;
+        if let Some(credentials) = &pool.config.memcached.server_auth {
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| greet(dialect, credentials, out));
+        }
         if let Some(password) = &pool.auth {
             handshake.replies_owed += 1;
             handshake.output.write_with(&mut self.bufs, 0, |out| {
@@ -349,8 +361,15 @@ impl Engine {
             return &[];
         }
         if complete {
-            // A map is the answer to HELLO.
-            let is_ok = matches!(handshake.reply.first(), Some(b'+' | b'%'));
+            let dialect =
+                self.pools[lane.pool as usize].variants[usize::from(lane.variant)].dialect;
+            let is_ok = match dialect {
+                // A map is the answer to HELLO.
+                Dialect::Resp2 | Dialect::Resp3 => {
+                    matches!(handshake.reply.first(), Some(b'+' | b'%'))
+                }
+                Dialect::Text | Dialect::Binary => is_greeted(dialect, &handshake.reply),
+            };
             if !is_ok {
                 let failure = self.refusal_of(index);
                 self.lane_down(index, failure, Closed::ByUs);
@@ -616,6 +635,9 @@ impl Engine {
         let pool = request.pool;
         let protocol = self.pools[pool as usize].protocol;
         self.count_forward_error(pool);
+        if protocol == Protocol::Memcached {
+            return self.fail_sent_memcached(index, failure);
+        }
         self.answer_instead(index, |out| failure.write_reply(protocol, out));
     }
 
@@ -720,9 +742,10 @@ impl Engine {
             return;
         }
         let lane = server.first_lane;
-        let text: &[u8] = match pool.protocol {
-            Protocol::Redis => b"*1\r\n$4\r\nPING\r\n",
-            Protocol::Memcached => b"version\r\n",
+        let (text, expect): (&[u8], _) = match pool.variants[0].dialect {
+            Dialect::Resp2 | Dialect::Resp3 => (b"*1\r\n$4\r\nPING\r\n", Expect::Line),
+            Dialect::Text => (b"version\r\n", Expect::Line),
+            Dialect::Binary => (&BINARY_VERSION, Expect::Packet),
         };
         self.arm_probe(pool_index, server_index);
         let link = self.lanes[lane as usize].link;
@@ -736,6 +759,7 @@ impl Engine {
         }
         let (request, _) = self.requests.add(pool_index, NONE, self.now);
         self.requests[request].role = Role::Probe { server: server_index };
+        self.requests[request].expect = expect;
         self.send(lane, request, Payload::Bytes(text));
     }
 
@@ -750,7 +774,8 @@ impl Engine {
     pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
         let pool = &self.pools[lane_pool as usize];
         let is_ejected = pool.is_in_use() && pool.servers[lane_server as usize].ejected;
-        let is_well = reply.starts_with(b"+") || reply.starts_with(b"VERSION");
+        let is_well =
+            [&b"+"[..], b"VERSION", b"\x81\x0b"].iter().any(|start| reply.starts_with(start));
         // Every time: it may be too early yet for this one to come back.
         if is_well && is_ejected {
             self.actions.push_back(Action::Readmit { pool: lane_pool, server: lane_server });

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use cashew_config::snapshot::{self, Limits, Protocol};
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_metrics::{PoolId, ServerId};
 use cashew_protocol::redis::{CustomCommands, Definition};
 
@@ -33,6 +33,8 @@ pub(crate) struct Pool {
     timeout_us: u64,
     pub(crate) limits: Limits,
     pub(crate) auth: Option<String>,
+    /// A get whose server fails is a miss.
+    pub(crate) misses: bool,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
     pub(crate) retry_ms: u64,
@@ -167,7 +169,7 @@ impl Pool {
         metrics: PoolId,
         servers: Vec<Server>,
     ) -> Self {
-        let dialect = Dialect::first_of(config.protocol);
+        let dialect = Dialect::first_of(&config);
         let mut pool = Self {
             protocol: config.protocol,
             standing: Standing::Coming,
@@ -179,6 +181,7 @@ impl Pool {
             timeout_us: u64::MAX,
             limits: config.limits,
             auth: None,
+            misses: false,
             preconnect: false,
             auto_eject: false,
             retry_ms: 0,
@@ -212,6 +215,7 @@ impl Pool {
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
+        self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.variants[0].database = config.redis_db;
         self.preconnect = config.preconnect;
         self.auto_eject = config.auto_eject_hosts;
@@ -226,6 +230,11 @@ impl Pool {
     pub(crate) fn variant_of(&self, session: &Session) -> Variant {
         let database = session.database.unwrap_or(self.variants[0].database);
         Variant { dialect: session.dialect, database }
+    }
+
+    /// Whether clients need not say who they are.
+    pub(crate) fn is_open(&self) -> bool {
+        self.auth.is_none() && self.config.memcached.client_auth.is_empty()
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

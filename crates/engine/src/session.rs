@@ -317,7 +317,7 @@ pub(crate) fn is_attribute(text: &[u8]) -> bool {
 }
 
 /// Compares without telling by its duration where the difference is.
-fn same_secret(expected: &[u8], given: &[u8]) -> bool {
+pub(crate) fn same_secret(expected: &[u8], given: &[u8]) -> bool {
     let mut difference = usize::from(expected.len() != given.len());
     for (at, &byte) in given.iter().enumerate() {
         let other = expected.get(at % expected.len().max(1)).copied().unwrap_or_default();
