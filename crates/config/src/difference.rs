@@ -4,6 +4,7 @@ mod share;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 
 use cashew_placement::HashTag;
 
@@ -71,10 +72,12 @@ impl Difference {
             worker_cpu_affinity,
             worker_heartbeat_timeout_ms,
             rebalance_threshold,
+            stats_listen: _,
+            log_file,
+            log_level: _,
         } = old;
-        let socket = |path: &Option<std::path::PathBuf>| {
-            path.as_ref().map(|path| path.display().to_string())
-        };
+        let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let log = |path| shown(path).unwrap_or_else(|| "standard error".to_owned());
         let mut option = Options { lines: &mut self.lines, pool: None };
         option.changed("worker_processes", worker_processes, &new.worker_processes);
         option.changed("max_openfiles", &or_none(max_open_files), &or_none(&new.max_open_files));
@@ -101,8 +104,8 @@ impl Difference {
         );
         option.changed(
             "control_socket",
-            &or_none(&socket(control_socket)),
-            &or_none(&socket(&new.control_socket)),
+            &or_none(&shown(control_socket)),
+            &or_none(&shown(&new.control_socket)),
         );
         option.changed("worker_cpu_affinity", worker_cpu_affinity, &new.worker_cpu_affinity);
         option.changed(
@@ -114,6 +117,9 @@ impl Difference {
             (Some(old), Some(new)) => option.changed("rebalance_threshold", old, new),
             (old, new) => option.changed("rebalance", &old.is_some(), &new.is_some()),
         }
+        option.changed("stats_listen", &old.stats_listen(), &new.stats_listen());
+        option.changed("log_file", &log(log_file), &log(&new.log_file));
+        option.changed("log_level", &old.log_level(), &new.log_level());
     }
 
     fn pool(&mut self, old: &Pool, new: &Pool) {
@@ -445,6 +451,11 @@ mod tests {
             ("worker_heartbeat_timeout: 0", "worker_heartbeat_timeout: 700 -> 0"),
             ("rebalance: false", "rebalance: true -> false"),
             ("rebalance_threshold: 50", "rebalance_threshold: 20 -> 50"),
+            ("stats_listen: \"[::1]:1\"", "stats_listen: 0.0.0.0:22222 -> [::1]:1"),
+            ("stats_listen: \"*:22222\"", ""),
+            ("log_file: /log", "log_file: standard error -> /log"),
+            ("log_level: 7", "log_level: 5 -> 7"),
+            ("log_level: 5", ""),
         ];
         let old = snapshot(GLOBAL, SERVERS);
         for (text, expected) in table {

@@ -10,7 +10,8 @@ use crate::section::{self, OptionInfo, Section, section};
 use crate::snapshot::{Affinity, IoEngine};
 use crate::tree::{Kind, Node};
 use crate::value::{
-    Heartbeat, Memory, Number, Servers, Size, SocketPath, Switch, Text, Timeout, Value, Workers,
+    FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen, Switch, Text,
+    Timeout, Value, Workers,
 };
 
 section! {
@@ -59,6 +60,15 @@ section! {
         rebalance: Switch = "true",
         /// Percent of a processor's time that two workers must differ by for clients to be moved.
         rebalance_threshold: Number<1, 100> = "20",
+        /// Where the statistics are. A name is resolved once, when the file is loaded, to its first
+        /// address. The flag `-a` takes the place of the host, `-s` that of the port.
+        stats_listen: StatsListen = "0.0.0.0:22222",
+        /// File that the log is appended to, in place of standard error. The flag `-o` takes its
+        /// place.
+        log_file: FilePath = none,
+        /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
+        /// everything. The flag `-v` takes its place.
+        log_level: Number<0, 11> = "5",
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the rest of Cashew sees of a configuration: validated, resolved, sorted, without options
 //! left open. It is handed from the master to the workers as JSON in a sealed memfd.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
@@ -47,6 +47,33 @@ pub struct Global {
     /// Percent of a processor's time that two workers must differ by for clients to be moved from
     /// one to the other; `None` never moves any.
     pub rebalance_threshold: Option<u32>,
+    /// Where the statistics are, if the file says it or the command line does; otherwise they are
+    /// at [`STATS_LISTEN`].
+    #[serde(default)]
+    pub stats_listen: Option<SocketAddr>,
+    /// `None` is standard error.
+    #[serde(default)]
+    pub log_file: Option<PathBuf>,
+    /// 0..=11 as nutcracker's `-v`, if the file says it or the command line does; otherwise it is
+    /// [`LOG_LEVEL`].
+    #[serde(default)]
+    pub log_level: Option<u8>,
+}
+
+/// Where nutcracker has the statistics.
+pub const STATS_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 22222);
+
+/// nutcracker's.
+pub const LOG_LEVEL: u8 = 5;
+
+impl Global {
+    pub fn stats_listen(&self) -> SocketAddr {
+        self.stats_listen.unwrap_or(STATS_LISTEN)
+    }
+
+    pub fn log_level(&self) -> u8 {
+        self.log_level.unwrap_or(LOG_LEVEL)
+    }
 }
 
 /// Which processors workers stay on.

@@ -1,7 +1,7 @@
 //! Files that must load, and what becomes of them.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
     Affinity, CommandKeys, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Pool,
@@ -18,7 +18,12 @@ fn load(text: &str) -> Loaded {
         "localhost" => Ok(SocketAddr::from(([127, 0, 0, 1], port))),
         _ => Ok(SocketAddr::new(host.parse().map_err(std::io::Error::other)?, port)),
     };
-    let context = Context { processors: 6, memory: Some(48 << 30), resolve: &resolve };
+    let context = Context {
+        processors: 6,
+        memory: Some(48 << 30),
+        resolve: &resolve,
+        is_directory: &|path| path == Path::new("/var/log"),
+    };
     parse("test.yml", text, &context).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
@@ -139,6 +144,9 @@ fn the_flat_dialect_loads() {
             worker_cpu_affinity: Affinity::Off,
             worker_heartbeat_timeout_ms: 700,
             rebalance_threshold: Some(20),
+            stats_listen: None,
+            log_file: None,
+            log_level: None,
         },
         pools: vec![last, first, second],
     };
@@ -173,6 +181,9 @@ fn the_sectioned_dialect_loads() {
             worker_cpu_affinity: Affinity::List(vec![6, 0, 1, 2, 3]),
             worker_heartbeat_timeout_ms: 0,
             rebalance_threshold: None,
+            stats_listen: Some("[::1]:22222".parse().unwrap()),
+            log_file: Some(PathBuf::from("/var/log/cashew.log")),
+            log_level: Some(5),
         }
     );
     let local = "127.0.0.1";
@@ -241,6 +252,16 @@ fn the_examples_load_without_warnings() {
         let names: Vec<_> = loaded.snapshot.pools.iter().map(|pool| pool.name.as_str()).collect();
         assert_eq!(names, pools, "{name}");
     }
+}
+
+#[test]
+fn snapshots_of_versions_before_have_defaults() {
+    let text = String::from_utf8(to_json(&load(FLAT).snapshot)).unwrap();
+    let added = r#","stats_listen":null,"log_file":null,"log_level":null"#;
+    let global = from_json(text.replace(added, "").as_bytes()).unwrap().global;
+    assert!(text.contains(added), "{text}");
+    assert_eq!(global.stats_listen(), "0.0.0.0:22222".parse().unwrap());
+    assert_eq!((global.log_level(), global.log_file), (5, None));
 }
 
 #[test]

@@ -60,6 +60,9 @@ pub(crate) struct Client {
     /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
     pub(crate) noreply: bool,
     pub(crate) skip: Skip,
+    /// The pool's `commands_version` when a server was asked about the command of the request at the
+    /// front, or 0.
+    pub(crate) looked_up: u64,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
     /// It counts for `client_connections`; who is refused for that does not.
@@ -273,6 +276,7 @@ impl Client {
             read_closed: false,
             noreply: false,
             skip: Skip::No,
+            looked_up: 0,
             special: false,
             has_place: false,
             departure: Departure::No,

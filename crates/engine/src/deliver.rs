@@ -145,7 +145,7 @@ impl Engine {
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
         if let Role::Call(_) = self.requests[index].role
-            && !(bytes.starts_with(b"-") || fan::is_error(&self.requests[index].reply))
+            && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
         {
             self.call_is_over(index);
         }
@@ -291,12 +291,17 @@ impl Engine {
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
         // No merged reply is longer than what it is made of, but for a number's digits.
+        if let Merge::Learn(name) = merge {
+            let pool = self.requests[parent].pool as usize;
+            self.pools[pool].learn(name, &self.requests[fragments].reply);
+            return Vec::new();
+        }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) | Merge::Page(_) => fan::is_error,
-            Merge::Fan(fan) if !fan::tolerates(*fan) => fan::is_error,
-            Merge::Same => |reply| fan::is_error(reply) || memcached::is_error(reply),
+            Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
+            Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) | Merge::Last => {
                 |_| false
@@ -309,6 +314,7 @@ impl Engine {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         let merged = match merge {
+            Merge::Learn(_) => unreachable!("told apart above"),
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {

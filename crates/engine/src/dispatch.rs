@@ -202,24 +202,22 @@ impl Engine {
     /// first in the ring. So a client that says related things without keys, as loading a script
     /// and calling it, says them to one server while that one is well.
     pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
-        let server = self.any_server(client, access);
+        let server = self.any_server(self.clients[client].pool, access);
         self.forward_to(client, server, Expect::Line, size)
     }
 
-    /// The server for what has no keys.
-    pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
-        let pool = self.clients[client].pool;
+    /// Who gets what has no keys.
+    pub(crate) fn any_server(&mut self, pool: u32, access: Access) -> Option<u32> {
         let config = &self.pools[pool as usize];
         if config.router.is_one_shard() {
-            self.route(pool, b"", access)
-        } else {
-            let servers = &config.servers;
-            let server = servers
-                .iter()
-                .position(Server::is_up)
-                .or_else(|| servers.iter().position(|server| !server.ejected));
-            server.map(|server| server as u32)
+            return self.route(pool, b"", access);
         }
+        let servers = &config.servers;
+        let server = servers
+            .iter()
+            .position(Server::is_up)
+            .or_else(|| servers.iter().position(|server| !server.ejected));
+        server.map(|server| server as u32)
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.
@@ -399,7 +397,12 @@ impl Engine {
                 self.bufs.give(round.text);
             }
             Merge::Carry(carry) => self.recycle_carry(*carry),
-            Merge::Sum | Merge::Same | Merge::Fan(_) | Merge::Page(_) | Merge::Last => {}
+            Merge::Sum
+            | Merge::Same
+            | Merge::Learn(_)
+            | Merge::Fan(_)
+            | Merge::Page(_)
+            | Merge::Last => {}
         }
     }
 }

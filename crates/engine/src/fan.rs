@@ -15,7 +15,7 @@ use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{Access, Command, Fan, Group, wrong_arity_error};
-use cashew_protocol::resp::{Version, encode};
+use cashew_protocol::resp::{self, Version, encode};
 
 use crate::bulk::BULK_SIZE;
 use crate::client::Client;
@@ -30,7 +30,7 @@ use crate::slab::NONE;
 
 use cursor::Cursor;
 pub(crate) use cursor::Walk;
-pub(crate) use merge::{is_error, is_null, merge, text};
+pub(crate) use merge::{is_null, merge, text};
 
 /// What an argument begins with that names the only server to be asked.
 const ADDRESS: &[u8] = b"server:";
@@ -309,7 +309,7 @@ impl Engine {
         let texts = replies.clone().filter_map(merge::text);
         let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
         if texts.clone().next().is_none() {
-            out.extend_from_slice(replies.clone().find(|reply| is_error(reply))?);
+            out.extend_from_slice(replies.clone().find(|reply| resp::is_error(reply))?);
             return Some(());
         }
         let mut info = info::merge(texts, self.identity.process_id);

@@ -27,6 +27,7 @@ mod hold;
 mod id;
 mod lane;
 mod lanes;
+mod learning;
 mod memcached;
 mod memory;
 mod moving;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, Protocol};
 use cashew_metrics::{PoolId, ServerId};
+use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
 use crate::client::Session;
@@ -37,10 +38,16 @@ pub(crate) struct Pool {
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
     pub(crate) scripts: Scripts,
-    /// What cursors of SCAN are about.
-    pub(crate) walk: Walk,
     /// A server refused RESP3: until then clients are, too.
     pub(crate) no_resp3_until: Time,
+    /// What cursors of SCAN are about.
+    pub(crate) walk: Walk,
+    /// Those that are not in the table.
+    pub(crate) commands: CustomCommands,
+    /// What servers told of them.
+    pub(crate) learnt: Vec<Definition>,
+    /// Grows when what was learnt is forgotten; never 0.
+    pub(crate) commands_version: u64,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -155,8 +162,11 @@ impl Pool {
             failure_limit: 1,
             large_replies: LargeReplies::new(),
             scripts: Scripts::default(),
-            walk: Walk::new(&config.servers),
             no_resp3_until: Time::ZERO,
+            walk: Walk::new(&config.servers),
+            commands: CustomCommands::default(),
+            learnt: Vec::new(),
+            commands_version: 0,
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -184,6 +194,9 @@ impl Pool {
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+        self.commands_version += 1;
+        self.learnt.clear();
+        self.define_commands();
     }
 
     /// What lanes a client of this session takes.

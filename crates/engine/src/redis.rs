@@ -1,9 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{
-    self, Command, CustomCommands, Group, Local, Lookup, Rule, SessionRule,
-};
+use cashew_protocol::redis::{self, Command, Group, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -12,6 +10,7 @@ use crate::clients::Plan;
 use crate::dispatch::FragmentText;
 use crate::engine::Engine;
 use crate::request::Merge;
+use crate::session::NO_DATABASE;
 
 /// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
 /// use.
@@ -33,7 +32,13 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
-        let lookup = table::find(bytes, args);
+        let mut lookup = table::find(bytes, args);
+        if let Lookup::UnknownCommand = lookup {
+            match self.look_further(client, bytes, args) {
+                Ok(further) => lookup = further,
+                Err(plan) => return plan,
+            }
+        }
         match lookup {
             // As Redis: whether there is such a command comes first.
             Lookup::Found(command)
@@ -42,6 +47,12 @@ impl Engine {
                 self.say(client, NOT_AUTHENTICATED)
             }
             Lookup::Found(command) => match command.rule {
+                Rule::Forward | Rule::Single(_)
+                    if command.names_database()
+                        && self.names_other_database(client, command, bytes, args) =>
+                {
+                    self.say_error(client, NO_DATABASE)
+                }
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
@@ -234,10 +245,13 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => {
                 let version = self.resp_of(client);
-                let custom = CustomCommands::default();
-                self.say_with(client, |out| {
+                let pool = self.clients[client].pool as usize;
+                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let plan = self.say_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
-                })
+                });
+                self.pools[pool].commands = custom;
+                plan
             }
             Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),

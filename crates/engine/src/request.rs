@@ -79,6 +79,8 @@ pub(crate) enum Merge {
     Same,
     /// Arrays whose elements are dealt back to the positions of the keys.
     Elements(Box<Gather>),
+    /// What a server told of the command of this name: nothing for the client.
+    Learn(Box<str>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
     /// As the command says, which has no keys.

@@ -13,12 +13,12 @@ use std::collections::HashMap;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Command;
-use cashew_protocol::resp::encode;
+use cashew_protocol::resp::{self, encode};
 
 use crate::clients::Plan;
 use crate::dispatch::Payload;
 use crate::engine::Engine;
-use crate::fan::{self, Walk};
+use crate::fan::Walk;
 use crate::request::{Merge, Role};
 use crate::slab::NONE;
 
@@ -245,7 +245,7 @@ impl Engine {
         let start = held.iter().chain(bytes).take(NO_SCRIPT.len());
         let has = if start.eq(NO_SCRIPT) {
             Has::No
-        } else if held.is_empty() && !fan::is_error(bytes) {
+        } else if held.is_empty() && !resp::is_error(bytes) {
             Has::Yes
         } else {
             Has::Unknown

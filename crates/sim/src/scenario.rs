@@ -160,6 +160,9 @@ impl Scenario {
                 worker_cpu_affinity: Affinity::Off,
                 worker_heartbeat_timeout_ms: 700,
                 rebalance_threshold: None,
+                stats_listen: None,
+                log_file: None,
+                log_level: None,
             },
             pools,
         };
