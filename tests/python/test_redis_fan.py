@@ -458,3 +458,25 @@ def test_a_server_that_lost_its_scripts_gets_them_back(place):
         assert conn.error("EVALSHA", "0" * 40, 1, "key").startswith("NOSCRIPT ")
         conn.call("SCRIPT", "FLUSH")
         assert conn.error("EVALSHA", loaded, 1, "key").startswith("NOSCRIPT ")
+
+
+def test_a_new_server_gets_the_functions_of_the_others(place):
+    servers = [place.redis() for _ in range(3)]
+    pool = {**POOL, "servers": server_lines(servers[:2])}
+    gateway = place.cashew({"p": pool}, {"worker_processes": 2})
+    gateway.wait_serving()
+    library = "#!lua name=lib\nredis.register_function('f', function(k) return k[1] end)"
+    with gateway.connect() as conn:
+        assert conn.call("FUNCTION", "LOAD", library) == b"lib"
+        gateway.configure({"p": {**pool, "servers": server_lines(servers)}})
+        gateway.reload()
+        assert servers[2].call("FUNCTION", "LIST") == []
+        for n in range(30):
+            assert conn.call("FCALL", "f", 1, f"key:{n}") == b"key:%d" % n
+        assert len(servers[2].call("FUNCTION", "LIST")) == 1
+        assert conn.error("FCALL", "nosuch", 1, "key") == "ERR Function not found"
+        # What is deleted does not come back.
+        assert conn.call("FUNCTION", "DELETE", "lib") == "OK"
+        assert {conn.error("FCALL", "f", 1, f"key:{n}") for n in range(30)} == {
+            "ERR Function not found"
+        }

@@ -397,6 +397,7 @@ impl Engine {
                 self.bufs.give(round.text);
             }
             Merge::Carry(carry) => self.recycle_carry(*carry),
+            Merge::Functions(call) => self.recycle_call(call),
             Merge::Sum
             | Merge::Same
             | Merge::Learn(_)

@@ -9,6 +9,7 @@ mod action;
 mod aside;
 mod buffer;
 mod bulk;
+mod calls;
 mod carry;
 mod change;
 mod client;
