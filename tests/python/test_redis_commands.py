@@ -34,6 +34,11 @@ def client_of(gateway, pool, **options):
     return redis.Redis(HOST, gateway.addresses[pool], decode_responses=True, **options)
 
 
+def unordered(entry):
+    """What is told of a command, without the order of what has none."""
+    return {about: sorted(map(str, told)) if isinstance(told, (list, set)) else told for about, told in entry.items()}
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_commands_are_described_as_redis_describes_them(gateway, protocol):
     server = redis.Redis(HOST, gateway.redises[0].port, decode_responses=True, protocol=protocol)
@@ -42,8 +47,8 @@ def test_commands_are_described_as_redis_describes_them(gateway, protocol):
         renamed = {"setex", "time", "my.setex", "my.time"}
         assert set(theirs) - renamed - set(ours) == set()
         assert client.command_count() == len(ours)
-        for name in ("get", "mset", "eval", "sort", "sunsubscribe"):
-            assert {**ours[name], "tips": None} == {**theirs[name], "tips": None}
+        for name in ("get", "mset", "lmove", "zunionstore", "sunsubscribe"):
+            assert unordered(ours[name]) == unordered(theirs[name])
         call = ["LMOVE", "a", "b", "LEFT", "RIGHT"]
         for asked in (["COMMAND GETKEYS", *call], ["COMMAND GETKEYSANDFLAGS", *call]):
             assert client.execute_command(*asked) == server.execute_command(*asked)

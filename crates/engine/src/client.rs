@@ -59,10 +59,10 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
     pub(crate) noreply: bool,
-    pub(crate) skip: Skip,
     /// The pool's `commands_version` when a server was asked about the command of the request at the
     /// front, or 0.
-    pub(crate) looked_up: u64,
+    pub(crate) looked_up: u8,
+    pub(crate) skip: Skip,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
     /// It counts for `client_connections`; who is refused for that does not.
@@ -275,8 +275,8 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
-            skip: Skip::No,
             looked_up: 0,
+            skip: Skip::No,
             special: false,
             has_place: false,
             departure: Departure::No,

@@ -202,22 +202,24 @@ impl Engine {
     /// first in the ring. So a client that says related things without keys, as loading a script
     /// and calling it, says them to one server while that one is well.
     pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
-        let server = self.any_server(self.clients[client].pool, access);
+        let server = self.any_server(client, access);
         self.forward_to(client, server, Expect::Line, size)
     }
 
-    /// Who gets what has no keys.
-    pub(crate) fn any_server(&mut self, pool: u32, access: Access) -> Option<u32> {
+    /// The server for what has no keys.
+    pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
+        let pool = self.clients[client].pool;
         let config = &self.pools[pool as usize];
         if config.router.is_one_shard() {
-            return self.route(pool, b"", access);
+            self.route(pool, b"", access)
+        } else {
+            let servers = &config.servers;
+            let server = servers
+                .iter()
+                .position(Server::is_up)
+                .or_else(|| servers.iter().position(|server| !server.ejected));
+            server.map(|server| server as u32)
         }
-        let servers = &config.servers;
-        let server = servers
-            .iter()
-            .position(Server::is_up)
-            .or_else(|| servers.iter().position(|server| !server.ejected));
-        server.map(|server| server as u32)
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.

@@ -47,7 +47,7 @@ impl Engine {
         let mut question = Vec::new();
         encode::write_command(&mut question, &[b"COMMAND", b"INFO", name.as_bytes()]);
         let pool = self.clients[client].pool;
-        let lane = match self.any_server(pool, Access::None) {
+        let lane = match self.any_server(client, Access::None) {
             Some(server) => self.lane_for(client, server, question.len()),
             None => Err(Failure::NoServer),
         };

@@ -37,17 +37,17 @@ pub(crate) struct Pool {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
-    pub(crate) scripts: Scripts,
-    /// A server refused RESP3: until then clients are, too.
-    pub(crate) no_resp3_until: Time,
-    /// What cursors of SCAN are about.
-    pub(crate) walk: Walk,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What servers told of them.
     pub(crate) learnt: Vec<Definition>,
-    /// Grows when what was learnt is forgotten; never 0.
-    pub(crate) commands_version: u64,
+    /// Another one when what was learnt is forgotten; never 0.
+    pub(crate) commands_version: u8,
+    /// A server refused RESP3: until then clients are, too.
+    pub(crate) no_resp3_until: Time,
+    /// What cursors of SCAN are about.
+    pub(crate) walk: Walk,
+    pub(crate) scripts: Scripts,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -165,12 +165,12 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
-            scripts: Scripts::default(),
-            no_resp3_until: Time::ZERO,
-            walk: Walk::new(&config.servers),
             commands: CustomCommands::default(),
             learnt: Vec::new(),
             commands_version: 0,
+            no_resp3_until: Time::ZERO,
+            walk: Walk::new(&config.servers),
+            scripts: Scripts::default(),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -198,7 +198,7 @@ impl Pool {
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
-        self.commands_version += 1;
+        self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
         self.define_commands();
     }
