@@ -7,7 +7,6 @@
 
 use crate::bulk::BULK_SIZE;
 use crate::engine::{Closed, Engine};
-use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::private::PRIVATE_LANES_MAX;
 use crate::slab::NONE;
@@ -29,19 +28,13 @@ impl Engine {
     #[cold]
     pub(crate) fn set_aside(&mut self, index: u32) -> u32 {
         let Some(other) = self.lane_to_change_with(index) else { return index };
-        let generations = [index, other].map(|lane| self.lane(lane).generation);
         self.lanes.swap(index as usize, other as usize);
-        for (lane, generation) in [index, other].into_iter().zip(generations) {
+        for lane in [index, other] {
             let state = &mut self.lanes[lane as usize];
-            // Names are given by number, and no connection has the name of an earlier one.
-            state.generation = generation;
+            // Connections keep their names, by which the driver knows them.
+            self.lanes_named[state.name as usize] = lane;
             state.is_private = lane == other;
             state.armed = Time::NEVER;
-            let conn = state.conn;
-            self.called.retain(|&(name, _)| name != conn);
-            if state.has_connection() && conn.index() != lane {
-                self.called.push((conn, lane));
-            }
         }
         if self.lane(index).link == Link::Idle {
             self.connect(index);
@@ -89,11 +82,5 @@ impl Engine {
             }
             at = self.requests[at].next_in_lane;
         }
-    }
-
-    /// The lane that has this connection, if it is not the one by whose number it is named.
-    #[cold]
-    pub(crate) fn called_lane(&self, conn: ConnId) -> Option<u32> {
-        self.called.iter().find(|&&(name, _)| name == conn).map(|&(_, lane)| lane)
     }
 }

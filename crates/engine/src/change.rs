@@ -286,12 +286,16 @@ impl Engine {
         if let Some(first) = self.vacant.take(count) {
             for lane in &mut self.lanes[first as usize..(first + count) as usize] {
                 // No connection has the name of an earlier one.
-                *lane = Lane { generation: lane.generation, ..Lane::new(place, variant, dialect) };
+                let Lane { name, generation, .. } = *lane;
+                *lane = Lane { name, generation, ..Lane::new(place, variant, dialect) };
             }
             return first;
         }
         let first = self.lanes.len() as u32;
-        self.lanes.extend((0..count).map(|_| Lane::new(place, variant, dialect)));
+        for name in first..first + count {
+            self.lanes.push(Lane { name, ..Lane::new(place, variant, dialect) });
+            self.lanes_named.push(name);
+        }
         first
     }
 
@@ -417,7 +421,8 @@ impl Engine {
     pub(crate) fn vacate(&mut self, range: Range<u32>) {
         for lane in &mut self.lanes[range.start as usize..range.end as usize] {
             debug_assert!(lane.is_free() && lane.output.is_empty() && !lane.has_connection());
-            *lane = Lane { generation: lane.generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
+            let Lane { name, generation, .. } = *lane;
+            *lane = Lane { name, generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
         }
         self.vacant.give(range);
     }
@@ -480,11 +485,11 @@ impl Engine {
     /// Actions that nobody has seen yet will be carried out by the new numbers.
     fn renumber_actions(&mut self, places: &Places, in_use: u32) {
         let mut never = Vec::new();
-        let lanes = &self.lanes;
+        let (lanes, lanes_named) = (&self.lanes, &self.lanes_named);
         let in_use = |pool: u32| pool < in_use;
         self.actions.retain_mut(|action| match action {
             Action::Connect { conn, pool, server } => {
-                let lane = &lanes[conn.index() as usize];
+                let lane = &lanes[lanes_named[conn.index() as usize] as usize];
                 let is_current = lane.conn == *conn && lane.has_connection();
                 match places.server(*pool, *server).filter(|_| is_current) {
                     Some(place) => (*pool, *server) = place,

@@ -92,9 +92,8 @@ pub struct Engine {
     pub(crate) vacant: Vacant,
     /// Those of `lanes` that are made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
-    /// Connections that another lane has than the one by whose number they are named, with that
-    /// lane.
-    pub(crate) called: Vec<(ConnId, u32)>,
+    /// By the name of its connections: the lane.
+    pub(crate) lanes_named: Vec<u32>,
     pub(crate) clients: Slab<Client>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
@@ -171,7 +170,7 @@ impl Engine {
             lanes: Vec::new(),
             vacant: Vacant::default(),
             private_lanes: Vec::new(),
-            called: Vec::new(),
+            lanes_named: Vec::new(),
             clients: Slab::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
@@ -611,11 +610,9 @@ impl Engine {
 
     #[inline]
     fn current_lane(&self, conn: ConnId) -> Option<u32> {
-        let lane = self.lanes.get(conn.index() as usize)?;
-        if lane.conn == conn {
-            return lane.has_connection().then_some(conn.index());
-        }
-        self.called_lane(conn)
+        let index = *self.lanes_named.get(conn.index() as usize)?;
+        let lane = &self.lanes[index as usize];
+        (lane.conn == conn && lane.has_connection()).then_some(index)
     }
 
     pub(crate) fn client_conn(&self, client: u32) -> ConnId {

@@ -26,7 +26,9 @@ pub(crate) struct Lane {
     /// What its connection agrees on, by the pool's numbers.
     pub(crate) variant: u16,
     pub(crate) link: Link,
-    /// How many connections it has had, which tells their names apart.
+    /// The number that its connections are named by, which no other lane's are.
+    pub(crate) name: u32,
+    /// How many connections have had that name, which tells them apart.
     pub(crate) generation: u32,
     /// The current connection, or the last one.
     pub(crate) conn: ConnId,
@@ -171,6 +173,7 @@ impl Lane {
             server,
             variant,
             link: Link::Idle,
+            name: NONE,
             generation: 0,
             conn: ConnId::lane(0, 0),
             attempts: 0,

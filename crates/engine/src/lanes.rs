@@ -39,7 +39,7 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let deadline = pool.connect_deadline(self.now);
         lane.generation = lane.generation.wrapping_add(1);
-        lane.conn = ConnId::lane(index, lane.generation);
+        lane.conn = ConnId::lane(lane.name, lane.generation);
         lane.link = Link::Connecting { deadline };
         lane.dirty = false;
         let (pool, server) = (lane.pool, lane.server);

@@ -108,6 +108,7 @@ impl World {
             acted = true;
             match action {
                 Action::Connect { conn, server, .. } => {
+                    self.assert_unnamed(conn);
                     self.connecting.entry(server).or_default().push(conn);
                 }
                 Action::Close { conn } => {
@@ -121,6 +122,13 @@ impl World {
             self.actions.push(action);
         }
         acted
+    }
+
+    /// A driver finds connections by the lower half of their tokens, so no two may have the same.
+    fn assert_unnamed(&self, conn: ConnId) {
+        let mut open = self.lanes.values().chain(self.connecting.values()).flatten();
+        let is_same = |other: &&ConnId| other.token() as u32 == conn.token() as u32;
+        assert!(!open.any(|other| is_same(&other)), "{conn:?} has the place of another connection");
     }
 
     fn forget(&mut self, conn: ConnId) {
