@@ -1,5 +1,6 @@
 """Commands without keys over one and over three real redis-servers."""
 
+import random
 import re
 import threading
 
@@ -168,6 +169,35 @@ def test_a_cursor_outlives_a_reload_but_not_another_list_of_servers(place):
         gateway.reload()
         error = conn.error("SCAN", before)
         assert error.startswith("ERR invalid cursor: the servers of this pool are not those")
+
+
+def test_a_long_list_of_keys_is_bounded_and_given_back(place):
+    servers = [place.redis() for _ in range(3)]
+    for server in servers:
+        server.call("DEBUG", "POPULATE", "200000", "some:long:name:of:a:key")
+    pool = {**POOL, "servers": server_lines(servers)}
+    gateway = place.cashew(
+        {
+            "wide": pool,
+            "narrow": {**pool, "client_output_max": "4mb", "client_output_pause": "1mb"},
+        },
+        {"worker_processes": 1},
+    )
+    gateway.wait_serving()
+    with gateway.connect("wide", timeout=60) as conn, gateway.connect("wide") as other:
+        before = gateway.memory()
+        conn.send(resp("KEYS", "*"))
+        # Others are served meanwhile.
+        assert other.call("GET", "a") is None
+        assert len(conn.reply(60)) == 600_000
+        # Replies, and the one made of them.
+        assert gateway.memory() < before + 100 * (1 << 20)
+        wait_until(lambda: gateway.memory() < before + 16 * (1 << 20), "the memory is given back")
+    with gateway.connect("narrow", timeout=60) as conn:
+        conn.send(resp("KEYS", "*"))
+        conn.expect_closed(60)
+    with gateway.connect("narrow") as conn:
+        assert conn.call("DBSIZE") == 600_000
 
 
 def test_scripts_and_functions_are_everywhere(stack, conn):
@@ -417,7 +447,7 @@ def test_keys_are_carried_where_it_is_asked_for(stack, place):
         assert conn.call("TTL", b) == -1
         assert conn.error("COPY", b, a, "DB", "1").startswith("CROSSSLOT COPY ")
         # A large value, and a request behind it in the same write.
-        conn.call("SET", a, "v" * 3_000_000)
+        conn.call("SET", a, random.Random(1).randbytes(3_000_000))
         conn.send(resp("RENAME", a, b) + resp("STRLEN", b) + resp("EXISTS", a))
         assert [conn.reply() for _ in range(3)] == ["OK", 3_000_000, 0]
         assert sum(server.call("DBSIZE") for server in stack.servers) == 1
