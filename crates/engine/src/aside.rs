@@ -7,6 +7,7 @@
 
 use crate::bulk::BULK_SIZE;
 use crate::engine::{Closed, Engine};
+use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::private::PRIVATE_LANES_MAX;
 use crate::slab::NONE;
@@ -28,13 +29,13 @@ impl Engine {
     #[cold]
     pub(crate) fn set_aside(&mut self, index: u32) -> u32 {
         let Some(other) = self.lane_to_change_with(index) else { return index };
+        // Each keeps the slot that its connections are named by: the driver has one for each.
         self.lanes.swap(index as usize, other as usize);
         for lane in [index, other] {
             let state = &mut self.lanes[lane as usize];
-            // Connections keep their names, by which the driver knows them.
-            self.lanes_named[state.name as usize] = lane;
             state.is_private = lane == other;
             state.armed = Time::NEVER;
+            self.lane_at[state.slot as usize] = lane;
         }
         if self.lane(index).link == Link::Idle {
             self.connect(index);
@@ -82,5 +83,13 @@ impl Engine {
             }
             at = self.requests[at].next_in_lane;
         }
+    }
+
+    /// The lane that has this connection, if it is not the one of that number.
+    #[cold]
+    pub(crate) fn lane_elsewhere(&self, conn: ConnId) -> Option<u32> {
+        let index = *self.lane_at.get(conn.index() as usize)?;
+        let lane = self.lane(index);
+        (lane.conn == conn && lane.has_connection()).then_some(index)
     }
 }

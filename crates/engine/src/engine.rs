@@ -92,8 +92,12 @@ pub struct Engine {
     pub(crate) vacant: Vacant,
     /// Those of `lanes` that are made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
-    /// By the name of its connections: the lane.
-    pub(crate) lanes_named: Vec<u32>,
+    /// Connections for sessions there are, and may be, over all servers.
+    pub(crate) session_links: u64,
+    pub(crate) sessions_max: u64,
+    /// By the slot that its connections are named by: the lane. Most are at their own number, see
+    /// [`crate::aside`].
+    pub(crate) lane_at: Vec<u32>,
     pub(crate) clients: Slab<Client>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
@@ -170,7 +174,9 @@ impl Engine {
             lanes: Vec::new(),
             vacant: Vacant::default(),
             private_lanes: Vec::new(),
-            lanes_named: Vec::new(),
+            session_links: 0,
+            sessions_max: u64::MAX,
+            lane_at: Vec::new(),
             clients: Slab::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
@@ -318,6 +324,12 @@ impl Engine {
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             let client = &mut self.clients[conn.index()];
             client.read_closed = true;
+            if self.is_listened_to(conn.index()) {
+                // As in Redis: whoever says no more is not kept waiting for.
+                self.drop_client(conn.index(), Closed::ByUs);
+                return;
+            }
+            let client = &self.clients[conn.index()];
             match client.state {
                 State::Uploading => self.upload_broken(conn.index()),
                 State::Open | State::Closing => self.close_if_finished(conn.index()),
@@ -375,10 +387,12 @@ impl Engine {
                     self.is_watching = true;
                     self.tend_leaving();
                 }
+                Timer::Line => self.tend_lines(),
                 Timer::Housekeeping => {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_sessions();
                     self.tend_variants();
                     self.check_stall();
                     self.give_back();
@@ -415,7 +429,7 @@ impl Engine {
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }
-                Timer::Change | Timer::Housekeeping => true,
+                Timer::Change | Timer::Line | Timer::Housekeeping => true,
             });
         }
     }
@@ -610,9 +624,11 @@ impl Engine {
 
     #[inline]
     fn current_lane(&self, conn: ConnId) -> Option<u32> {
-        let index = *self.lanes_named.get(conn.index() as usize)?;
-        let lane = &self.lanes[index as usize];
-        (lane.conn == conn && lane.has_connection()).then_some(index)
+        let lane = self.lanes.get(conn.index() as usize)?;
+        if lane.conn == conn {
+            return lane.has_connection().then_some(conn.index());
+        }
+        self.lane_elsewhere(conn)
     }
 
     pub(crate) fn client_conn(&self, client: u32) -> ConnId {

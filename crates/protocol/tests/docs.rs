@@ -131,6 +131,9 @@ fn served(command: &Command) -> String {
             format!("{}, or [the one named](#one-of-several-servers)", fanned(fan))
         }
         Rule::Fan(fan) => fanned(fan).into(),
+        Rule::Block if command.keys == Keys::Streams => {
+            "forwarded, keys on one server; with BLOCK on a connection of its own".into()
+        }
         Rule::Block => "forwarded on a connection of its own, keys on one server".into(),
         Rule::Session(_) => "session".into(),
         Rule::Subscribe(_) => "subscription".into(),
