@@ -263,6 +263,10 @@ impl Engine {
             self.end_stage(parent, fragments, carry);
             return;
         }
+        if let Merge::Functions(call) = merge {
+            self.functions_fetched(parent, fragments, call);
+            return;
+        }
         if self.requests[parent].client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
@@ -327,9 +331,12 @@ impl Engine {
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
-            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) | Merge::Last => {
-                |_| false
-            }
+            Merge::Fan(_)
+            | Merge::Named(_)
+            | Merge::Round(_)
+            | Merge::Carry(_)
+            | Merge::Functions(_)
+            | Merge::Last => |_| false,
             Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
         };
         let is_part = match merge {
@@ -382,7 +389,7 @@ impl Engine {
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
-            Merge::Round(_) | Merge::Carry(_) => {
+            Merge::Round(_) | Merge::Carry(_) | Merge::Functions(_) => {
                 unreachable!("their replies are seen to elsewhere")
             }
         };

@@ -9,6 +9,7 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
 use crate::buffer::{BufPool, LARGE, Output};
+use crate::calls::Call;
 use crate::change::Change;
 use crate::client::{Client, Dirty, Session, State};
 use crate::crowd::Crowd;
@@ -23,7 +24,6 @@ use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
 use crate::rng::Rng;
-use crate::scripts::Call;
 use crate::slab::Slab;
 use crate::spares::Spares;
 use crate::tally::{Answered, Tally};

@@ -98,6 +98,7 @@ impl Engine {
         let server = self.server_of(index);
         // It may be another process that has been started in the place of the last one.
         server.scripts_seen.clear();
+        server.functions_seen = false;
         server.connections += 1;
         self.publish_connections(index);
         if is_greeting {

@@ -10,6 +10,7 @@ mod aside;
 mod blocking;
 mod buffer;
 mod bulk;
+mod calls;
 mod carry;
 mod change;
 mod client;

@@ -114,6 +114,10 @@ pub(crate) struct Server {
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
     pub(crate) scripts_seen: Seen,
+    /// Some function has been called there since it was connected.
+    pub(crate) functions_seen: bool,
+    /// When it may be given those of another server.
+    pub(crate) functions_at: Time,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
@@ -279,6 +283,8 @@ impl Server {
             probe_at: Time::NEVER,
             queues: Queues::default(),
             scripts_seen: Seen::default(),
+            functions_seen: false,
+            functions_at: Time::ZERO,
             private_lanes: Vec::new(),
             waiting: Vec::new(),
             session_lanes: Vec::new(),

@@ -138,7 +138,7 @@ impl Engine {
             }
         });
         if command.group == Group::Scripting {
-            self.note_script_call(client, command, bytes, args, &plan);
+            self.note_call(client, command, bytes, args, &plan);
         }
         plan
     }

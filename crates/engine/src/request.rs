@@ -6,10 +6,10 @@ use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
+use crate::calls::Call;
 use crate::carry::Carry;
 use crate::fan::{Named, Page, Round};
 use crate::memcached::{Aggregate, Asked};
-use crate::scripts::Call;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -67,7 +67,7 @@ pub(crate) enum Role {
         parent: u32,
         next: u32,
     },
-    /// As a single one, but for a reply that says that the server has lost its script.
+    /// As a single one, but for a reply that says that the server has lost what is called.
     Call(Box<Call>),
     /// Asks an ejected server whether it is well.
     Probe {
@@ -119,6 +119,8 @@ pub(crate) enum Merge {
     Round(Box<Round>),
     /// Stages of a key's way from one server to another.
     Carry(Box<Carry>),
+    /// The functions of another server, for one that has been called and lacks them.
+    Functions(Box<Call>),
     /// The last reply is the answer, whatever the others are.
     Last,
 }

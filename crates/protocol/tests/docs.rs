@@ -127,6 +127,9 @@ fn served(command: &Command) -> String {
         Rule::Split(Merge::Sum) => "split, sum".into(),
         Rule::Split(Merge::AllOk) => "split, `+OK` when all say so".into(),
         Rule::Local(_) => "answered here".into(),
+        Rule::Fan(fan) if command.is_addressable() => {
+            format!("{}, or [the one named](#one-of-several-servers)", fanned(fan))
+        }
         Rule::Fan(fan) => fanned(fan).into(),
         Rule::Block if command.keys == Keys::Streams => {
             "forwarded, keys on one server; with BLOCK on a connection of its own".into()
