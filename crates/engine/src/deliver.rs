@@ -24,9 +24,12 @@ impl Engine {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single | Role::Parent { .. } | Role::Call(_) | Role::Probe { .. } => {
-                request.client
-            }
+            Role::Single
+            | Role::Parent { .. }
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_)
+            | Role::Call(_) => request.client,
         }
     }
 
@@ -137,6 +140,12 @@ impl Engine {
                 self.bufs.give(reply);
                 self.free_request(index);
             }
+            Role::Blocked => self.wait_over(index, reply),
+            Role::Own(own) => {
+                self.own_reply(own, &reply);
+                self.bufs.give(reply);
+                self.free_request(index);
+            }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
             Role::Call(_) => unreachable!("it was ended above"),
         }
@@ -208,7 +217,7 @@ impl Engine {
     fn hold(&mut self, index: u32, mut bytes: &[u8]) {
         if self.waiting_client(index) == NONE {
             let request = &self.requests[index];
-            let Role::Probe { .. } = request.role else { return };
+            let (Role::Probe { .. } | Role::Own(_)) = request.role else { return };
             bytes = &bytes[..bytes.len().min(PROBE_REPLY_MAX - request.reply.len())];
         }
         self.requests[index].hold(bytes, &mut self.bufs);
@@ -290,14 +299,15 @@ impl Engine {
 
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
-        // No merged reply is longer than what it is made of, but for a number's digits.
         if let Merge::Learn(name) = merge {
             let pool = self.requests[parent].pool as usize;
             self.pools[pool].learn(name, &self.requests[fragments].reply);
             return Vec::new();
         }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
+        // Few merged replies are longer than what they are made of, but for a number's digits.
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
+        let room = out.capacity();
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
@@ -336,6 +346,7 @@ impl Engine {
             out.clear();
             Failure::BadReply.write_reply(self.pools[pool as usize].protocol, &mut out);
         }
+        self.bufs.charge(out.capacity() - room);
         out
     }
 

@@ -7,6 +7,7 @@
 
 mod action;
 mod aside;
+mod blocking;
 mod buffer;
 mod bulk;
 mod carry;
@@ -28,6 +29,7 @@ mod id;
 mod lane;
 mod lanes;
 mod learning;
+mod lease;
 mod memcached;
 mod memory;
 mod moving;
@@ -46,6 +48,7 @@ mod spares;
 mod tally;
 mod time;
 mod timers;
+mod transaction;
 mod upload;
 mod vacant;
 mod variant;

@@ -1,5 +1,6 @@
 //! A pool and its servers, as one worker sees them.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, Protocol};
@@ -115,6 +116,14 @@ pub(crate) struct Server {
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
+    /// Lanes for transactions and blocking calls.
+    pub(crate) session_lanes: Vec<u32>,
+    /// Clients that wait for one of these, in the order of their coming, and until when.
+    pub(crate) line: VecDeque<(ConnId, Time)>,
+    /// Of `session_lanes`, as counted.
+    pub(crate) session_queues: Queues,
+    /// How many of them are taken.
+    pub(crate) sessions: u32,
 }
 
 /// What waits for a server over all its lanes.
@@ -133,6 +142,20 @@ impl Queues {
         self.unsent_size += lane.output.len();
         self.in_flight += u64::from(lane.in_flight);
         self.in_flight_size += lane.in_flight_size;
+    }
+
+    pub(crate) fn of(lane: &Lane) -> Self {
+        let mut queues = Self::default();
+        queues.add(lane);
+        queues
+    }
+
+    /// Takes `other` for what was counted as `before`.
+    pub(crate) fn replace(&mut self, before: Self, other: Self) {
+        self.unsent = self.unsent + other.unsent - before.unsent;
+        self.unsent_size = self.unsent_size + other.unsent_size - before.unsent_size;
+        self.in_flight = self.in_flight + other.in_flight - before.in_flight;
+        self.in_flight_size = self.in_flight_size + other.in_flight_size - before.in_flight_size;
     }
 }
 
@@ -249,6 +272,10 @@ impl Server {
             scripts_seen: Seen::default(),
             private_lanes: Vec::new(),
             waiting: Vec::new(),
+            session_lanes: Vec::new(),
+            line: VecDeque::new(),
+            session_queues: Queues::default(),
+            sessions: 0,
         }
     }
 
@@ -267,7 +294,8 @@ impl Server {
     }
 
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
-        self.own_lanes().flatten().chain(self.private_lanes.iter().copied())
+        let private = self.private_lanes.iter().chain(&self.session_lanes);
+        self.own_lanes().flatten().chain(private.copied())
     }
 
     #[inline]

@@ -68,6 +68,21 @@ pub(crate) enum Role {
     Probe {
         server: u32,
     },
+    /// The server may let it wait as long as it likes: see [`crate::blocking`].
+    Blocked,
+    /// Nobody has asked for it but the gateway.
+    Own(Own),
+}
+
+/// What the gateway says on a lane for its own purposes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Own {
+    /// Whatever the reply is.
+    Whatever,
+    /// What follows is good for nothing if it is refused.
+    Demand { lane: u32 },
+    /// CLIENT ID.
+    PeerId { lane: u32 },
 }
 
 /// How the replies of fragments become one. An error of any fragment is the answer of all.

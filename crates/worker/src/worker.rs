@@ -812,12 +812,12 @@ mod tests {
     fn clients_get_no_files_that_servers_may_need() {
         let mut worker = worker(Fake::default());
         let core = &mut worker.core;
-        let all = OpenFiles { limit: 64, ..core.files };
+        let all = OpenFiles { limit: 96, ..core.files };
         assert_eq!((all.listeners, all.server_connections), (1, 8));
         core.files = all;
         let clients: Vec<Token> =
             (0..all.clients()).map(|_| core.accepted(7).expect("it is welcome")).collect();
-        assert_eq!(clients.len() as u64 + all.reserved(), 64);
+        assert_eq!(clients.len() as u64 + all.reserved(), 96);
         for _ in 0..3 {
             assert_eq!(core.accepted(7), Err(&b"-ERR max number of clients reached\r\n"[..]));
         }
