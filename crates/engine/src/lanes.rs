@@ -39,7 +39,7 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let deadline = pool.connect_deadline(self.now);
         lane.generation = lane.generation.wrapping_add(1);
-        lane.conn = ConnId::lane(index, lane.generation);
+        lane.conn = ConnId::lane(lane.slot, lane.generation);
         lane.link = Link::Connecting { deadline };
         self.session_links += u64::from(lane.is_session);
         lane.dirty = false;

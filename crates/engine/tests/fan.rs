@@ -456,6 +456,16 @@ fn info_is_put_together_and_the_gateway_adds_its_own() {
         world.send(lane, "-LOADING wait\r\n");
     }
     world.expect(client, "-LOADING wait\r\n");
+
+    // With what the gateway adds it is longer than a buffer for what it is made of.
+    world.send(client, redis("INFO"));
+    let line = format!("# Long\r\nline:{}\r\n", "x".repeat(900));
+    world.send(lanes[0], format!("${}\r\n{line}\r\n", line.len()));
+    world.send(lanes[1], "-LOADING wait\r\n");
+    world.send(lanes[2], "-LOADING wait\r\n");
+    let reply = String::from_utf8(world.received(client)).unwrap();
+    assert!(reply.len() > 1024 && reply.contains(&line) && reply.contains("# Cashew"), "{reply}");
+
     world.send(client, redis("INFO Cashew") + &redis("INFO gateway"));
     let reply = String::from_utf8(world.received(client)).unwrap();
     assert_eq!(reply.matches("# Cashew\r\ncashew_version:0.0.0\r\n").count(), 2, "{reply}");
