@@ -158,6 +158,8 @@ impl Numbers<'_> {
             (
                 None,
                 ServerGauge::ServerConnections
+                | ServerGauge::Sessions
+                | ServerGauge::InLine
                 | ServerGauge::InQueue
                 | ServerGauge::InQueueBytes
                 | ServerGauge::OutQueue

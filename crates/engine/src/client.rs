@@ -3,13 +3,16 @@
 use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
+use crate::blocking::Blocking;
 use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
 use crate::id::ConnId;
+use crate::lease::Turn;
 use crate::memcached::Many;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
+use crate::transaction::Transaction;
 use crate::upload::Upload;
 use crate::variant::Dialect;
 
@@ -68,6 +71,14 @@ pub(crate) struct Client {
     pub(crate) skip: Skip,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
+    /// It is read though it is paused, up to a limit.
+    pub(crate) is_heard: bool,
+    /// What it has of a transaction, from WATCH or MULTI on.
+    pub(crate) transaction: Option<Box<Transaction>>,
+    /// The request that its server lets wait.
+    pub(crate) blocking: Option<Box<Blocking>>,
+    /// Where it stands that wants a lane to itself.
+    pub(crate) turn: Turn,
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
@@ -250,7 +261,9 @@ impl Client {
 
     /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_special(&mut self) {
-        self.special = self.undecided || self.noreply || self.skip != Skip::No;
+        let has_transaction = self.transaction.is_some();
+        let is_quiet = self.noreply || self.skip != Skip::No;
+        self.special = self.undecided || has_transaction || is_quiet;
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -287,6 +300,10 @@ impl Client {
             looked_up: 0,
             skip: Skip::No,
             special: false,
+            is_heard: false,
+            transaction: None,
+            blocking: None,
+            turn: Turn::No,
             has_place: false,
             departure: Departure::No,
             many: None,

@@ -25,7 +25,12 @@ impl Engine {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single | Role::Parent { .. } | Role::Probe { .. } => request.client,
+            Role::Single
+            | Role::Parent { .. }
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_)
+            | Role::Call(_) => request.client,
         }
     }
 
@@ -90,6 +95,10 @@ impl Engine {
                 return;
             }
         }
+        if let Role::Call(_) = request.role {
+            self.call_answered(index, bytes);
+            return;
+        }
         self.hold(index, bytes);
         let reply = std::mem::take(&mut self.requests[index].reply);
         self.deliver_buf(index, reply);
@@ -108,6 +117,9 @@ impl Engine {
 
     /// A whole reply in a buffer; the request has left its lane.
     pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+        if let Role::Call(_) = self.requests[index].role {
+            self.call_is_over(index);
+        }
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
@@ -132,7 +144,14 @@ impl Engine {
                 self.bufs.give(reply);
                 self.free_request(index);
             }
+            Role::Blocked => self.wait_over(index, reply),
+            Role::Own(own) => {
+                self.own_reply(own, &reply);
+                self.bufs.give(reply);
+                self.free_request(index);
+            }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
+            Role::Call(_) => unreachable!("it was ended above"),
         }
     }
 
@@ -140,6 +159,11 @@ impl Engine {
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
         if self.requests[index].expect.is_sifted() {
             return self.deliver_part_sifted(index, bytes);
+        }
+        if let Role::Call(_) = self.requests[index].role
+            && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
+        {
+            self.call_is_over(index);
         }
         let request = &mut self.requests[index];
         request.arrived += bytes.len() as u64;
@@ -201,7 +225,7 @@ impl Engine {
     pub(crate) fn hold(&mut self, index: u32, mut bytes: &[u8]) {
         if self.waiting_client(index) == NONE {
             let request = &self.requests[index];
-            let Role::Probe { .. } = request.role else { return };
+            let (Role::Probe { .. } | Role::Own(_)) = request.role else { return };
             bytes = &bytes[..bytes.len().min(PROBE_REPLY_MAX - request.reply.len())];
         }
         self.requests[index].hold(bytes, &mut self.bufs);
@@ -289,21 +313,24 @@ impl Engine {
 
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
-        // No merged reply is longer than what it is made of, but for a number's digits.
         if let Merge::Learn(name) = merge {
             let pool = self.requests[parent].pool as usize;
             self.pools[pool].learn(name, &self.requests[fragments].reply);
             return Vec::new();
         }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
+        // Few merged replies are longer than what they are made of, but for a number's digits.
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
+        let room = out.capacity();
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
-            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) => |_| false,
+            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) | Merge::Last => {
+                |_| false
+            }
         };
         let is_part = match merge {
             Merge::Values(gather) if gather.is_part => {
@@ -353,6 +380,7 @@ impl Engine {
             }
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
             Merge::Round(_) | Merge::Carry(_) => {
                 unreachable!("their replies are seen to elsewhere")
@@ -365,6 +393,7 @@ impl Engine {
             out.clear();
             Failure::BadReply.write_reply(self.pools[pool as usize].protocol, &mut out);
         }
+        self.bufs.charge(out.capacity() - room);
         out
     }
 
@@ -469,6 +498,11 @@ fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> 
         sum = sum.checked_add(count)?;
     }
     encode::write_integer(out, sum);
+    Some(())
+}
+
+fn merge_last<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    out.extend_from_slice(replies.last()?);
     Some(())
 }
 

@@ -10,6 +10,7 @@ mod keys;
 mod lookup;
 mod specs;
 mod table;
+mod wait;
 
 pub use command::{
     Access, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule,
@@ -23,3 +24,4 @@ pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_err
 pub use lookup::{Lookup, find, find_begun, find_plain};
 pub use specs::{BeginSearch, FindKeys, KeySpec};
 pub use table::COMMANDS;
+pub use wait::Wait;
