@@ -11,6 +11,7 @@ use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
 use crate::lane::Link;
+use crate::pool::Server;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -177,6 +178,31 @@ impl Engine {
             Link::Backoff { .. } => return Err(lane.last_failure),
         }
         Ok(index)
+    }
+
+    /// Sends a request without keys as it is: to the first server that is well, or else to the
+    /// first in the ring. So a client that says related things without keys, as loading a script
+    /// and calling it, says them to one server while that one is well.
+    pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+        let pool = self.clients[client].pool;
+        let config = &self.pools[pool as usize];
+        let server = if config.router.is_one_shard() {
+            self.route(pool, b"", access)
+        } else {
+            let servers = &config.servers;
+            let server = servers
+                .iter()
+                .position(Server::is_up)
+                .or_else(|| servers.iter().position(|server| !server.ejected));
+            server.map(|server| server as u32)
+        };
+        self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// Whether all of the client's keys are on one server, whichever they are.
+    pub(crate) fn is_single(&self, client: u32) -> bool {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        pool.router.is_one_shard() || pool.servers.len() == 1
     }
 
     /// Puts a request's bytes at the end of a lane.

@@ -7,7 +7,6 @@ use crate::client::State;
 use crate::clients::Plan;
 use crate::dispatch::{FragmentText, Payload};
 use crate::engine::Engine;
-use crate::pool::Server;
 use crate::request::Merge;
 
 impl Engine {
@@ -48,16 +47,7 @@ impl Engine {
                 let text = [text, b"\r\n"].concat();
                 self.broadcast(client, &text)
             }
-            Verb::Version => {
-                // Any server will do; best one that answers.
-                let servers = &self.pools[self.clients[client].pool as usize].servers;
-                let server = servers
-                    .iter()
-                    .position(Server::is_up)
-                    .or_else(|| servers.iter().position(|server| !server.ejected))
-                    .map(|server| server as u32);
-                self.forward_to(client, server, Expect::Line, bytes.len())
-            }
+            Verb::Version => self.forward_anywhere(client, Access::Read, bytes.len()),
             Verb::Quit => {
                 self.clients[client].state = State::Closing;
                 Plan::Done

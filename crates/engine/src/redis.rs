@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Local, Lookup, Rule};
+use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -43,6 +43,20 @@ impl Engine {
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
+                Rule::Block if !command.blocks(bytes, args) => {
+                    self.forward_redis(client, command, bytes, args)
+                }
+                Rule::Fan(Fan::AnyServer) => {
+                    self.forward_anywhere(client, command.access, bytes.len())
+                }
+                Rule::Fan(Fan::Info) => {
+                    let info = self.info(client);
+                    self.say_with(client, |out| encode::write_bulk(out, info.as_bytes()))
+                }
+                Rule::Single(text) => match self.is_single(client) {
+                    true => self.forward_anywhere(client, command.access, bytes.len()),
+                    false => self.say_error(client, text),
+                },
                 Rule::Fan(_)
                 | Rule::Block
                 | Rule::Session(_)
@@ -96,9 +110,7 @@ impl Engine {
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
             if keys.is_empty() {
-                let name = command.name;
-                let text = format!("ERR '{name}' without keys cannot be sent to a server here");
-                return engine.say_error(client, &text);
+                return engine.forward_anywhere(client, command.access, bytes.len());
             }
             let pool = engine.clients[client].pool;
             let texts = keys.iter().map(|key| key.of(bytes));
@@ -218,10 +230,8 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => self.say_with(client, |out| table::command_reply(bytes, args, out)),
             Local::Client => self.client_command(client, bytes, args),
-            Local::Info => {
-                let info = self.info(client);
-                self.say_with(client, |out| encode::write_bulk(out, info.as_bytes()))
-            }
+            Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
+            Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
         }
     }
@@ -307,7 +317,11 @@ impl Engine {
                     }
                 }
             }
-            _ => self.say_with(client, |out| table::unknown_command_error(out, bytes, args)),
+            _ => {
+                let name = String::from_utf8_lossy(&subcommand);
+                let text = format!("ERR 'client|{name}' is not supported by this gateway yet");
+                self.say_error(client, &text)
+            }
         }
     }
 

@@ -91,6 +91,7 @@ fn example(name: &str, arity: i16, keys: Keys, key: &str) -> String {
             words.extend(["GROUP", "g", "c", "STREAMS", key, "0"]);
         }
         Keys::Streams => words.extend(["STREAMS", key, "0"]),
+        Keys::Migrate => words.extend(["host", "1", key, "0", "1"]),
     }
     while words.len() < len {
         words.push("1");
@@ -104,7 +105,7 @@ fn reads_go_to_the_replica_of_the_key_and_all_else_to_the_master() {
     let master = lanes[MASTER as usize];
     let mut tried = [0; 3];
     for command in COMMANDS {
-        if !matches!(command.rule, Rule::Forward | Rule::Split(_)) {
+        if !matches!(command.rule, Rule::Forward | Rule::Split(_) | Rule::Single(_)) {
             continue;
         }
         for replica in 0..3 {

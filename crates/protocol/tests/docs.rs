@@ -6,54 +6,16 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use cashew_protocol::memcached::{Parsed, RequestParser, Verb};
-use cashew_protocol::redis::{Access, COMMANDS, Command, Group, Keys, Merge, Rule};
-
-/// Commands of Redis 7 that clients may look for in vain, by what they would need.
-const MISSING: &[(&str, &[&str])] = &[
-    (
-        "block, and would hold up the server connection that clients share",
-        &[
-            "blpop",
-            "brpop",
-            "blmove",
-            "brpoplpush",
-            "blmpop",
-            "bzpopmin",
-            "bzpopmax",
-            "bzmpop",
-            "wait",
-        ],
-    ),
-    ("are transactions", &["multi", "exec", "discard", "watch", "unwatch"]),
-    (
-        "are publish and subscribe",
-        &["subscribe", "psubscribe", "ssubscribe", "unsubscribe", "publish", "spublish", "pubsub"],
-    ),
-    (
-        "concern the keys of all servers",
-        &["scan", "keys", "dbsize", "randomkey", "flushdb", "flushall", "swapdb"],
-    ),
-    ("load scripts and functions on all servers", &["script", "function"]),
-    ("go from server to server by address", &["migrate", "replicaof", "failover", "cluster"]),
-    (
-        "administer a server",
-        &[
-            "config", "acl", "monitor", "slowlog", "latency", "debug", "shutdown", "save",
-            "bgsave", "time", "reset",
-        ],
-    ),
-];
+use cashew_protocol::redis::{Access, COMMANDS, Command, Fan, Group, Keys, Merge, Rule};
 
 #[test]
 fn the_docs_of_commands_are_current() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/commands.md");
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     let mut made = written.clone();
-    for (name, table) in [
-        ("redis commands", redis_tables()),
-        ("missing redis commands", missing_table()),
-        ("memcached commands", memcached_table()),
-    ] {
+    for (name, table) in
+        [("redis commands", redis_tables()), ("memcached commands", memcached_table())]
+    {
         made = replace(&made, name, &table);
     }
     if std::env::var_os("CASHEW_BLESS").is_some() {
@@ -99,18 +61,21 @@ fn redis_tables() -> String {
 fn heading(group: Group) -> &'static str {
     match group {
         Group::Bitmap => "Bitmaps",
+        Group::Cluster => "Cluster",
         Group::Connection => "Connection",
         Group::Generic => "Keys of any type",
         Group::Geo => "Geo",
         Group::Hash => "Hashes",
         Group::Hyperloglog => "HyperLogLog",
         Group::List => "Lists",
+        Group::Pubsub => "Publish and subscribe",
         Group::Scripting => "Scripts and functions",
         Group::Server => "Server",
         Group::Set => "Sets",
         Group::SortedSet => "Sorted sets",
         Group::Stream => "Streams",
         Group::String => "Strings",
+        Group::Transactions => "Transactions",
     }
 }
 
@@ -128,6 +93,7 @@ fn keys(command: &Command) -> String {
         }
         Keys::Range { first: 1, last: -1, .. } => "every argument".into(),
         Keys::Range { first, last: -1, .. } => format!("arguments from {first} on"),
+        Keys::Range { first: 1, last: -2, .. } => "every argument but the last".into(),
         Keys::Range { first, last, .. } => format!("arguments {first} and {last}"),
         Keys::Pairs { .. } => "every other argument".into(),
         Keys::Numkeys { at, destination: 0, .. } => format!("as many as argument {at} says"),
@@ -137,6 +103,7 @@ fn keys(command: &Command) -> String {
         Keys::Sort => "argument 1, and that of STORE".into(),
         Keys::Georadius => "argument 1, and those of STORE and STOREDIST".into(),
         Keys::Streams => "behind STREAMS".into(),
+        Keys::Migrate => "argument 3, or those behind KEYS".into(),
     }
 }
 
@@ -149,35 +116,47 @@ fn access(command: &Command) -> &'static str {
     }
 }
 
-fn served(command: &Command) -> &'static str {
+fn served(command: &Command) -> String {
     match command.rule {
-        Rule::Forward if command.single_key().is_some() => "forwarded",
-        Rule::Forward => "forwarded, keys on one server",
-        Rule::Split(Merge::Gather) => "split, array in the order of the keys",
-        Rule::Split(Merge::Sum) => "split, sum",
-        Rule::Split(Merge::AllOk) => "split, `+OK` when all say so",
-        Rule::Local(_) => "answered here",
-        Rule::Fan(_) => "every server",
-        Rule::Block => "forwarded on a connection of its own, keys on one server",
-        Rule::Session(_) => "session",
-        Rule::Subscribe(_) => "subscription",
-        Rule::Publish => "to the server that has the channel",
-        Rule::Refuse(_) => "refused",
+        Rule::Forward if command.single_key().is_some() => "forwarded".into(),
+        Rule::Forward => "forwarded, keys on one server".into(),
+        Rule::Split(Merge::Gather) => "split, array in the order of the keys".into(),
+        Rule::Split(Merge::Sum) => "split, sum".into(),
+        Rule::Split(Merge::AllOk) => "split, `+OK` when all say so".into(),
+        Rule::Local(_) => "answered here".into(),
+        Rule::Fan(fan) => fanned(fan).into(),
+        Rule::Block => "forwarded on a connection of its own, keys on one server".into(),
+        Rule::Session(_) => "session".into(),
+        Rule::Subscribe(_) => "subscription".into(),
+        Rule::Publish => "to the server that has the channel".into(),
+        Rule::Single(text) => {
+            format!("to the only server; refused where there are several: {}", reason(text))
+        }
+        Rule::Refuse(text) => format!("refused: {}", reason(text)),
         Rule::Unsupported => unreachable!("left out"),
     }
 }
 
-fn missing_table() -> String {
-    let mut text = String::from("| Commands that … | |\n|---|---|\n");
-    for (reason, names) in MISSING {
-        for name in *names {
-            let known = COMMANDS.iter().any(|command| command.name == *name);
-            assert!(!known, "{name} is there");
-        }
-        let names: Vec<String> = names.iter().map(|name| format!("`{}`", shown(name))).collect();
-        writeln!(text, "| {reason} | {} |", names.join(" ")).unwrap();
+fn fanned(fan: Fan) -> &'static str {
+    match fan {
+        Fan::Sum => "every server, sum",
+        Fan::Same => "every server, the answer that all give",
+        Fan::Concat => "every server, one array of all",
+        Fan::Scan => "one server after the other",
+        Fan::RandomKey => "a random server that has a key",
+        Fan::Least => "every server, the least",
+        Fan::LeastEach => "every server, the least at each place",
+        Fan::SumPairs => "every server, sum for each name",
+        Fan::AnyOk => "every server, the first answer that is no error",
+        Fan::Info => "every server, put together",
+        Fan::PerServer => "every server, each answer under its name",
+        Fan::AnyServer => "one server",
     }
-    text
+}
+
+/// Without the error's code.
+fn reason(text: &str) -> &str {
+    text.split_once(' ').map_or(text, |(_, reason)| reason)
 }
 
 fn memcached_table() -> String {

@@ -146,9 +146,7 @@ impl RedisClient {
             }
             // Empty requests are answered by nothing.
             11 => local("\r\n*0\r\n\r\nPING\r\n", "+PONG\r\n"),
-            12 => {
-                local("MULTI\r\n", "-ERR unknown command 'MULTI', with args beginning with: \r\n")
-            }
+            12 => local("ASKING\r\n", "-ERR This instance has cluster support disabled\r\n"),
             _ => local("ECHO \"a\\x41 b\"\r\n", "$4\r\naA b\r\n"),
         }
     }

@@ -54,6 +54,8 @@ pub enum Keys {
     Georadius,
     /// XREAD and XREADGROUP: STREAMS, the keys, and as many ids.
     Streams,
+    /// MIGRATE: one, or those behind KEYS when that one is empty.
+    Migrate,
 }
 
 /// What Redis answers to a number of keys that cannot be, which differs from command to command.
@@ -69,7 +71,8 @@ pub struct NumkeysFaults {
 /// How the gateway serves a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Untouched to the server that has its keys, which must be one.
+    /// Untouched to the server that has its keys, which must be one. Without keys, which only
+    /// scripts may be, to any.
     Forward,
     /// Keys may live on several servers, each of which gets the command with its own.
     Split(Merge),
@@ -77,13 +80,16 @@ pub enum Rule {
     Fan(Fan),
     /// Answered by the gateway.
     Local(Local),
-    /// To the server that has its keys, which may let it wait: it has a connection to itself.
+    /// To the server that has its keys, which may let it wait: it has a connection to itself, if
+    /// [`Command::blocks`].
     Block,
     /// Changes what the connection's next commands mean.
     Session(SessionRule),
     Subscribe(Subscription),
     /// PUBLISH and SPUBLISH: to the server that has the channel.
     Publish,
+    /// Untouched to the only server, or refused with this error where there are several.
+    Single(&'static str),
     /// Known, and refused with this error, whose first word is its code.
     Refuse(&'static str),
     /// In the table for its subcommands only: [`super::find`] never finds it.
@@ -162,44 +168,53 @@ pub enum Local {
     Command,
     /// The command's name says which subcommand.
     Client,
-    Info,
     Hello,
+    /// ROLE: a master without replicas.
+    Role,
+    /// ACL WHOAMI.
+    User,
 }
 
 /// What kind of data a command is about, in COMMAND DOCS's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     Bitmap,
+    Cluster,
     Connection,
     Generic,
     Geo,
     Hash,
     Hyperloglog,
     List,
+    Pubsub,
     Scripting,
     Server,
     Set,
     SortedSet,
     Stream,
     String,
+    Transactions,
 }
 
 impl Group {
     pub fn name(self) -> &'static str {
         match self {
             Self::Bitmap => "bitmap",
+            Self::Cluster => "cluster",
             Self::Connection => "connection",
             Self::Generic => "generic",
             Self::Geo => "geo",
             Self::Hash => "hash",
             Self::Hyperloglog => "hyperloglog",
             Self::List => "list",
+            Self::Pubsub => "pubsub",
             Self::Scripting => "scripting",
             Self::Server => "server",
             Self::Set => "set",
             Self::SortedSet => "sorted-set",
             Self::Stream => "stream",
             Self::String => "string",
+            Self::Transactions => "transactions",
         }
     }
 }
@@ -229,6 +244,7 @@ impl Command {
             Keys::Range { first, last, step } => (first, last, step),
             Keys::Pairs { .. } => (1, -1, 2),
             Keys::Numkeys { destination: 1, .. } | Keys::Sort | Keys::Georadius => (1, 1, 1),
+            Keys::Migrate => (3, 3, 1),
             Keys::None | Keys::Numkeys { .. } | Keys::Streams => (0, 0, 0),
         }
     }
@@ -237,7 +253,9 @@ impl Command {
     pub fn has_movable_keys(&self) -> bool {
         match self.keys {
             Keys::None | Keys::Range { .. } | Keys::Pairs { .. } => false,
-            Keys::Numkeys { .. } | Keys::Sort | Keys::Georadius | Keys::Streams => true,
+            Keys::Numkeys { .. } | Keys::Sort | Keys::Georadius | Keys::Streams | Keys::Migrate => {
+                true
+            }
         }
     }
 }

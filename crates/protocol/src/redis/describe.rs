@@ -187,7 +187,9 @@ fn getkeys(buf: &[u8], call: &[Span], out: &mut Vec<u8>) {
         return write_error(out, b"ERR Invalid number of arguments specified for command");
     }
     let mut keys = Vec::new();
-    if command.locate(buf, call, &mut keys).is_err() {
+    let found = command.keys(buf, call, &mut keys);
+    let may_be_none = command.flags.contains("no_mandatory_keys");
+    if found.is_err() || keys.is_empty() && !may_be_none {
         return write_error(out, b"ERR Invalid arguments specified for command");
     }
     write_array_header(out, keys.len());
@@ -258,7 +260,7 @@ mod tests {
         assert_eq!(answer("COMMAND GETKEYS MSET a 1 b 2"), b"*2\r\n$1\r\na\r\n$1\r\nb\r\n");
         assert_eq!(answer("COMMAND GETKEYS EVAL x 0"), b"*0\r\n");
         assert_eq!(answer("COMMAND LIST FILTERBY PATTERN X*PTY*"), b"*0\r\n", "nothing matches");
-        assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN xg*")).len(), 6);
+        assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN xg*")).len(), 7);
         assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN g?T")).len(), 1);
         assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN *")).len(), COMMANDS.len());
     }
@@ -275,6 +277,10 @@ mod tests {
             ("COMMAND GETKEYS OBJECT NOPE", "ERR Invalid command specified"),
             ("COMMAND GETKEYS ECHO a", "ERR The command has no key arguments"),
             ("COMMAND GETKEYS SET a", "ERR Invalid number of arguments specified for command"),
+            (
+                "COMMAND GETKEYS MIGRATE h 1 a 0 1 KEYS b",
+                "ERR Invalid arguments specified for command",
+            ),
             ("COMMAND GETKEYS ZUNION 3 a b", "ERR Invalid arguments specified for command"),
         ];
         for (call, error) in cases {

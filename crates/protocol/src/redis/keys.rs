@@ -1,12 +1,8 @@
 //! Finding the keys of a request.
 
-use super::{Command, Keys, NumkeysFaults};
+use super::{Command, Fan, Keys, NumkeysFaults, Rule};
 use crate::Span;
 use crate::resp::integer;
-
-/// Without keys nothing says which server a command belongs to.
-pub const NO_KEYS: &str = "ERR scripts without keys are not supported by this gateway";
-pub const BLOCK_UNSUPPORTED: &str = "ERR BLOCK is not supported by this gateway yet";
 
 const SYNTAX_ERROR: &str = "ERR syntax error";
 const UNBALANCED_STREAMS: &str = "ERR Unbalanced XREAD list of streams: for each stream key an ID \
@@ -16,26 +12,20 @@ const UNBALANCED_STREAMS: &str = "ERR Unbalanced XREAD list of streams: for each
 const SORT_OPTIONS: [(&str, usize); 3] = [("limit", 2), ("get", 1), ("by", 1)];
 
 impl Command {
-    /// Pushes the spans of all keys. On success there is at least one, unless the table says
-    /// [`Keys::None`]. The error is what Redis would answer; what it would find wrong elsewhere in
-    /// the arguments is left to the server.
-    pub fn keys(&self, buf: &[u8], args: &[Span], out: &mut Vec<Span>) -> Result<(), &'static str> {
-        let before = out.len();
-        let found = self.locate(buf, args, out);
-        match self.keys {
-            Keys::Streams if found.is_ok() && blocks(buf, args) => Err(BLOCK_UNSUPPORTED),
-            Keys::Numkeys { .. } if found.is_ok() && out.len() == before => Err(NO_KEYS),
-            _ => found,
+    /// Whether the server may let the request wait before it answers.
+    pub fn blocks(&self, buf: &[u8], args: &[Span]) -> bool {
+        match self.rule {
+            Rule::Block => self.keys != Keys::Streams || has_block(buf, args),
+            // WAIT and WAITAOF wait for replicas.
+            Rule::Fan(Fan::Least | Fan::LeastEach) => self.name.starts_with("wait"),
+            _ => false,
         }
     }
 
-    /// The keys, whether or not the gateway can serve the request.
-    pub(super) fn locate(
-        &self,
-        buf: &[u8],
-        args: &[Span],
-        out: &mut Vec<Span>,
-    ) -> Result<(), &'static str> {
+    /// Pushes the spans of all keys. The error is what Redis would answer; what it would find wrong
+    /// elsewhere in the arguments is left to the server. Scripts may have no keys; of what else
+    /// has none though the table knows of keys, the server will say what is wrong with it.
+    pub fn keys(&self, buf: &[u8], args: &[Span], out: &mut Vec<Span>) -> Result<(), &'static str> {
         match self.keys {
             Keys::None => {}
             Keys::Range { first, last, step } => {
@@ -75,6 +65,7 @@ impl Command {
                 }
                 out.extend(&rest[..rest.len() / 2]);
             }
+            Keys::Migrate => out.extend(migrated(buf, args)),
         }
         Ok(())
     }
@@ -137,7 +128,7 @@ fn streams(buf: &[u8], args: &[Span]) -> Result<usize, &'static str> {
     Err(SYNTAX_ERROR)
 }
 
-fn blocks(buf: &[u8], args: &[Span]) -> bool {
+fn has_block(buf: &[u8], args: &[Span]) -> bool {
     let mut at = 1;
     while at < args.len() {
         let option = word(buf, args, at);
@@ -150,6 +141,21 @@ fn blocks(buf: &[u8], args: &[Span]) -> bool {
         }
     }
     false
+}
+
+/// MIGRATE wants to have an empty key in front of KEYS, and is refused without.
+fn migrated<'a>(buf: &[u8], args: &'a [Span]) -> &'a [Span] {
+    const OPTIONS: [(&str, usize); 2] = [("auth", 1), ("auth2", 2)];
+    let mut at = 6;
+    while at < args.len() {
+        let option = word(buf, args, at);
+        if option.eq_ignore_ascii_case(b"keys") {
+            return if word(buf, args, 3).is_empty() { &args[at + 1..] } else { &[] };
+        }
+        let taken = OPTIONS.iter().find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()));
+        at += 1 + taken.map_or(0, |&(_, taken)| taken);
+    }
+    args.get(3..4).unwrap_or_default()
 }
 
 fn stream_option_arguments(option: &[u8]) -> Option<usize> {
@@ -170,7 +176,7 @@ mod tests {
     use crate::redis::{Access, COMMANDS, Lookup, Rule, find};
     use crate::resp::{Parsed, RequestParser};
 
-    fn keys(call: &str) -> Result<Vec<String>, &'static str> {
+    fn with<T>(call: &str, then: impl FnOnce(&Command, &[u8], &[Span]) -> T) -> T {
         let line = format!("{call}\n");
         let mut parser = RequestParser::default();
         let Parsed::Complete { .. } = parser.parse(line.as_bytes(), line.len()) else {
@@ -180,12 +186,18 @@ mod tests {
         let Lookup::Found(command) = find(buf, args) else {
             panic!("{call}");
         };
-        let mut out = Vec::new();
-        command.keys(buf, args, &mut out)?;
-        if let Some(at) = command.single_key() {
-            assert_eq!(out, [args[at]], "{call}");
-        }
-        Ok(out.iter().map(|key| String::from_utf8(key.of(buf).to_vec()).unwrap()).collect())
+        then(command, buf, args)
+    }
+
+    fn keys(call: &str) -> Result<Vec<String>, &'static str> {
+        with(call, |command, buf, args| {
+            let mut out = Vec::new();
+            command.keys(buf, args, &mut out)?;
+            if let Some(at) = command.single_key() {
+                assert_eq!(out, [args[at]], "{call}");
+            }
+            Ok(out.iter().map(|key| String::from_utf8(key.of(buf).to_vec()).unwrap()).collect())
+        })
     }
 
     #[test]
@@ -201,6 +213,14 @@ mod tests {
             ("ZUNION 2 a b WEIGHTS 1 2", "a b"),
             ("ZUNIONSTORE d 2 a b", "d a b"),
             ("EVAL return 2 a b c", "a b"),
+            ("EVAL return 0 a", ""),
+            ("BLPOP a b 0", "a b"),
+            ("BLMPOP 0 2 a b LEFT", "a b"),
+            ("MIGRATE h 1 a 0 1", "a"),
+            ("MIGRATE h 1 '' 0 1 COPY AUTH keys KEYS a b", "a b"),
+            ("MIGRATE h 1 '' 0 1 AUTH2 keys keys Keys a", "a"),
+            ("MIGRATE h 1 a 0 1 KEYS b", ""),
+            ("MIGRATE h 1 '' 0 1 KEYS", ""),
             ("LMPOP 1 a LEFT COUNT 2", "a"),
             ("SORT a", "a"),
             ("SORT a BY store LIMIT 0 store GET store store d", "a d"),
@@ -212,6 +232,26 @@ mod tests {
         ];
         for (call, expected) in cases {
             assert_eq!(keys(call).map(|keys| keys.join(" ")), Ok(expected.to_owned()), "{call}");
+        }
+    }
+
+    #[test]
+    fn it_is_known_what_may_wait() {
+        let cases = [
+            ("GET a", false),
+            ("BLPOP a 0", true),
+            ("XREAD STREAMS a $", false),
+            ("XREAD STREAMS BLOCK $", false),
+            ("XREAD BLOCK 1 STREAMS a $", true),
+            ("XREADGROUP GROUP g c COUNT 1 block 0 STREAMS a >", true),
+            ("XREADGROUP GROUP BLOCK c STREAMS a >", false),
+            ("WAIT 1 0", true),
+            ("LASTSAVE", false),
+        ];
+        for (call, expected) in cases {
+            with(call, |command, buf, args| {
+                assert_eq!(command.blocks(buf, args), expected, "{call}");
+            });
         }
     }
 
@@ -229,13 +269,10 @@ mod tests {
             ("SINTERCARD 2 a", "ERR Number of keys can't be greater than number of args"),
             ("LMPOP 2 a LEFT", "ERR syntax error"),
             ("EVAL return -1 a", "ERR Number of keys can't be negative"),
-            ("EVAL return 0", NO_KEYS),
             ("FCALL f x a", "ERR Bad number of keys provided"),
             ("XREAD COUNT 1 a 0", SYNTAX_ERROR),
             ("XREAD STREAMS a b 0", UNBALANCED_STREAMS),
             ("XREAD COUNT 1 STREAMS", UNBALANCED_STREAMS),
-            ("XREAD BLOCK 1 STREAMS a $", BLOCK_UNSUPPORTED),
-            ("XREADGROUP GROUP g c COUNT 1 block 0 STREAMS a >", BLOCK_UNSUPPORTED),
         ];
         for (call, expected) in cases {
             assert_eq!(keys(call), Err(expected), "{call}");
@@ -254,11 +291,8 @@ mod tests {
                 Rule::Local(_) | Rule::Unsupported => {
                     assert!(keyless && command.access == Access::None, "{}", command.name);
                 }
-                Rule::Fan(_)
-                | Rule::Session(_)
-                | Rule::Subscribe(_)
-                | Rule::Publish
-                | Rule::Refuse(_) => {}
+                Rule::Fan(_) | Rule::Single(_) => assert!(keyless, "{}", command.name),
+                Rule::Session(_) | Rule::Subscribe(_) | Rule::Publish | Rule::Refuse(_) => {}
             }
         }
     }

@@ -15,7 +15,7 @@ pub enum Lookup {
 }
 
 /// A power of two, several times the number of commands, so that few share a slot.
-const SLOTS: usize = 1024;
+const SLOTS: usize = 2048;
 const EMPTY: u16 = u16::MAX;
 
 /// Indexes of the commands that are not subcommands, by hash, collisions in the slots behind.
@@ -286,7 +286,7 @@ mod tests {
             b"ge",
             b"getx",
             b"object|encoding",
-            b"blpop",
+            b"blpo",
             b"\xff\xff\xff",
             b"get\0",
             &[b'x'; 300],

@@ -14,6 +14,5 @@ pub use command::{
 };
 pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
-pub use keys::{BLOCK_UNSUPPORTED, NO_KEYS};
 pub use lookup::{Lookup, find, find_begun, find_plain};
 pub use table::COMMANDS;
