@@ -172,10 +172,16 @@ impl Engine {
         let until = now.plus_millis(drain_ms);
         let Some(change) = &mut self.change else { return };
         change.phase = Phase::Pausing { until };
-        for pool in change.steps.iter().filter_map(Step::paused) {
+        let mut sounded = Vec::new();
+        for step in &change.steps {
+            let Some(pool) = step.paused() else { continue };
+            sounded.extend([Some(pool), step.coming()]);
             let pool = &mut self.pools[pool as usize];
             pool.paused = true;
             pool.update_held();
+        }
+        for pool in sounded.into_iter().flatten() {
+            self.sound_feeds(pool);
         }
         self.watch_until(until);
     }
@@ -239,6 +245,11 @@ impl Engine {
                     Step::New { coming, displaced: named, ring_version }
                 }
             });
+        }
+        for step in &steps {
+            if let Step::Rerouted { pool, coming, kept, .. } = step {
+                self.prepare_topics(*pool, *coming, kept);
+            }
         }
         self.change =
             Some(Change { epoch, rank, workers, memory_max, leave_ms, phase, steps, awaited });
@@ -306,7 +317,11 @@ impl Engine {
                     let link = self.lane(lane).link;
                     matches!(link, Link::Connecting { .. } | Link::Handshaking { .. })
                 };
-                if self.now < until && change.awaited.iter().any(is_open) {
+                let mut concerned =
+                    change.steps.iter().flat_map(|step| step.old().into_iter().chain(step.coming()));
+                let is_awaited = change.awaited.iter().any(is_open)
+                    || concerned.any(|pool| self.awaits_feeds(pool));
+                if self.now < until && is_awaited {
                     return true;
                 }
                 self.actions.push_back(Action::Prepared { epoch });
@@ -314,7 +329,14 @@ impl Engine {
             }
             Phase::Pausing { until } => {
                 let paused = || change.steps.iter().filter_map(Step::paused);
-                if self.now < until && paused().any(|pool| self.is_awaited(pool)) {
+                let mut concerned = change.steps.iter().filter(|step| step.paused().is_some());
+                let hears = |step: &Step| {
+                    let mut pools = step.paused().into_iter().chain(step.coming());
+                    pools.any(|pool| self.awaits_feeds(pool))
+                };
+                let is_awaited =
+                    paused().any(|pool| self.is_awaited(pool)) || concerned.any(hears);
+                if self.now < until && is_awaited {
                     return true;
                 }
                 let unfinished = paused().map(|pool| self.requests_on_lanes(pool)).sum();
@@ -352,6 +374,11 @@ impl Engine {
             pool.paused = false;
             pool.update_held();
         }
+        for step in &change.steps {
+            if let Step::Rerouted { pool, .. } = step {
+                self.abort_topics(*pool);
+            }
+        }
         for pool in change.steps.iter().filter_map(Step::coming) {
             self.dissolve(pool);
         }
@@ -367,6 +394,7 @@ impl Engine {
         for server in 0..self.pools[pool_index as usize].servers.len() as u32 {
             self.close_server(pool_index, server);
         }
+        self.drop_topics(pool_index);
         let pool = &mut self.pools[pool_index as usize];
         pool.standing = Standing::Gone;
         pool.servers = Vec::new();
@@ -406,9 +434,14 @@ impl Engine {
             self.fail_unsent(lane, Failure::Removed);
         }
         let state = &mut self.pools[pool as usize].servers[server as usize];
-        let private = std::mem::take(&mut state.private_lanes);
-        self.private_lanes.retain(|lane| !private.contains(lane));
-        for range in own.into_iter().chain(private.iter().map(|&lane| lane..lane + 1)) {
+        let mut single = std::mem::take(&mut state.private_lanes);
+        self.private_lanes.retain(|lane| !single.contains(lane));
+        if let Some(feed) = state.feed.take() {
+            self.lanes[feed.lane as usize].output.clear(&mut self.bufs);
+            single.push(feed.lane);
+            self.bufs.give(feed.partial);
+        }
+        for range in own.into_iter().chain(single.iter().map(|&lane| lane..lane + 1)) {
             for lane in &mut self.lanes[range.start as usize..range.end as usize] {
                 debug_assert!(lane.is_free() && lane.output.is_empty());
                 *lane =
@@ -438,6 +471,7 @@ impl Engine {
         self.follow_clients(&changes);
         for (pool, change) in changes.into_iter().enumerate() {
             self.follow(pool as u32, change);
+            self.commit_topics(pool as u32);
         }
         self.arm_probes();
         self.publish_all();

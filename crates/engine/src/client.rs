@@ -6,6 +6,7 @@ use cashew_protocol::{memcached, resp};
 use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
 use crate::id::ConnId;
+use crate::pubsub::Subscriber;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -64,6 +65,8 @@ pub(crate) struct Client {
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
+    /// There while it is subscribed to anything, or wants to be.
+    pub(crate) subscriber: Option<Box<Subscriber>>,
     pub(crate) session: Session,
 }
 
@@ -203,6 +206,11 @@ impl Client {
         }
     }
 
+    /// A mode of the client has ended, though perhaps not all.
+    pub(crate) fn update_special(&mut self) {
+        self.special = self.subscriber.is_some();
+    }
+
     /// Whether it asks nothing more and is owed nothing.
     #[inline]
     pub(crate) fn is_finished(&self) -> bool {
@@ -236,6 +244,7 @@ impl Client {
             special: false,
             has_place: false,
             departure: Departure::No,
+            subscriber: None,
             session,
         }
     }

@@ -430,8 +430,12 @@ impl Engine {
             self.tally.add(pool, latency, &self.metrics);
         });
         if client.requests < before {
+            let is_special = client.special;
             self.mark_client(index);
             self.unblock(index);
+            if is_special {
+                self.release_held(index);
+            }
         }
     }
 
@@ -513,6 +517,9 @@ impl Engine {
         if client.fenced {
             self.abandon_paused();
         }
+        if let Some(subscriber) = client.subscriber.take() {
+            self.forget_subscriber(index, client.pool, *subscriber);
+        }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);
         if let Some(parser) = client.parser {
@@ -536,7 +543,9 @@ impl Engine {
         request.client = NONE;
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
-            Role::Single | Role::Fragment { .. } | Role::Probe { .. } => request.in_lane,
+            Role::Single | Role::Publish { .. } | Role::Fragment { .. } | Role::Probe { .. } => {
+                request.in_lane
+            }
         };
         if !waits {
             self.free_request(index);

@@ -8,6 +8,7 @@ use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::pubsub::publish;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -23,7 +24,9 @@ impl Engine {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single | Role::Parent { .. } | Role::Probe { .. } => request.client,
+            Role::Single | Role::Publish { .. } | Role::Parent { .. } | Role::Probe { .. } => {
+                request.client
+            }
         }
     }
 
@@ -96,7 +99,16 @@ impl Engine {
     }
 
     /// A whole reply in a buffer; the request has left its lane.
-    pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+    pub(crate) fn deliver_buf(&mut self, index: u32, mut reply: Vec<u8>) {
+        if let Role::Publish { correction } = self.requests[index].role {
+            self.requests[index].role = Role::Single;
+            let (client, before) = (self.requests[index].client, reply.len());
+            publish::correct(&mut reply, correction);
+            if client != NONE {
+                let held = &mut self.clients[client].held;
+                *held = *held - before as u64 + reply.len() as u64;
+            }
+        }
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
@@ -121,7 +133,9 @@ impl Engine {
                 self.bufs.give(reply);
                 self.free_request(index);
             }
-            Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
+            Role::Parent { .. } | Role::Publish { .. } => {
+                unreachable!("only fragments of a split request are sent")
+            }
         }
     }
 

@@ -62,6 +62,8 @@ pub(crate) struct Lane {
     pub(crate) dirty: bool,
     /// It has one request at a time: see [`crate::private`].
     pub(crate) is_private: bool,
+    /// Messages come on it, and nobody's replies: see [`crate::pubsub`].
+    pub(crate) is_feed: bool,
     /// Not read until the client has taken more of the reply.
     pub(crate) paused: bool,
     /// The client whose upload is passing and goes on, or [`NONE`]. It is the only request here.
@@ -184,6 +186,7 @@ impl Lane {
             armed: Time::NEVER,
             dirty: false,
             is_private: false,
+            is_feed: false,
             paused: false,
             upload: NONE,
         }

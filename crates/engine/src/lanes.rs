@@ -101,6 +101,9 @@ impl Engine {
             self.mark_lane(index);
         }
         self.rearm(index);
+        if self.lanes[index as usize].is_feed {
+            self.feed_ready(index);
+        }
     }
 
     /// Bytes of the lane's output are written.
@@ -110,6 +113,10 @@ impl Engine {
         lane.progress_at = self.now;
         if matches!(lane.link, Link::Handshaking { .. }) {
             lane.handshake.output.advance(bytes, &mut self.bufs);
+            return;
+        }
+        if lane.is_feed {
+            lane.output.advance(bytes, &mut self.bufs);
             return;
         }
         if lane.upload != NONE {
@@ -190,6 +197,10 @@ impl Engine {
             let lane = &mut self.lanes[index as usize];
             if matches!(lane.link, Link::Handshaking { .. }) {
                 bytes = self.handshake_received(index, bytes);
+                continue;
+            }
+            if lane.is_feed {
+                bytes = self.feed_received(index, bytes);
                 continue;
             }
             // A request may be refused before all of it is written, an unwritten one may not.
@@ -336,6 +347,15 @@ impl Engine {
     /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
     /// for the next connection, unless the server cannot be reached.
     pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        if !self.lanes[index as usize].is_feed {
+            return self.end_link(index, failure, closed);
+        }
+        self.feed_lost(index);
+        self.end_link(index, failure, closed);
+        self.feed_settled(index);
+    }
+
+    fn end_link(&mut self, index: u32, failure: Failure, closed: Closed) {
         let lane = &mut self.lanes[index as usize];
         lane.last_failure = failure;
         let had_requests = lane.in_flight > 0 || lane.partial > 0;
@@ -355,7 +375,11 @@ impl Engine {
         let server = &pool.servers[lane.server as usize];
         // What fails gets no reads while there are replicas, so nothing but this finds it well.
         let is_missed = server.failing && !server.ejected;
-        let wanted = lane.unsent > 0 || (!lane.is_private && (pool.preconnect || is_missed));
+        let wanted = match lane.is_feed {
+            true => self.is_feed_wanted(index),
+            false => lane.unsent > 0 || (!lane.is_private && (pool.preconnect || is_missed)),
+        };
+        let lane = &mut self.lanes[index as usize];
         if settled || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled);
             if wanted {
@@ -562,7 +586,9 @@ impl Engine {
     /// The backoff is over: tries to connect, unless the server is ejected, which is for
     /// [`Engine::probe`] to end.
     fn retry(&mut self, index: u32) {
-        if self.server_of(index).ejected || self.lanes[index as usize].is_private {
+        let lane = &self.lanes[index as usize];
+        let is_idle = lane.is_private || (lane.is_feed && !self.is_feed_wanted(index));
+        if is_idle || self.server_of(index).ejected {
             self.lanes[index as usize].link = Link::Idle;
         } else {
             self.connect(index);
@@ -575,6 +601,9 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         if lane.paused {
             return Time::NEVER;
+        }
+        if lane.is_feed {
+            return self.feed_deadline(index);
         }
         if let Some(batch) = lane.batches.front() {
             // What takes a lane for itself may take its time, as long as it goes on.

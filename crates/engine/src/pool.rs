@@ -8,6 +8,7 @@ use cashew_metrics::{PoolId, ServerId};
 use crate::bulk::LargeReplies;
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -31,6 +32,7 @@ pub(crate) struct Pool {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    pub(crate) pubsub: PubSub,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -97,6 +99,8 @@ pub(crate) struct Server {
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
+    /// What its messages come on, once somebody has subscribed to anything there.
+    pub(crate) feed: Option<Box<Feed>>,
 }
 
 /// What waits for a server over all its lanes.
@@ -142,6 +146,7 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            pubsub: PubSub::new(),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -213,6 +218,7 @@ impl Server {
             queues: Queues::default(),
             private_lanes: Vec::new(),
             waiting: Vec::new(),
+            feed: None,
         }
     }
 
@@ -231,7 +237,8 @@ impl Server {
     }
 
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
-        self.own_lanes().flatten().chain(self.private_lanes.iter().copied())
+        let feed = self.feed.iter().map(|feed| feed.lane);
+        self.own_lanes().flatten().chain(self.private_lanes.iter().copied()).chain(feed)
     }
 
     #[inline]

@@ -39,6 +39,12 @@ impl Engine {
             {
                 self.say(client, NOT_AUTHENTICATED)
             }
+            Lookup::Found(command)
+                if self.clients[client].special
+                    && let Some(text) = self.refused_while_subscribed(client, command) =>
+            {
+                self.say_error(client, &text)
+            }
             Lookup::Found(command) => match command.rule {
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
@@ -57,11 +63,9 @@ impl Engine {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
                 },
-                Rule::Fan(_)
-                | Rule::Block
-                | Rule::Session(_)
-                | Rule::Subscribe(_)
-                | Rule::Publish => {
+                Rule::Subscribe(which) => self.subscription(client, which, bytes, args),
+                Rule::Publish => self.publish(client, command, bytes, args),
+                Rule::Fan(_) | Rule::Block | Rule::Session(_) => {
                     let text =
                         format!("ERR '{}' is not supported by this gateway yet", command.name);
                     self.say_error(client, &text)
@@ -92,7 +96,7 @@ impl Engine {
         Plan::Done
     }
 
-    fn say_error(&mut self, client: u32, text: &str) -> Plan {
+    pub(crate) fn say_error(&mut self, client: u32, text: &str) -> Plan {
         self.say_with(client, |out| encode::write_error(out, text.as_bytes()))
     }
 
@@ -204,6 +208,11 @@ impl Engine {
                 Some(_) if args.len() > 2 => {
                     self.say_with(client, |out| table::wrong_arity_error(out, command))
                 }
+                text if self.is_pinged_as_subscriber(client) => self.say_with(client, |out| {
+                    encode::write_array_header(out, 2);
+                    encode::write_bulk(out, b"pong");
+                    encode::write_bulk(out, text.unwrap_or_default());
+                }),
                 None => self.say(client, b"+PONG\r\n"),
                 Some(text) => self.say_with(client, |out| encode::write_bulk(out, text)),
             },

@@ -58,6 +58,10 @@ pub(crate) enum Role {
         parent: u32,
         next: u32,
     },
+    /// As [`Role::Single`]; so much is to be added to the number that it is answered.
+    Publish {
+        correction: i32,
+    },
     /// Asks an ejected server whether it is well.
     Probe {
         server: u32,

@@ -5,7 +5,7 @@
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that nobody is
 //! told of. It is padded to whole pages, so that workers share no cache line. With histograms of
-//! about 4 KiB a segment takes `128 + (pools + 1) * 4080 + (servers + 1) * 4104` bytes, of which
+//! about 4 KiB a segment takes `128 + (pools + 1) * 4096 + (servers + 1) * 4104` bytes, of which
 //! only touched pages are ever allocated.
 
 use cashew_config::Snapshot;
@@ -17,7 +17,7 @@ use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 ///
 /// With `CASHEW_TEST_BUMP` in the environment of the compiler it is one more, as in a release after
 /// this one: to test upgrades, and for nothing else.
-const VERSION: u64 = 4 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 5 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -248,9 +248,9 @@ mod tests {
 
     #[test]
     fn the_documented_sizes_hold() {
-        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4080, 4104, 128));
+        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4096, 4104, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
-        let bytes: usize = 128 + (2 + 1) * 4080 + (3 + 1) * 4104;
+        let bytes: usize = 128 + (2 + 1) * 4096 + (3 + 1) * 4104;
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));
     }
 }

@@ -5,6 +5,7 @@
 mod command;
 mod describe;
 mod error;
+mod glob;
 mod keys;
 mod lookup;
 mod table;
@@ -13,6 +14,7 @@ pub use command::{
     Access, Command, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule, Subscription,
 };
 pub use describe::command_reply;
+pub use glob::matches as glob_matches;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
 pub use lookup::{Lookup, find, find_begun, find_plain};
 pub use table::COMMANDS;

@@ -1,0 +1,51 @@
+//! Publish and subscribe.
+//!
+//! What clients subscribe to, channels and patterns, are a pool's *topics*. Each worker subscribes
+//! to a topic once, however many of its clients did, on a connection to the server that is for
+//! nothing else, its *feed*; what comes there is copied to all of them. A channel's topic is on
+//! the server that its name belongs to as a key's would, and PUBLISH goes there, too; a pattern's is
+//! on all servers, each message being published on one.
+//!
+//! A client is told that it is subscribed when the server has said so, and unsubscribed when the
+//! server has said that, if it was the last: what is published after an answer finds the
+//! subscriptions as they were answered. Requests of one client that concern subscriptions run alone.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `topics` | who is subscribed to what, and where that is subscribed: no I/O |
+//! | `feed` | the connection: what is asked on it and what is owed, its loss and its return |
+//! | `place` | which servers have a topic, also while that changes |
+//! | `subscribe` | SUBSCRIBE, UNSUBSCRIBE and what belongs to them |
+//! | `push` | messages, from a feed to the clients |
+//! | `publish` | PUBLISH, and how many have heard |
+
+pub(crate) mod feed;
+mod place;
+pub(crate) mod publish;
+mod push;
+mod subscribe;
+pub(crate) mod topics;
+
+pub(crate) use feed::Feed;
+pub(crate) use subscribe::Subscriber;
+pub(crate) use topics::Topics;
+
+use crate::id::ConnId;
+use crate::slab::NONE;
+
+/// What a pool has to do with publishing and subscribing.
+pub(crate) struct PubSub {
+    pub(crate) topics: Topics,
+    /// The pool whose topics come to servers of this one: itself, or the one that it is to replace.
+    pub(crate) home: u32,
+    /// Where topics will be after a change of the epoch, while that is prepared.
+    pub(crate) next: Option<place::Next>,
+    /// Clients for which more waits than is good for long.
+    pub(crate) strained: Vec<ConnId>,
+}
+
+impl PubSub {
+    pub(crate) fn new() -> Self {
+        Self { topics: Topics::new(), home: NONE, next: None, strained: Vec::new() }
+    }
+}
