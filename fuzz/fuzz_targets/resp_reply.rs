@@ -3,7 +3,7 @@
 #![no_main]
 
 use cashew_fuzz::{arrivals, split};
-use cashew_protocol::resp::{Reply, ReplyScanner, Scan, reply};
+use cashew_protocol::resp::{Reply, ReplyScanner, Scan, plain_reply, reply};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| scan(data));
 
@@ -25,13 +25,15 @@ pub fn scan(data: &[u8]) {
 fn ends(input: &[u8], sizes: &[u8]) -> Vec<Option<usize>> {
     let mut scanner = ReplyScanner::default();
     let mut ends = Vec::new();
-    let mut start = 0;
+    let (mut start, mut begun) = (0, 0);
     for arrived in arrivals(sizes, input.len()) {
         while start < arrived {
+            assert_eq!(scanner.is_push(&input[start..arrived]), input[begun] == b'>');
             match scanner.scan(&input[start..arrived]) {
                 Scan::Complete(len) => {
                     assert!(0 < len && len <= arrived - start && scanner.at_start());
                     start += len;
+                    begun = start;
                     ends.push(Some(start));
                 }
                 Scan::Partial => {
@@ -49,19 +51,22 @@ fn ends(input: &[u8], sizes: &[u8]) -> Vec<Option<usize>> {
 }
 
 fn look_into(buf: &[u8]) {
-    match reply(buf) {
-        Some(Reply::Array(mut elements)) => {
-            let header = buf.iter().position(|&byte| byte == b'\n').expect("a header line") + 1;
-            let (announced, mut taken, mut size) = (elements.len(), 0, 0);
-            for element in &mut elements {
-                taken += 1;
-                size += element.len();
-            }
-            assert_eq!((taken, size), (announced, buf.len() - header));
+    if let Some((plain, _)) = plain_reply(buf) {
+        assert_eq!(ReplyScanner::default().scan(buf), Scan::Complete(plain.len()));
+    }
+    let Some(looked_into) = reply(buf) else { return };
+    assert_eq!(ReplyScanner::default().scan(buf), Scan::Complete(buf.len()));
+    if let Reply::Array(mut elements)
+    | Reply::Map(mut elements)
+    | Reply::Set(mut elements)
+    | Reply::Push(mut elements) = looked_into
+    {
+        let (announced, mut taken, mut size) = (elements.len(), 0, 0);
+        for element in &mut elements {
+            taken += 1;
+            size += element.len();
         }
-        Some(_) => {
-            assert_eq!(ReplyScanner::default().scan(buf), Scan::Complete(buf.len()));
-        }
-        None => {}
+        assert_eq!(taken, announced);
+        assert!(size < buf.len());
     }
 }

@@ -515,7 +515,7 @@ impl Engine {
         self.actions.retain_mut(|action| match action {
             Action::Connect { conn, pool, server } => {
                 let lane = &lanes[conn.index() as usize];
-                let is_current = lane.generation == conn.generation();
+                let is_current = lane.conn == *conn && lane.has_connection();
                 match places.server(*pool, *server).filter(|_| is_current) {
                     Some(place) => (*pool, *server) = place,
                     // Whoever asked for it has already given it up.

@@ -20,7 +20,7 @@ const STREAM_WRITE_MIN: u64 = 512 * 1024;
 
 impl Engine {
     /// Who waits for the request's reply in the end, or [`NONE`].
-    fn waiting_client(&self, index: u32) -> u32 {
+    pub(crate) fn waiting_client(&self, index: u32) -> u32 {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,

@@ -229,7 +229,7 @@ impl Engine {
         lane.append(request, wire_len, &mut self.requests);
         let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
-        lane.mark(index, &mut self.dirty_lanes);
+        lane.mark(&mut self.dirty_lanes);
     }
 
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.

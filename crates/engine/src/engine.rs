@@ -91,6 +91,9 @@ pub struct Engine {
     pub(crate) vacant: Vacant,
     /// Those of `lanes` that are made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
+    /// Connections that another lane has than the one by whose number they are named, with that
+    /// lane.
+    pub(crate) called: Vec<(ConnId, u32)>,
     pub(crate) clients: Slab<Client>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
@@ -165,6 +168,7 @@ impl Engine {
             lanes: Vec::new(),
             vacant: Vacant::default(),
             private_lanes: Vec::new(),
+            called: Vec::new(),
             clients: Slab::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
@@ -482,9 +486,8 @@ impl Engine {
     #[inline]
     pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
         let conn = self.dirty_lanes.pop()?;
-        let lane = &mut self.lanes[conn.index() as usize];
-        if lane.generation == conn.generation() {
-            lane.dirty = false;
+        if let Some(lane) = self.current_lane(conn) {
+            self.lanes[lane as usize].dirty = false;
         }
         Some(conn)
     }
@@ -533,8 +536,7 @@ impl Engine {
     #[inline]
     fn writable(&self, conn: ConnId) -> Option<&Output> {
         if conn.is_lane() {
-            let lane = &self.lanes[conn.index() as usize];
-            if lane.generation == conn.generation() { lane.writable() } else { None }
+            self.current_lane(conn).and_then(|lane| self.lanes[lane as usize].writable())
         } else {
             self.clients.get(conn.index(), conn.generation()).map(|client| &client.output)
         }
@@ -604,9 +606,13 @@ impl Engine {
 
     // Shared by the parts.
 
+    #[inline]
     fn current_lane(&self, conn: ConnId) -> Option<u32> {
         let lane = self.lanes.get(conn.index() as usize)?;
-        (lane.generation == conn.generation() && lane.has_connection()).then_some(conn.index())
+        if lane.conn == conn {
+            return lane.has_connection().then_some(conn.index());
+        }
+        self.called_lane(conn)
     }
 
     pub(crate) fn client_conn(&self, client: u32) -> ConnId {
@@ -614,7 +620,7 @@ impl Engine {
     }
 
     pub(crate) fn lane_conn(&self, lane: u32) -> ConnId {
-        ConnId::lane(lane, self.lanes[lane as usize].generation)
+        self.lanes[lane as usize].conn
     }
 
     #[inline]
@@ -625,7 +631,7 @@ impl Engine {
 
     #[inline]
     pub(crate) fn mark_lane(&mut self, index: u32) {
-        self.lanes[index as usize].mark(index, &mut self.dirty_lanes);
+        self.lanes[index as usize].mark(&mut self.dirty_lanes);
     }
 
     pub(crate) fn protocol_of(&self, client: u32) -> Protocol {

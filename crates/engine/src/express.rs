@@ -132,7 +132,7 @@ impl Engine {
             client.append(request, &mut self.requests, &mut self.crowd);
             lane.output.push(plain.bytes, &mut self.bufs);
             lane.append(request, plain.bytes.len() as u64, &mut self.requests);
-            lane.mark(lane_index, &mut self.dirty_lanes);
+            lane.mark(&mut self.dirty_lanes);
             lane.arm(lane_index, expiry, &mut self.timers);
             buf = plain.rest;
         }

@@ -26,8 +26,10 @@ pub(crate) struct Lane {
     /// What its connection agrees on, by the pool's numbers.
     pub(crate) variant: u16,
     pub(crate) link: Link,
-    /// Names the current connection, or the next one.
+    /// How many connections it has had, which tells their names apart.
     pub(crate) generation: u32,
+    /// The current connection, or the last one.
+    pub(crate) conn: ConnId,
     /// Failures in a row, for the backoff.
     pub(crate) attempts: u32,
     /// Why the last connection ended or did not come about.
@@ -129,13 +131,12 @@ impl Scanner {
         }
     }
 
-    /// Whether more than the next `len` bytes are known to belong to one value.
-    pub(crate) fn is_inside(&self, len: usize) -> bool {
-        let remaining = match self {
+    /// How many of the next bytes at least are known to belong to one value.
+    pub(crate) fn remaining(&self) -> u64 {
+        match self {
             Self::Redis(scanner) => scanner.remaining_hint(),
             Self::Memcached(scanner) => scanner.remaining_hint(),
-        };
-        remaining > len as u64
+        }
     }
 
     #[inline]
@@ -164,6 +165,7 @@ impl Lane {
             variant,
             link: Link::Idle,
             generation: 0,
+            conn: ConnId::lane(0, 0),
             attempts: 0,
             last_failure: Failure::Closed,
             handshake: Handshake::default(),
@@ -245,10 +247,10 @@ impl Lane {
 
     /// Lists it among the connections with something to send, if it can be written to.
     #[inline]
-    pub(crate) fn mark(&mut self, index: u32, dirty: &mut Vec<ConnId>) {
+    pub(crate) fn mark(&mut self, dirty: &mut Vec<ConnId>) {
         if !self.dirty && matches!(self.link, Link::Handshaking { .. } | Link::Ready { .. }) {
             self.dirty = true;
-            dirty.push(ConnId::lane(index, self.generation));
+            dirty.push(self.conn);
         }
     }
 

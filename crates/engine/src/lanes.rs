@@ -9,6 +9,7 @@ use crate::action::Action;
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
+use crate::id::ConnId;
 use crate::lane::{Batch, Lane, Link, Scan, Scanner};
 use crate::pool::{Queues, Server};
 use crate::request::Role;
@@ -38,6 +39,7 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let deadline = pool.connect_deadline(self.now);
         lane.generation = lane.generation.wrapping_add(1);
+        lane.conn = ConnId::lane(index, lane.generation);
         lane.link = Link::Connecting { deadline };
         lane.dirty = false;
         let (pool, server) = (lane.pool, lane.server);
@@ -167,7 +169,7 @@ impl Engine {
             return false;
         }
         let request = lane.head;
-        if !lane.scanner.is_inside(buffer.len()) {
+        if lane.scanner.remaining() <= buffer.len() as u64 {
             return false;
         }
         let Scan::Partial = lane.scanner.scan(self.requests[request].expect, buffer) else {
@@ -233,6 +235,7 @@ impl Engine {
             }
         }
         self.record_answered(index);
+        let index = if self.brings_large(index) { self.set_aside(index) } else { index };
         if self.lanes[index as usize].is_private {
             self.balance(index);
         }

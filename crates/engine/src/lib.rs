@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod aside;
 mod buffer;
 mod bulk;
 mod change;

@@ -8,7 +8,6 @@ use cashew_metrics::PoolCounter;
 use crate::action::Action;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
-use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::slab::NONE;
 
@@ -76,7 +75,12 @@ impl Engine {
         self.pools[pool as usize].servers[server as usize].waiting.push(conn);
     }
 
-    fn add_private_lane(&mut self, pool_index: u32, server_index: u32, variant: u16) -> u32 {
+    pub(crate) fn add_private_lane(
+        &mut self,
+        pool_index: u32,
+        server_index: u32,
+        variant: u16,
+    ) -> u32 {
         let pool = &self.pools[pool_index as usize];
         let dialect = pool.variants[usize::from(variant)].dialect;
         let lane = self.add_lanes(1, (pool_index, server_index), variant, dialect);
@@ -121,7 +125,7 @@ impl Engine {
     }
 
     /// Bytes came on a private lane, or its client took some: stops reading it while much of the
-    /// reply waits for the client. Nobody else's replies come here.
+    /// reply waits for the client.
     pub(crate) fn balance(&mut self, index: u32) {
         let client = self.reader_of(&self.lanes[index as usize]);
         let lane = &mut self.lanes[index as usize];
@@ -132,8 +136,10 @@ impl Engine {
             waits = client.output.len();
             limit = limit.min(self.pools[client.pool as usize].limits.client_output_max / 2);
         }
-        let conn = ConnId::lane(index, lane.generation);
-        if !lane.paused && waits > limit {
+        // What was asked behind it, before it was known to be large, must not wait for a client.
+        let is_alone = lane.in_flight + lane.unsent <= 1;
+        let conn = lane.conn;
+        if !lane.paused && waits > limit && is_alone {
             lane.paused = true;
             self.actions.push_back(Action::PauseRead { conn });
         } else if lane.paused && waits <= limit / 2 {
@@ -223,6 +229,8 @@ impl Engine {
         let lane = &mut self.lanes[index as usize];
         let link = std::mem::replace(&mut lane.link, Link::Idle);
         lane.generation = lane.generation.wrapping_add(1);
+        let conn = lane.conn;
+        self.called.retain(|&(name, _)| name != conn);
         lane.dirty = false;
         lane.paused = false;
         lane.handshake.output.clear(&mut self.bufs);

@@ -226,7 +226,7 @@ impl Engine {
             let expiry = self.pools[lane.pool as usize].expiry(self.now);
             lane.arm(index, expiry, &mut self.timers);
         }
-        lane.mark(index, &mut self.dirty_lanes);
+        lane.mark(&mut self.dirty_lanes);
         if !is_last && ahead > AHEAD_MAX {
             self.pause(client);
         }

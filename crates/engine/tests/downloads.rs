@@ -21,6 +21,10 @@ fn world(options: &str) -> (World, ConnId) {
     }
     assert!(world.received(client) == reply(MIB));
     world.received(shared);
+    // That connection was set aside, and is not kept.
+    world.accept(0);
+    world.wait_ms(20_000);
+    assert_eq!(std::mem::take(&mut world.closed), [shared]);
     (world, client)
 }
 
@@ -149,4 +153,109 @@ fn what_was_uploaded_is_read_apart_from_others() {
     world.send(client, redis("GET big"));
     world.expect(shared, "");
     world.expect(lane, redis("GET big"));
+}
+
+#[test]
+fn a_large_reply_that_nobody_expected_is_read_apart_from_others_too() {
+    let snapshot = pool("redis: true\npreconnect: true", 1);
+    let (mut world, [aside]) = World::connected(&snapshot);
+    let [slow, other] = std::array::from_fn(|_| world.client());
+    world.send(slow, redis("GET big"));
+    world.expect(aside, redis("GET big"));
+    world.stuck.push(slow);
+    let reply = reply(8 * MIB);
+    let (start, rest) = reply.split_at(READ_SIZE);
+    world.send(aside, start);
+    let shared = world.accept(0);
+    world.send(other, redis("GET small"));
+    world.expect(aside, "");
+    world.expect(shared, redis("GET small"));
+    world.send(shared, "+small\r\n");
+    world.expect(other, "+small\r\n");
+
+    // It waits for its client like any that was known to be large.
+    let rest = feed(&mut world, aside, rest);
+    assert!(world.paused.contains(&aside));
+    assert!(reply.len() - rest.len() <= AHEAD_MAX);
+    world.send(slow, redis("SET key small"));
+    world.expect(shared, "");
+    world.stuck.clear();
+    let mut rest = rest;
+    while !rest.is_empty() {
+        world.write(slow);
+        world.tick();
+        rest = feed(&mut world, aside, rest);
+    }
+    world.write(slow);
+    assert!(world.received(slow) == reply);
+    world.tick();
+    world.expect(shared, redis("SET key small"));
+    world.send(shared, "+OK\r\n");
+    world.expect(slow, "+OK\r\n");
+    world.assert_idle();
+    assert!(world.closed.is_empty());
+
+    // The connections have changed places; each goes on under its name.
+    world.wait_ms(2000);
+    world.send(other, redis("GET small"));
+    world.expect(shared, redis("GET small"));
+    world.close(shared, CloseReason::Reset);
+    world.expect(other, "-ERR Connection reset by peer\r\n");
+    let shared = world.accept(0);
+    world.send(other, redis("GET small"));
+    world.expect(shared, redis("GET small"));
+    world.send(other, redis("GET big"));
+    world.expect(shared, "");
+}
+
+#[test]
+fn what_was_asked_behind_a_large_reply_is_not_overtaken_and_does_not_wait_for_its_client() {
+    let snapshot = pool("redis: true\npreconnect: true", 1);
+    let (mut world, [aside]) = World::connected(&snapshot);
+    let [slow, behind] = std::array::from_fn(|_| world.client());
+    world.send(slow, redis("GET big"));
+    world.send(behind, redis("SET key 1"));
+    world.expect(aside, redis("GET big") + &redis("SET key 1"));
+    world.stuck.push(slow);
+    let reply = reply(8 * MIB);
+    let (start, rest) = reply.split_at(READ_SIZE);
+    world.send(aside, start);
+    let shared = world.accept(0);
+    world.send(behind, redis("GET key"));
+    world.expect(shared, "");
+    assert!(feed(&mut world, aside, rest).is_empty(), "somebody else's reply comes behind it");
+    world.send(aside, "+OK\r\n");
+    world.expect(behind, "+OK\r\n");
+    world.expect(shared, redis("GET key"));
+    world.stuck.clear();
+    world.write(slow);
+    assert!(world.received(slow) == reply);
+}
+
+#[test]
+fn a_connection_set_aside_changes_places_with_one_that_is_ready() {
+    let snapshot = pool("redis: true\npreconnect: true", 1);
+    let (mut world, [first]) = World::connected(&snapshot);
+    let client = world.client();
+    let reply = reply(MIB);
+    let ask = |world: &mut World, lane: ConnId, key: &str| {
+        world.send(client, redis(&format!("GET {key}")));
+        world.expect(lane, redis(&format!("GET {key}")));
+        for piece in reply.chunks(READ_SIZE) {
+            world.send(lane, piece);
+        }
+        assert!(world.received(client) == reply);
+    };
+    ask(&mut world, first, "one");
+    let second = world.accept(0);
+    for round in 0..10 {
+        ask(&mut world, [second, first][round % 2], &format!("key:{round}"));
+        assert!(!world.connects_to(0));
+    }
+    world.close(first, CloseReason::Eof);
+    world.close(second, CloseReason::Eof);
+    let shared = world.accept(0);
+    ask(&mut world, shared, "again");
+    world.accept(0);
+    world.assert_idle();
 }

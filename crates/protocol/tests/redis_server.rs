@@ -15,7 +15,7 @@ use cashew_protocol::redis::{
     unknown_subcommand_error, wrong_arity_error,
 };
 use cashew_protocol::resp::{
-    Elements, Parsed, Reply, ReplyScanner, RequestParser, Scan, encode, reply,
+    Elements, Parsed, Reply, ReplyScanner, RequestParser, Scan, Version, encode, reply,
 };
 use proptest::prelude::*;
 
@@ -40,7 +40,8 @@ impl Server {
         let name = format!("cashew-protocol-{}-{number}.sock", process::id());
         let socket = env::temp_dir().join(name);
         let process = Process::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+            .args(["--port", "0", "--save", "", "--appendonly", "no"])
+            .args(["--enable-debug-command", "yes", "--unixsocket"])
             .arg(&socket)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -217,6 +218,82 @@ fn the_table_agrees_with_command() {
     }
     let missing: Vec<&String> = theirs.keys().collect();
     assert!(missing.is_empty(), "not in the table: {missing:?}");
+}
+
+/// DEBUG PROTOCOL shows each type as the client's version has it.
+#[test]
+fn types_are_written_as_redis_writes_them() {
+    type Write = fn(&mut Vec<u8>, Version);
+    let types: [(&str, Write); 10] = [
+        ("string", |out, _| encode::write_bulk(out, b"Hello World")),
+        ("integer", |out, _| encode::write_integer(out, 12345)),
+        ("double", |out, version| encode::write_double(out, version, 3141.0 / 1000.0)),
+        ("null", encode::write_null),
+        ("array", |out, _| {
+            encode::write_array_header(out, 3);
+            (0..3).for_each(|number| encode::write_integer(out, number));
+        }),
+        ("set", |out, version| {
+            encode::write_set_header(out, version, 3);
+            (0..3).for_each(|number| encode::write_integer(out, number));
+        }),
+        ("map", |out, version| {
+            encode::write_map_header(out, version, 3);
+            for number in 0..3 {
+                encode::write_integer(out, number);
+                encode::write_bool(out, version, number == 1);
+            }
+        }),
+        ("verbatim", |out, version| {
+            encode::write_verbatim(out, version, *b"txt", b"This is a verbatim\nstring");
+        }),
+        ("true", |out, version| encode::write_bool(out, version, true)),
+        ("bignum", |out, version| {
+            encode::write_big_number(out, version, b"1234567999999999999999999999999999999");
+        }),
+    ];
+    let server = Server::start();
+    for (version, number) in [(Version::Resp2, "2"), (Version::Resp3, "3")] {
+        let mut connection = server.connect();
+        connection.call(&words(&format!("HELLO {number}")));
+        for (name, write) in types {
+            let mut ours = Vec::new();
+            write(&mut ours, version);
+            let theirs = connection.call(&words(&format!("DEBUG PROTOCOL {name}")));
+            let (ours, theirs) =
+                (ours.escape_ascii().to_string(), theirs.escape_ascii().to_string());
+            assert_eq!(ours, theirs, "{name} {number}");
+        }
+    }
+}
+
+#[test]
+fn attributes_and_pushes_are_found_in_what_redis_sends() {
+    let server = Server::start();
+    let mut stream = server.connect().stream;
+    let requests = b"HELLO 3\r\nDEBUG PROTOCOL attrib\r\nDEBUG PROTOCOL push\r\nPING\r\n";
+    stream.write_all(requests).unwrap();
+    let mut received = Vec::new();
+    while !received.ends_with(b"+PONG\r\n") {
+        let mut chunk = [0; 4096];
+        let len = stream.read(&mut chunk).unwrap();
+        assert!(len > 0, "redis-server closed the connection");
+        received.extend_from_slice(&chunk[..len]);
+    }
+    let mut elements = Vec::new();
+    let mut rest = received.as_slice();
+    while let Scan::Complete(len) = ReplyScanner::default().scan(rest) {
+        elements.push(reply(&rest[..len]).unwrap());
+        rest = &rest[len..];
+    }
+    let mut elements = elements.into_iter();
+    assert!(matches!(elements.next(), Some(Reply::Map(hello)) if hello.len() == 14));
+    let attributed: &[u8] = b"Some real reply following the attribute";
+    assert!(matches!(elements.next(), Some(Reply::Bulk(text)) if text == attributed));
+    assert!(matches!(elements.next(), Some(Reply::Push(push)) if push.len() == 2));
+    assert!(matches!(elements.next(), Some(Reply::Bulk(_))));
+    assert!(matches!(elements.next(), Some(Reply::Status(b"PONG"))));
+    assert!(elements.next().is_none() && rest.is_empty());
 }
 
 #[test]

@@ -1,4 +1,7 @@
-//! Encoders. Each appends one whole element to the caller's buffer.
+//! Encoders. Each appends one whole element, or the header of one, to the caller's buffer. Those that
+//! take a [`Version`] write what Redis writes to a client of that version: RESP2 has fewer types.
+
+use super::Version;
 
 /// Longest text of an `i64`, sign included.
 const INTEGER_TEXT_MAX: usize = 20;
@@ -25,8 +28,89 @@ pub fn write_nil_array(out: &mut Vec<u8>) {
     out.extend_from_slice(b"*-1\r\n");
 }
 
+pub fn write_null(out: &mut Vec<u8>, version: Version) {
+    match version {
+        Version::Resp2 => write_nil(out),
+        Version::Resp3 => out.extend_from_slice(b"_\r\n"),
+    }
+}
+
+/// Null in the place of an array.
+pub fn write_null_array(out: &mut Vec<u8>, version: Version) {
+    match version {
+        Version::Resp2 => write_nil_array(out),
+        Version::Resp3 => out.extend_from_slice(b"_\r\n"),
+    }
+}
+
 pub fn write_array_header(out: &mut Vec<u8>, len: usize) {
     length(out, b'*', len);
+}
+
+/// Of a map with so many pairs, whose keys and values follow by turns.
+pub fn write_map_header(out: &mut Vec<u8>, version: Version, pairs: usize) {
+    match version {
+        Version::Resp2 => length(out, b'*', 2 * pairs),
+        Version::Resp3 => length(out, b'%', pairs),
+    }
+}
+
+pub fn write_set_header(out: &mut Vec<u8>, version: Version, len: usize) {
+    match version {
+        Version::Resp2 => length(out, b'*', len),
+        Version::Resp3 => length(out, b'~', len),
+    }
+}
+
+/// Of what a client is told unasked.
+pub fn write_push_header(out: &mut Vec<u8>, version: Version, len: usize) {
+    match version {
+        Version::Resp2 => length(out, b'*', len),
+        Version::Resp3 => length(out, b'>', len),
+    }
+}
+
+pub fn write_bool(out: &mut Vec<u8>, version: Version, value: bool) {
+    match version {
+        Version::Resp2 => write_integer(out, value.into()),
+        Version::Resp3 => out.extend_from_slice(if value { b"#t\r\n" } else { b"#f\r\n" }),
+    }
+}
+
+/// Redis writes the shortest text that reads as the same number.
+pub fn write_double(out: &mut Vec<u8>, version: Version, value: f64) {
+    let text = match value {
+        _ if value.is_nan() => "nan".to_owned(),
+        f64::INFINITY => "inf".to_owned(),
+        f64::NEG_INFINITY => "-inf".to_owned(),
+        _ => value.to_string(),
+    };
+    match version {
+        Version::Resp2 => write_bulk(out, text.as_bytes()),
+        Version::Resp3 => simple(out, b',', text.as_bytes()),
+    }
+}
+
+/// An integer that may have more than 64 bits, in decimal.
+pub fn write_big_number(out: &mut Vec<u8>, version: Version, digits: &[u8]) {
+    match version {
+        Version::Resp2 => write_bulk(out, digits),
+        Version::Resp3 => simple(out, b'(', digits),
+    }
+}
+
+/// Text that is meant to be shown as it is; `format` is `txt` or `mkd`.
+pub fn write_verbatim(out: &mut Vec<u8>, version: Version, format: [u8; 3], text: &[u8]) {
+    match version {
+        Version::Resp2 => write_bulk(out, text),
+        Version::Resp3 => {
+            length(out, b'=', text.len() + 4);
+            out.extend_from_slice(&format);
+            out.push(b':');
+            out.extend_from_slice(text);
+            out.extend_from_slice(b"\r\n");
+        }
+    }
 }
 
 pub fn write_status(out: &mut Vec<u8>, text: &[u8]) {
@@ -107,6 +191,40 @@ mod tests {
             written(|out| write_command(out, &[b"GET", b"a"])),
             "*2\r\n$3\r\nGET\r\n$1\r\na\r\n"
         );
+    }
+
+    #[test]
+    fn each_version_has_its_own_types() {
+        use Version::{Resp2, Resp3};
+        type Write = fn(&mut Vec<u8>, Version);
+        let expected: [(Write, &str, &str); 14] = [
+            (write_null, "$-1\r\n", "_\r\n"),
+            (write_null_array, "*-1\r\n", "_\r\n"),
+            (|out, version| write_map_header(out, version, 3), "*6\r\n", "%3\r\n"),
+            (|out, version| write_set_header(out, version, 3), "*3\r\n", "~3\r\n"),
+            (|out, version| write_push_header(out, version, 3), "*3\r\n", ">3\r\n"),
+            (|out, version| write_bool(out, version, true), ":1\r\n", "#t\r\n"),
+            (|out, version| write_bool(out, version, false), ":0\r\n", "#f\r\n"),
+            (|out, version| write_double(out, version, 3.25), "$4\r\n3.25\r\n", ",3.25\r\n"),
+            (|out, version| write_double(out, version, -10.0), "$3\r\n-10\r\n", ",-10\r\n"),
+            (|out, version| write_double(out, version, f64::INFINITY), "$3\r\ninf\r\n", ",inf\r\n"),
+            (
+                |out, version| write_double(out, version, f64::NEG_INFINITY),
+                "$4\r\n-inf\r\n",
+                ",-inf\r\n",
+            ),
+            (|out, version| write_double(out, version, f64::NAN), "$3\r\nnan\r\n", ",nan\r\n"),
+            (|out, version| write_big_number(out, version, b"-12"), "$3\r\n-12\r\n", "(-12\r\n"),
+            (
+                |out, version| write_verbatim(out, version, *b"txt", b"a\nb"),
+                "$3\r\na\nb\r\n",
+                "=7\r\ntxt:a\nb\r\n",
+            ),
+        ];
+        for (write, resp2, resp3) in expected {
+            assert_eq!(written(|out| write(out, Resp2)), resp2);
+            assert_eq!(written(|out| write(out, Resp3)), resp3);
+        }
     }
 
     #[test]

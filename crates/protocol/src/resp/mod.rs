@@ -19,3 +19,20 @@ pub use reply::{ReplyScanner, Scan};
 pub use request::{ARGS_MAX, BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, ProtocolError, RequestParser};
 pub use tail::{Tail, TailScan};
 pub use value::{Elements, Reply, reply};
+
+/// Of the protocol, as HELLO names it: RESP3 is RESP2 and more types of replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Version {
+    #[default]
+    Resp2,
+    Resp3,
+}
+
+impl Version {
+    pub fn number(self) -> i64 {
+        match self {
+            Self::Resp2 => 2,
+            Self::Resp3 => 3,
+        }
+    }
+}

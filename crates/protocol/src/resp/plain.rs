@@ -75,7 +75,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
 }
 
 /// The reply at the start of the buffer, if it is plain, and what follows it: a whole status, error,
-/// integer, bulk or null.
+/// bulk or null, a number or a truth value.
 #[inline(always)]
 pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     if *buf.first()? == b'$'
@@ -89,12 +89,13 @@ pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     plain_line(buf)
 }
 
-/// The status, error, integer or null at the start of the buffer, and what follows it.
+/// What is on one line at the start of the buffer, and what follows it.
 #[inline(never)]
 fn plain_line(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let len = match buf.first()? {
         b'$' if buf.starts_with(b"$-1\r\n") => 5,
-        b'+' | b'-' | b':' => {
+        b'_' if buf.starts_with(b"_\r\n") => 3,
+        b'+' | b'-' | b':' | b',' | b'#' => {
             let end = memchr::memchr(b'\n', buf)?;
             if buf[end - 1] != b'\r' {
                 return None;

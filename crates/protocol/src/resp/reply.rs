@@ -1,50 +1,70 @@
 //! Finding the ends of replies in what a server sends, without keeping any of it.
 //!
-//! RESP2. Nesting is counted, not followed: a reply ends when no announced element is outstanding,
-//! so depth costs neither memory nor recursion.
+//! RESP3, of which RESP2 is a part. Nesting is counted, not followed: a reply ends when no announced
+//! element is outstanding, so depth costs neither memory nor recursion. Only aggregates that do not
+//! announce their length are remembered, each while it is open.
 
 use super::decimal;
 
 /// Digits of a length that cannot overflow 64 bits. Replies have no smaller limit: DUMP of a large
 /// collection is longer than any value a client may send.
 const LENGTH_DIGITS_MAX: u8 = 18;
+/// Streamed aggregates inside each other. No server is known to send even one.
+const STREAMS_MAX: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// The reply ends after this many bytes of the buffer.
+    /// The reply, or the push, ends after this many bytes of the buffer.
     Complete(usize),
-    /// All of the buffer belongs to the reply, and more has to come.
+    /// All of the buffer belongs to it, and more has to come.
     Partial,
-    /// Not RESP2; nothing more can be known about the stream.
+    /// Not RESP; nothing more can be known about the stream.
     Invalid,
 }
 
 /// Consumes every byte it is shown: the next call starts with the first byte not seen yet.
 #[derive(Clone, Debug, Default)]
 pub struct ReplyScanner {
-    /// Elements that still have to end, the current one included; 0 before a reply.
+    /// Elements that still have to end, the current one included; 0 before a reply. Inside a
+    /// streamed aggregate, whose elements nobody has counted, 1 stands for all of them.
     outstanding: u64,
     /// In a length line, the number so far; in a bulk, its bytes still to come, CRLF included.
     remaining: u64,
+    /// What was outstanding around each streamed aggregate that is open, the innermost last.
+    streams: Vec<u64>,
     state: State,
+    /// The type byte of a length line.
+    kind: u8,
     digits: u8,
-    negative: bool,
+    announced: Announced,
+    /// What is arriving is a push.
+    push: bool,
 }
 
-const _: () = assert!(size_of::<ReplyScanner>() <= 40);
+const _: () = assert!(size_of::<ReplyScanner>() <= 48);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     #[default]
     Type,
-    /// In a status, an error or an integer.
+    /// In what one line holds.
     Line,
     LineCr,
-    BulkLength,
-    BulkLengthCr,
-    ArrayLength,
-    ArrayLengthCr,
+    Length,
+    LengthCr,
     Bulk,
+    /// Before a chunk of a streamed string.
+    Chunk,
+}
+
+/// What a length line says by its first character.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Announced {
+    #[default]
+    Number,
+    Null,
+    /// `?`: the end will be told.
+    Streamed,
 }
 
 impl ReplyScanner {
@@ -53,29 +73,17 @@ impl ReplyScanner {
         if buf.is_empty() {
             return Scan::Partial;
         }
-        if self.outstanding == 0 {
-            self.outstanding = 1;
-        }
-        let mut at = 0;
-        while at < buf.len() {
-            let next = match self.state {
-                State::Type => self.element(buf, at),
-                State::Line | State::LineCr => self.line(buf, at),
-                State::Bulk => self.bulk(buf, at),
-                State::BulkLength
-                | State::BulkLengthCr
-                | State::ArrayLength
-                | State::ArrayLengthCr => self.length(buf[at]).map(|()| at + 1),
-            };
-            match next {
-                Some(next) => at = next,
-                None => return Scan::Invalid,
-            }
+        let mut next = if self.outstanding == 0 { self.begin(buf) } else { self.step(buf, 0) };
+        while let Some(at) = next {
             if self.outstanding == 0 {
                 return Scan::Complete(at);
             }
+            if at == buf.len() {
+                return Scan::Partial;
+            }
+            next = self.step(buf, at);
         }
-        Scan::Partial
+        Scan::Invalid
     }
 
     /// No byte of a reply has been consumed yet.
@@ -84,36 +92,86 @@ impl ReplyScanner {
         self.outstanding == 0
     }
 
+    /// Whether what goes on, or begins, with these bytes is a push: it answers no request.
+    #[inline]
+    pub fn is_push(&self, buf: &[u8]) -> bool {
+        if self.at_start() { buf.first() == Some(&b'>') } else { self.push }
+    }
+
     /// Bytes of the current bulk still to come, its line end included; 0 when that is not known.
     #[inline]
     pub fn remaining_hint(&self) -> u64 {
         if self.state == State::Bulk { self.remaining } else { 0 }
     }
 
+    /// The first byte of a reply or of a push, which is never inside anything else.
+    #[inline]
+    fn begin(&mut self, buf: &[u8]) -> Option<usize> {
+        self.outstanding = 1;
+        self.push = buf[0] == b'>';
+        if self.push { self.aggregate(buf, 0) } else { self.element(buf, 0) }
+    }
+
+    #[inline]
+    fn step(&mut self, buf: &[u8], at: usize) -> Option<usize> {
+        match self.state {
+            State::Type => self.element(buf, at),
+            State::Line | State::LineCr => self.line(buf, at),
+            State::Bulk => self.bulk(buf, at),
+            State::Length | State::LengthCr => self.length(buf[at]).map(|()| at + 1),
+            State::Chunk => self.chunk(buf, at),
+        }
+    }
+
     /// An element from its type byte on: all of it if it is whole and plain, else its first byte.
     #[inline]
     fn element(&mut self, buf: &[u8], at: usize) -> Option<usize> {
-        match buf[at] {
-            b'$' => {
-                if let Some((len, value)) = decimal::line(buf, at + 1) {
-                    self.begin_bulk(len as u64);
-                    return self.bulk(buf, value);
-                }
-                self.begin_length(State::BulkLength);
+        if !self.streams.is_empty() && self.outstanding == 1 {
+            if buf[at] == b'.' {
+                return self.end_stream(buf, at);
             }
-            b'+' | b'-' | b':' => {
-                self.state = State::Line;
-                return self.line(buf, at + 1);
-            }
-            b'*' => {
-                if let Some((len, end)) = decimal::line(buf, at + 1) {
-                    self.begin_array(len as u64)?;
-                    return Some(end);
-                }
-                self.begin_length(State::ArrayLength);
-            }
-            _ => return None,
+            self.outstanding = 2;
         }
+        match buf[at] {
+            b'$' | b'!' | b'=' => self.string(buf, at),
+            b'+' | b'-' | b':' | b'_' | b'#' | b',' | b'(' => {
+                self.state = State::Line;
+                self.line(buf, at + 1)
+            }
+            b'*' | b'%' | b'~' | b'|' => self.aggregate(buf, at),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn string(&mut self, buf: &[u8], at: usize) -> Option<usize> {
+        self.kind = buf[at];
+        if let Some((len, value)) = decimal::line(buf, at + 1) {
+            self.begin_bulk(len as u64);
+            return self.bulk(buf, value);
+        }
+        self.begin_length();
+        Some(at + 1)
+    }
+
+    #[inline]
+    fn aggregate(&mut self, buf: &[u8], at: usize) -> Option<usize> {
+        self.kind = buf[at];
+        if let Some((len, end)) = decimal::line(buf, at + 1) {
+            self.begin_aggregate(len as u64)?;
+            return Some(end);
+        }
+        self.begin_length();
+        Some(at + 1)
+    }
+
+    #[cold]
+    fn chunk(&mut self, buf: &[u8], at: usize) -> Option<usize> {
+        if buf[at] != b';' {
+            return None;
+        }
+        self.kind = b';';
+        self.begin_length();
         Some(at + 1)
     }
 
@@ -141,7 +199,7 @@ impl ReplyScanner {
             if buf[end - 2..end] != *b"\r\n" {
                 return None;
             }
-            self.end_element();
+            self.end_bulk();
             return Some(end);
         }
         self.part_of_bulk(buf, at)
@@ -160,26 +218,31 @@ impl ReplyScanner {
             at += 1;
             self.remaining -= 1;
             if self.remaining == 0 {
-                self.end_element();
+                self.end_bulk();
                 break;
             }
         }
         Some(at)
     }
 
-    /// One byte of a length line that did not come whole.
+    /// One byte of a length line that did not come whole, or that holds no number.
     #[cold]
     fn length(&mut self, byte: u8) -> Option<()> {
-        match (self.state, byte) {
-            (State::BulkLengthCr | State::ArrayLengthCr, b'\n') => return self.end_length(),
-            (State::BulkLength, b'\r') if self.digits > 0 => self.state = State::BulkLengthCr,
-            (State::ArrayLength, b'\r') if self.digits > 0 => self.state = State::ArrayLengthCr,
-            (State::BulkLength | State::ArrayLength, b'-')
-                if self.digits == 0 && !self.negative =>
-            {
-                self.negative = true;
+        let at_first = self.digits == 0 && self.announced == Announced::Number;
+        match byte {
+            b'\n' if self.state == State::LengthCr => return self.end_length(),
+            _ if self.state == State::LengthCr => return None,
+            b'\r' if self.digits > 0 || self.announced == Announced::Streamed => {
+                self.state = State::LengthCr;
             }
-            (State::BulkLength | State::ArrayLength, b'0'..=b'9') => {
+            // The nulls of RESP2 are the only negative lengths.
+            b'-' if at_first && matches!(self.kind, b'$' | b'*') => {
+                self.announced = Announced::Null
+            }
+            b'?' if at_first && matches!(self.kind, b'$' | b'*' | b'%' | b'~') => {
+                self.announced = Announced::Streamed;
+            }
+            b'0'..=b'9' if self.announced != Announced::Streamed => {
                 let leading_zero = self.digits > 0 && self.remaining == 0;
                 if self.digits == LENGTH_DIGITS_MAX || leading_zero {
                     return None;
@@ -193,26 +256,28 @@ impl ReplyScanner {
     }
 
     fn end_length(&mut self) -> Option<()> {
-        if self.negative {
-            // The nulls of RESP2 are the only negative lengths.
-            if self.remaining != 1 {
-                return None;
+        match (self.announced, self.kind) {
+            (Announced::Null, _) => {
+                if self.remaining != 1 {
+                    return None;
+                }
+                self.end_element();
             }
-            self.end_element();
-            return Some(());
+            (Announced::Streamed, b'$') => self.state = State::Chunk,
+            (Announced::Streamed, _) => return self.begin_stream(),
+            // The last chunk is empty.
+            (Announced::Number, b';') if self.remaining == 0 => self.end_element(),
+            (Announced::Number, b'$' | b'!' | b'=' | b';') => self.begin_bulk(self.remaining),
+            (Announced::Number, _) => return self.begin_aggregate(self.remaining),
         }
-        if self.state == State::BulkLengthCr {
-            self.begin_bulk(self.remaining);
-            return Some(());
-        }
-        self.begin_array(self.remaining)
+        Some(())
     }
 
-    fn begin_length(&mut self, state: State) {
-        self.state = state;
+    fn begin_length(&mut self) {
+        self.state = State::Length;
         self.remaining = 0;
         self.digits = 0;
-        self.negative = false;
+        self.announced = Announced::Number;
     }
 
     #[inline]
@@ -221,12 +286,46 @@ impl ReplyScanner {
         self.remaining = len + 2;
     }
 
-    /// The header is an element that ends here and announces `len` more.
     #[inline]
-    fn begin_array(&mut self, len: u64) -> Option<()> {
+    fn end_bulk(&mut self) {
+        if self.kind == b';' {
+            self.state = State::Chunk;
+        } else {
+            self.end_element();
+        }
+    }
+
+    /// The header is an element that ends here and announces others. Only that of an attribute is
+    /// none: what it belongs to follows.
+    #[inline]
+    fn begin_aggregate(&mut self, len: u64) -> Option<()> {
         self.state = State::Type;
-        self.outstanding = (self.outstanding - 1).checked_add(len)?;
+        let (ended, announced) = match self.kind {
+            b'*' | b'~' | b'>' => (1, len),
+            b'%' => (1, 2 * len),
+            _ => (0, 2 * len),
+        };
+        self.outstanding = (self.outstanding - ended).checked_add(announced)?;
         Some(())
+    }
+
+    #[cold]
+    fn begin_stream(&mut self) -> Option<()> {
+        if self.streams.len() == STREAMS_MAX {
+            return None;
+        }
+        self.streams.push(self.outstanding);
+        self.state = State::Type;
+        self.outstanding = 1;
+        Some(())
+    }
+
+    /// The line that ends a streamed aggregate stands for the aggregate.
+    #[cold]
+    fn end_stream(&mut self, buf: &[u8], at: usize) -> Option<usize> {
+        self.outstanding = self.streams.pop().expect("inside a stream");
+        self.state = State::Line;
+        self.line(buf, at + 1)
     }
 
     #[inline]
@@ -253,6 +352,29 @@ mod tests {
         b"*2\r\n$1\r\na\r\n$-1\r\n",
         b"*3\r\n*0\r\n*2\r\n:1\r\n*1\r\n+a\r\n$2\r\nbb\r\n",
         b"*1\r\n*1\r\n*1\r\n*1\r\n*-1\r\n",
+        b"_\r\n",
+        b"#t\r\n",
+        b",-1.5e10\r\n",
+        b"(3492890328409238509324850943850943825024385\r\n",
+        b"!9\r\nERR a\r\n b\r\n",
+        b"=8\r\ntxt:a\r\nb\r\n",
+        b"%0\r\n",
+        b"%2\r\n+a\r\n:1\r\n$1\r\nb\r\n%1\r\n_\r\n~0\r\n",
+        b"~3\r\n#f\r\n,inf\r\n(0\r\n",
+        // Attributes, of the whole and of an element.
+        b"|1\r\n+ttl\r\n:60\r\n$1\r\nx\r\n",
+        b"|0\r\n|1\r\n+a\r\n*0\r\n*0\r\n",
+        b"*2\r\n:1\r\n|1\r\n+a\r\n|1\r\n:1\r\n:2\r\n:3\r\n:4\r\n",
+        // What does not announce its length.
+        b"$?\r\n;0\r\n",
+        b"$?\r\n;4\r\na\r\nb\r\n;10\r\n0123456789\r\n;0\r\n",
+        b"*?\r\n.\r\n",
+        b"*?\r\n:1\r\n*1\r\n:2\r\n$?\r\n;1\r\n.\r\n;0\r\n$1\r\n.\r\n.\r\n",
+        b"*2\r\n%?\r\n+a\r\n*?\r\n~?\r\n.\r\n.\r\n.\r\n:1\r\n",
+        b"~?\r\n|1\r\n+a\r\n*?\r\n:1\r\n.\r\n_\r\n*2\r\n+.\r\n*0\r\n.\r\n",
+        // Pushes.
+        b">0\r\n",
+        b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n",
     ];
 
     #[test]
@@ -285,11 +407,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_resp2_is_invalid_however_it_is_cut() {
+    fn what_is_not_resp_is_invalid_however_it_is_cut() {
         let bad: &[&[u8]] = &[
             b"x",
             b"\r\n",
-            b"%1\r\n",
+            b"%-1\r\n",
+            b"~-1\r\n",
+            b"!-1\r\n",
+            b"$?1\r\n",
+            b"$1?\r\n",
+            b"$-?\r\n",
+            b"!?\r\n",
+            b"|?\r\n",
+            b">?\r\n",
+            b";1\r\n",
+            b".\r\n",
+            b"$?\r\n$1\r\n",
+            b"$?\r\n.\r\n",
+            b"*1\r\n.\r\n",
+            b"*?\r\n*1\r\n.\r\n",
+            b"*?\r\n|1\r\n+a\r\n+b\r\n.\r\n",
+            // A push is inside nothing, and has no attributes.
+            b"*1\r\n>1\r\n",
+            b">1\r\n>0\r\n",
+            b"*?\r\n>0\r\n",
+            b"|0\r\n>0\r\n",
             b"$a\r\n",
             b"$\r\n",
             b"$-2\r\n",
@@ -323,6 +465,45 @@ mod tests {
         let mut bytes = b"*1\r\n".repeat(depth);
         bytes.extend_from_slice(b":1\r\n");
         assert_eq!(ReplyScanner::default().scan(&bytes), Scan::Complete(bytes.len()));
+    }
+
+    #[test]
+    fn pushes_are_told_from_replies_however_they_are_cut() {
+        let push = b">1\r\n+a\r\n";
+        let stream = [push.as_slice(), b"*1\r\n+>\r\n", push, push, b":1\r\n"].concat();
+        for size in 1..=stream.len() {
+            let mut scanner = ReplyScanner::default();
+            let (mut kinds, mut at) = (Vec::new(), 0);
+            for chunk in stream.chunks(size) {
+                let mut rest = chunk;
+                while !rest.is_empty() {
+                    let is_push = scanner.is_push(rest);
+                    match scanner.scan(rest) {
+                        Scan::Complete(len) => {
+                            kinds.push((is_push, at + len));
+                            at += len;
+                            rest = &rest[len..];
+                        }
+                        Scan::Partial => {
+                            assert_eq!(scanner.is_push(b""), is_push);
+                            at += rest.len();
+                            break;
+                        }
+                        Scan::Invalid => panic!("valid"),
+                    }
+                }
+            }
+            let expected = [(true, 8), (false, 16), (true, 24), (true, 32), (false, 36)];
+            assert_eq!(kinds, expected, "{size}");
+        }
+    }
+
+    #[test]
+    fn streams_are_nested_so_deep_and_no_deeper() {
+        let nested = |depth| [b"*?\r\n".repeat(depth), b".\r\n".repeat(depth)].concat();
+        let most = nested(STREAMS_MAX);
+        assert_eq!(ReplyScanner::default().scan(&most), Scan::Complete(most.len()));
+        assert_eq!(ReplyScanner::default().scan(&nested(STREAMS_MAX + 1)), Scan::Invalid);
     }
 
     #[test]

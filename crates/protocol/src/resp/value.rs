@@ -10,13 +10,31 @@ pub enum Reply<'a> {
     Error(&'a [u8]),
     Integer(i64),
     Bulk(&'a [u8]),
+    /// RESP3's null, or RESP2's in the place of a string.
     Nil,
     Array(Elements<'a>),
     NilArray,
+    Boolean(bool),
+    /// As its text; what a merge does with it is its own affair.
+    Double(&'a [u8]),
+    BigNumber(&'a [u8]),
+    Verbatim {
+        format: [u8; 3],
+        text: &'a [u8],
+    },
+    /// Keys and values by turns.
+    Map(Elements<'a>),
+    Set(Elements<'a>),
+    Push(Elements<'a>),
 }
 
-/// Reads the reply that `buf` holds, whole and alone. `None` if it holds anything else.
-pub fn reply(buf: &[u8]) -> Option<Reply<'_>> {
+/// Reads the reply that `buf` holds, whole and alone; attributes before it are passed over. `None`
+/// if it holds anything else, or a string in chunks.
+pub fn reply(mut buf: &[u8]) -> Option<Reply<'_>> {
+    if buf.starts_with(b"|") {
+        let whole = ReplyScanner::default().scan(buf) == Scan::Complete(buf.len());
+        buf = behind_attributes(whole.then_some(buf)?)?;
+    }
     let (&kind, rest) = buf.split_first()?;
     let header = memchr::memmem::find(rest, b"\r\n")?;
     let (line, body) = (&rest[..header], &rest[header + 2..]);
@@ -25,27 +43,70 @@ pub fn reply(buf: &[u8]) -> Option<Reply<'_>> {
         b'+' => alone(Reply::Status(line)),
         b'-' => alone(Reply::Error(line)),
         b':' => alone(Reply::Integer(decimal::integer(line)?)),
+        b'_' if line.is_empty() => alone(Reply::Nil),
+        b'#' if line == b"t" => alone(Reply::Boolean(true)),
+        b'#' if line == b"f" => alone(Reply::Boolean(false)),
+        b',' => alone(Reply::Double(line)),
+        b'(' => alone(Reply::BigNumber(line)),
         b'$' if line == b"-1" => alone(Reply::Nil),
         b'*' if line == b"-1" => alone(Reply::NilArray),
-        b'$' => {
+        b'$' | b'!' | b'=' => {
             let len = usize::try_from(decimal::integer(line)?).ok()?;
-            let value = body.strip_suffix(b"\r\n")?;
-            (value.len() == len).then_some(Reply::Bulk(value))
+            let value = body.strip_suffix(b"\r\n").filter(|value| value.len() == len)?;
+            match kind {
+                b'$' => Some(Reply::Bulk(value)),
+                b'!' => Some(Reply::Error(value)),
+                _ => {
+                    let (&format, text) = value.split_first_chunk()?;
+                    let text = text.strip_prefix(b":")?;
+                    Some(Reply::Verbatim { format, text })
+                }
+            }
         }
-        b'*' => {
-            let len = usize::try_from(decimal::integer(line)?).ok()?;
+        b'*' | b'%' | b'~' | b'>' => {
             let whole = ReplyScanner::default().scan(buf) == Scan::Complete(buf.len());
-            whole.then_some(Reply::Array(Elements { left: len, rest: body }))
+            let elements =
+                Elements::new(line, if kind == b'%' { 2 } else { 1 }, whole.then_some(body)?)?;
+            match kind {
+                b'*' => Some(Reply::Array(elements)),
+                b'%' => Some(Reply::Map(elements)),
+                b'~' => Some(Reply::Set(elements)),
+                _ => Some(Reply::Push(elements)),
+            }
         }
         _ => None,
     }
 }
 
-/// The elements of an array reply as they are encoded, nested arrays whole.
+/// The element that attributes at the start of the buffer belong to.
+fn behind_attributes(mut buf: &[u8]) -> Option<&[u8]> {
+    while let Some(rest) = buf.strip_prefix(b"|") {
+        let header = memchr::memmem::find(rest, b"\r\n")?;
+        let mut attributes = Elements::new(&rest[..header], 2, &rest[header + 2..])?;
+        attributes.by_ref().for_each(drop);
+        buf = attributes.rest;
+    }
+    Some(buf)
+}
+
+/// The elements of an aggregate as they are encoded, nested ones and their attributes whole.
 #[derive(Clone, Debug)]
 pub struct Elements<'a> {
     left: usize,
     rest: &'a [u8],
+}
+
+impl<'a> Elements<'a> {
+    /// Of a whole aggregate: what its length line says, `each` elements of what that counts, and
+    /// what follows it.
+    fn new(line: &[u8], each: usize, body: &'a [u8]) -> Option<Self> {
+        if line == b"?" {
+            let all = Self { left: usize::MAX, rest: body };
+            return Some(Self { left: all.count(), rest: body });
+        }
+        let len = usize::try_from(decimal::integer(line)?).ok()?;
+        Some(Self { left: len.checked_mul(each)?, rest: body })
+    }
 }
 
 impl Elements<'_> {
@@ -113,6 +174,50 @@ mod tests {
     }
 
     #[test]
+    fn resp3_is_read() {
+        assert!(matches!(reply(b"_\r\n"), Some(Reply::Nil)));
+        assert!(matches!(reply(b"#t\r\n"), Some(Reply::Boolean(true))));
+        assert!(matches!(reply(b"#f\r\n"), Some(Reply::Boolean(false))));
+        assert!(matches!(reply(b",1e-3\r\n"), Some(Reply::Double(b"1e-3"))));
+        assert!(matches!(reply(b"(-12\r\n"), Some(Reply::BigNumber(b"-12"))));
+        assert!(matches!(reply(b"!4\r\nE\r\nx\r\n"), Some(Reply::Error(b"E\r\nx"))));
+        let verbatim = reply(b"=5\r\nmkd:a\r\n");
+        assert!(
+            matches!(verbatim, Some(Reply::Verbatim { format, text: b"a" }) if format == *b"mkd")
+        );
+        let attributed = reply(b"|1\r\n+ttl\r\n*1\r\n:1\r\n|0\r\n:2\r\n");
+        assert!(matches!(attributed, Some(Reply::Integer(2))));
+    }
+
+    #[test]
+    fn any_number_of_attributes_costs_no_stack() {
+        let many = [b"|0\r\n".repeat(1_000_000).as_slice(), b"*1\r\n:1\r\n"].concat();
+        assert!(matches!(reply(&many), Some(Reply::Array(one)) if one.len() == 1));
+    }
+
+    #[test]
+    fn aggregates_of_resp3_are_their_elements() {
+        let expected: [&[u8]; 2] = [b"+a\r\n", b"|1\r\n:0\r\n:1\r\n~1\r\n:1\r\n"];
+        let body = expected.concat();
+        for (header, end) in
+            [("%1", ""), ("~2", ""), (">2", ""), ("*?", ".\r\n"), ("%?", ".\r\n"), ("~?", ".\r\n")]
+        {
+            let whole = [header.as_bytes(), b"\r\n", &body, end.as_bytes()].concat();
+            let Some(
+                Reply::Array(elements)
+                | Reply::Map(elements)
+                | Reply::Set(elements)
+                | Reply::Push(elements),
+            ) = reply(&whole)
+            else {
+                panic!("{header} is an aggregate");
+            };
+            assert_eq!(elements.len(), 2);
+            assert!(elements.eq(expected), "{header}");
+        }
+    }
+
+    #[test]
     fn anything_but_one_whole_reply_is_none() {
         let bad: &[&[u8]] = &[
             b"",
@@ -127,6 +232,16 @@ mod tests {
             b"*1\r\n:1\r\n:2\r\n",
             b"*-2\r\n",
             b"x\r\n",
+            b"_x\r\n",
+            b"#x\r\n",
+            b"%1\r\n:1\r\n",
+            b"%-1\r\n",
+            b"|0\r\n",
+            b"|0\r\n>0\r\n",
+            b"=3\r\ntxt\r\n",
+            b"$?\r\n;0\r\n",
+            b"*?\r\n:1\r\n",
+            b".\r\n",
         ];
         for bytes in bad {
             assert!(reply(bytes).is_none(), "{}", bytes.escape_ascii());
