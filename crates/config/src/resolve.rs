@@ -309,6 +309,16 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     if section.redis_db.value.0 > 0 {
         refuse("redis_db", section.redis_db.pos);
     }
+    let given = [
+        ("pubsub_output_max", section.pubsub_output_max.pos),
+        ("pubsub_output_soft_max", section.pubsub_output_soft_max.pos),
+        ("pubsub_output_soft_time", section.pubsub_output_soft_time.pos),
+        ("client_subscriptions_max", section.client_subscriptions_max.pos),
+        ("subscriptions_max", section.subscriptions_max.pos),
+    ];
+    for (key, pos) in given.into_iter().filter(|&(_, pos)| pos != Pos::NONE) {
+        refuse(key, pos);
+    }
 }
 
 fn check_limits(section: &PoolSection, report: &mut Report<'_>) {

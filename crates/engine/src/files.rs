@@ -2,6 +2,7 @@
 //! to clients.
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::Protocol;
 
 use crate::engine::{Engine, lanes_here};
 use crate::private::PRIVATE_LANES_MAX;
@@ -37,7 +38,8 @@ impl OpenFiles {
     pub fn of(snapshot: &Snapshot, limit: u64) -> Self {
         let workers = snapshot.global.worker_processes;
         let connections = snapshot.pools.iter().map(|pool| {
-            connections_max(pool.servers.len(), lanes_here(pool.server_connections, 0, workers))
+            let shared = lanes_here(pool.server_connections, 0, workers);
+            connections_max(pool.protocol, pool.servers.len(), shared)
         });
         Self {
             limit,
@@ -68,17 +70,20 @@ impl OpenFiles {
     }
 }
 
-/// Connections to that many servers at once: shared lanes, one for what is large, private ones.
-fn connections_max(servers: usize, shared_lanes: u32) -> u64 {
-    servers as u64 * (u64::from(shared_lanes) + 1 + PRIVATE_LANES_MAX as u64)
+/// Connections to that many servers at once: shared lanes, one for what is large, private ones, and
+/// one that messages come on.
+fn connections_max(protocol: Protocol, servers: usize, shared_lanes: u32) -> u64 {
+    let feeds = u64::from(protocol == Protocol::Redis);
+    servers as u64 * (u64::from(shared_lanes) + 1 + PRIVATE_LANES_MAX as u64 + feeds)
 }
 
 impl Engine {
     /// How many connections to servers there may be at once, those of removed pools that still have
     /// clients among them.
     pub fn server_connections_max(&self) -> u64 {
-        let servers = self.pools.iter().flat_map(|pool| &pool.servers);
-        servers.map(|server| connections_max(1, server.lanes)).sum()
+        let pools = self.pools.iter();
+        let servers = pools.flat_map(|pool| pool.servers.iter().map(|at| (pool.protocol, at.lanes)));
+        servers.map(|(protocol, lanes)| connections_max(protocol, 1, lanes)).sum()
     }
 }
 
@@ -97,7 +102,7 @@ mod tests {
             "global: {{worker_processes: {workers}}}
 pools:
   a: {{listen: 127.0.0.1:1, server_connections: 5, servers: ['h:1:1', 'h:2:1', 'h:3:1']}}
-  b: {{listen: 127.0.0.1:2, servers: ['h:1:1']}}"
+  b: {{redis: true, listen: 127.0.0.1:2, servers: ['h:1:1']}}"
         );
         match cashew_config::parse("f", &text, &Context::of_system()) {
             Ok(loaded) => loaded.snapshot,
@@ -109,22 +114,22 @@ pools:
     fn clients_have_what_is_not_reserved() {
         // Of five connections the first of two workers has three.
         let files = OpenFiles::of(&snapshot(2), 1024);
-        assert_eq!(files.server_connections, 3 * (3 + 5) + (1 + 5));
-        assert_eq!(files.reserved(), 30 + 2 + 32);
-        assert_eq!((files.clients(), files.is_short()), (1024 - 64, false));
+        assert_eq!(files.server_connections, 3 * (3 + 5) + (1 + 6));
+        assert_eq!(files.reserved(), 31 + 2 + 32);
+        assert_eq!((files.clients(), files.is_short()), (1024 - 65, false));
         let alone = OpenFiles::of(&snapshot(0), 1024);
-        assert_eq!(alone.server_connections, 3 * (5 + 5) + (1 + 5));
-        assert_eq!(alone.clients(), 1024 - (36 + 2 + 32 + 2 + 64));
+        assert_eq!(alone.server_connections, 3 * (5 + 5) + (1 + 6));
+        assert_eq!(alone.clients(), 1024 - (37 + 2 + 32 + 2 + 64));
     }
 
     #[test]
     fn some_clients_are_let_in_by_the_smallest_limit() {
         let files = |limit| OpenFiles::of(&snapshot(2), limit);
         assert_eq!((files(72).clients(), files(72).is_short()), (9, true));
-        assert_eq!((files(74).clients(), files(74).is_short()), (10, false));
+        assert_eq!((files(75).clients(), files(75).is_short()), (10, false));
         assert_eq!((files(64).clients(), files(64).is_short()), (8, true));
         assert_eq!((files(3).clients(), files(3).is_short()), (1, true));
-        assert_eq!(files(u64::MAX).clients(), u64::MAX - 64);
+        assert_eq!(files(u64::MAX).clients(), u64::MAX - 65);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::engine::lanes_here;
 use crate::files::OpenFiles;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
+use crate::pubsub::subscription_size;
 
 /// The executable and its libraries, its stack, the resolver's thread.
 const PROGRAM: u64 = 12 << 20;
@@ -78,6 +79,7 @@ impl MemoryBound {
         let by_lanes = pools.iter().fold(0, |sum: u64, pool| {
             sum.saturating_add(held_by_lane(pool).saturating_mul(lanes(pool, workers)))
                 .saturating_add(private_lanes(pool) * held_by_upload(pool))
+                .saturating_add(held_by_subscriptions(pool))
         });
         Self {
             workers,
@@ -135,7 +137,8 @@ fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
         Distribution::Modula => pool.servers.iter().map(|server| u64::from(server.weight)).sum(),
         _ => 0,
     };
-    let lanes = lanes(pool, workers) + private_lanes(pool);
+    let feeds = if pool.protocol == Protocol::Redis { servers } else { 0 };
+    let lanes = lanes(pool, workers) + private_lanes(pool) + feeds;
     POOL + servers * SERVER + slots * SLOT + lanes * LANE
 }
 
@@ -167,6 +170,17 @@ fn held_by_upload(pool: &Pool) -> u64 {
     BUFFER_ROOM_FACTOR * AHEAD_MAX.min(pool.limits.request_size_max)
 }
 
+/// All subscriptions of different topics, and the message that comes from each server.
+fn held_by_subscriptions(pool: &Pool) -> u64 {
+    if pool.protocol != Protocol::Redis {
+        return 0;
+    }
+    let limits = &pool.limits;
+    let messages = (pool.servers.len() as u64).saturating_mul(limits.pubsub_output_max);
+    let subscriptions = u64::from(limits.subscriptions_max).saturating_mul(subscription_size());
+    subscriptions.saturating_add(BUFFER_ROOM_FACTOR.saturating_mul(messages))
+}
+
 fn held_by_lane(pool: &Pool) -> u64 {
     let limits = &pool.limits;
     let requests = u64::from(limits.server_queue_max) * REQUEST_SIZE as u64;
@@ -187,8 +201,8 @@ impl fmt::Display for MemoryBound {
             ),
         )?;
         part(self.clients_at_rest(), &format!("{clients} clients ({why}) of {CLIENT} bytes"))?;
-        let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max and \
-                      server_queue_size_max";
+        let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max, \
+                      server_queue_size_max and subscriptions_max";
         match self.memory_max {
             Some(max) if max < self.allowed => part(
                 max,

@@ -33,6 +33,11 @@ pub(crate) use topics::Topics;
 use crate::id::ConnId;
 use crate::slab::NONE;
 
+/// The most bytes that a subscription takes.
+pub(crate) fn subscription_size() -> u64 {
+    (topics::TOPIC_SIZE + topics::SUBSCRIPTION_SIZE + subscribe::NAME_MAX) as u64
+}
+
 /// What a pool has to do with publishing and subscribing.
 pub(crate) struct PubSub {
     pub(crate) topics: Topics,

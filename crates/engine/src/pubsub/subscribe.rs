@@ -16,7 +16,7 @@ use crate::variant::Dialect;
 
 /// The longest name of a channel or pattern. Redis has no limit, but here names are kept and sent
 /// again.
-const NAME_MAX: usize = 64 * 1024;
+pub(crate) const NAME_MAX: usize = 64 * 1024;
 
 /// What a client that is subscribed to anything has more than others.
 pub(crate) struct Subscriber {
