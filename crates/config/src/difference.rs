@@ -134,6 +134,7 @@ impl Difference {
             reuseport,
             redis_auth,
             redis_db,
+            databases,
             preconnect,
             auto_eject_hosts,
             server_connections,
@@ -165,6 +166,7 @@ impl Difference {
             _ => {}
         }
         option.changed("redis_db", redis_db, &new.redis_db);
+        option.changed("databases", databases, &new.databases);
         option.changed("preconnect", preconnect, &new.preconnect);
         option.changed("auto_eject_hosts", auto_eject_hosts, &new.auto_eject_hosts);
         option.changed("server_connections", server_connections, &new.server_connections);
@@ -466,7 +468,11 @@ mod tests {
             ("tcp_quickack: true", "tcp_quickack: false -> true"),
             ("reuseport: true", "reuseport: false -> true"),
             ("redis_auth: secret", "redis_auth: set"),
-            ("redis_db: 3", "redis_db: 0 -> 3\nall keys are in another database"),
+            (
+                "redis_db: 3",
+                "redis_db: 0 -> 3\ndatabases: 16 -> 1\nall keys are in another database",
+            ),
+            ("databases: 4", "databases: 16 -> 4"),
             ("preconnect: true", "preconnect: false -> true"),
             ("auto_eject_hosts: true", "auto_eject_hosts: false -> true"),
             ("server_connections: 2", "server_connections: 1 -> 2"),

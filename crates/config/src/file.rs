@@ -95,8 +95,12 @@ section! {
         reuseport: Switch = "false",
         /// Password that clients must give and that is given to servers. Redis pools only.
         redis_auth: Text = none,
-        /// Database selected on every server connection. Redis pools only.
+        /// Database that clients have at first. Redis pools only.
         redis_db: Number<0, 2147483647> = "0",
+        /// How many databases clients may choose from with SELECT: those below this number. With 1
+        /// there is only `redis_db`, which clients know as 0. Redis pools only; 16 unless `redis_db`
+        /// is set, else 1.
+        databases: Number<1, 2147483647> = none,
         /// Whether workers connect to every server when they start.
         preconnect: Switch = "false",
         /// Whether a server that keeps failing is taken out of the ring for a while.

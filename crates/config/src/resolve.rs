@@ -28,6 +28,9 @@ pub(crate) const WORKER_MEMORY_MIN: u64 = 8 << 20;
 /// The server name that makes a redis pool of the sectioned dialect one master with replicas.
 const MASTER: &str = "master";
 
+/// Databases of a server that is not told otherwise.
+const DATABASES: u32 = 16;
+
 /// The fields of the statistics, of twemproxy's and of its forks', that stand beside the pools.
 const RESERVED_POOL_NAMES: [&str; 9] = [
     "service",
@@ -208,6 +211,7 @@ fn resolve_pool(
 ) -> Option<Pool> {
     let protocol = if section.redis.value.0 { Protocol::Redis } else { Protocol::Memcached };
     check_redis_options(section, protocol, report);
+    check_databases(section, report);
     check_limits(section, report);
     warn_of_crc32(section, report);
     let listen = section.listen.as_ref().and_then(|l| resolve_listen(l, context, report));
@@ -236,6 +240,7 @@ fn resolve_pool(
         reuseport: section.reuseport.value.0,
         redis_auth: section.redis_auth.as_ref().map(|auth| auth.value.0.clone()),
         redis_db: section.redis_db.value.0 as u32,
+        databases: databases(section),
         preconnect: section.preconnect.value.0,
         auto_eject_hosts: section.auto_eject_hosts.value.0,
         server_connections: section.server_connections.value.0 as u32,
@@ -243,6 +248,16 @@ fn resolve_pool(
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
         limits: limits(section),
     })
+}
+
+/// Servers have 16 unless they are told otherwise. Who says nothing but which database to take means
+/// that one alone.
+fn databases(section: &PoolSection) -> u32 {
+    match &section.databases {
+        Some(databases) => databases.value.0 as u32,
+        None if section.redis_db.value.0 > 0 => 1,
+        None => DATABASES,
+    }
 }
 
 fn limits(section: &PoolSection) -> Limits {
@@ -309,6 +324,9 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     if section.redis_db.value.0 > 0 {
         refuse("redis_db", section.redis_db.pos);
     }
+    if let Some(databases) = &section.databases {
+        refuse("databases", databases.pos);
+    }
     let given = [
         ("pubsub_output_max", section.pubsub_output_max.pos),
         ("pubsub_output_soft_max", section.pubsub_output_soft_max.pos),
@@ -318,6 +336,16 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     ];
     for (key, pos) in given.into_iter().filter(|&(_, pos)| pos != Pos::NONE) {
         refuse(key, pos);
+    }
+}
+
+fn check_databases(section: &PoolSection, report: &mut Report<'_>) {
+    let Some(databases) = &section.databases else { return };
+    let (count, index) = (databases.value.0, section.redis_db.value.0);
+    if count > 1 && index >= count {
+        let message = format!("\"redis_db\" is {index}, which is not among {count} databases");
+        let hint = "clients have it at first and must be able to come back to it";
+        report.error(databases.pos, Complaint::new(message).hint(hint));
     }
 }
 

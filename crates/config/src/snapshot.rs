@@ -100,8 +100,10 @@ pub struct Pool {
     pub reuseport: bool,
     /// Asked of clients and given to servers.
     pub redis_auth: Option<String>,
-    /// Database selected on every server connection.
+    /// Database that clients have at first.
     pub redis_db: u32,
+    /// Clients may select those below; if it is 1, only `redis_db`.
+    pub databases: u32,
     pub preconnect: bool,
     pub auto_eject_hosts: bool,
     /// Shared connections per server over all workers; each worker has at least one.

@@ -442,13 +442,17 @@ impl Engine {
             self.bufs.give(feed.partial);
         }
         for range in own.into_iter().chain(single.iter().map(|&lane| lane..lane + 1)) {
-            for lane in &mut self.lanes[range.start as usize..range.end as usize] {
-                debug_assert!(lane.is_free() && lane.output.is_empty());
-                *lane =
-                    Lane { generation: lane.generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
-            }
-            self.vacant.give(range);
+            self.vacate(range);
         }
+    }
+
+    /// Lanes without connections and requests are nobody's any more.
+    pub(crate) fn vacate(&mut self, range: Range<u32>) {
+        for lane in &mut self.lanes[range.start as usize..range.end as usize] {
+            debug_assert!(lane.is_free() && lane.output.is_empty() && !lane.has_connection());
+            *lane = Lane { generation: lane.generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
+        }
+        self.vacant.give(range);
     }
 
     fn commit(&mut self, change: Change, metrics: Writer) {
@@ -652,6 +656,9 @@ impl Engine {
                 // What is still on its way must not be overtaken on another server.
                 client.fenced |= changed.is_rerouted && client.requests > 0;
             }
+            if changed.has_database && !self.follow_session(index) {
+                self.finish(index);
+            }
         }
     }
 
@@ -766,6 +773,7 @@ impl Engine {
 struct Changed {
     is_rerouted: bool,
     has_auth: bool,
+    has_database: bool,
     has_timeout: bool,
     has_preconnect: bool,
 }
@@ -775,6 +783,7 @@ impl Changed {
         Self {
             is_rerouted: false,
             has_auth: old.redis_auth != new.redis_auth,
+            has_database: old.redis_db != new.redis_db,
             has_timeout: old.timeout_ms != new.timeout_ms,
             has_preconnect: old.preconnect != new.preconnect,
         }

@@ -58,8 +58,9 @@ pub(crate) struct Client {
     pub(crate) throttled: bool,
     /// The client has shut down its sending side: close when all is answered.
     pub(crate) read_closed: bool,
-    /// The request being dispatched wants no reply (memcached).
+    /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
     pub(crate) noreply: bool,
+    pub(crate) skip: Skip,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
     /// It counts for `client_connections`; who is refused for that does not.
@@ -104,11 +105,44 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) protocol: Protocol,
     pub(crate) dialect: Dialect,
-    /// Selected by the client; `redis_db` of its pool at first.
-    pub(crate) database: u32,
+    /// Selected by the client; `None` as long as it is to have its pool's.
+    pub(crate) database: Option<u32>,
     pub(crate) authenticated: bool,
+    /// If it has said anything about itself.
+    pub(crate) profile: Option<Box<Profile>>,
+    /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
+    pub(crate) no_evict: bool,
+    /// When the client connected, in microseconds of the engine's time: perhaps to another process,
+    /// before that began.
+    pub(crate) since_us: i64,
+}
+
+/// What a client says of itself; empty where it has not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile {
     /// Set by CLIENT SETNAME.
-    pub(crate) name: Option<Box<[u8]>>,
+    pub name: Vec<u8>,
+    /// Set by CLIENT SETINFO.
+    pub library: Vec<u8>,
+    pub library_version: Vec<u8>,
+}
+
+impl Session {
+    /// As CLIENT GETNAME tells it.
+    pub(crate) fn name(&self) -> Option<&[u8]> {
+        let name = &self.profile.as_ref()?.name;
+        (!name.is_empty()).then_some(name)
+    }
+}
+
+/// CLIENT REPLY SKIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Skip {
+    No,
+    /// The request behind the one being dispatched is not answered.
+    AfterThis,
+    /// The next request is not answered.
+    This,
 }
 
 /// What knows where in the middle of a request the client is.
@@ -206,9 +240,9 @@ impl Client {
         }
     }
 
-    /// A mode of the client has ended, though perhaps not all.
+    /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_special(&mut self) {
-        self.special = self.subscriber.is_some();
+        self.special = self.noreply || self.skip != Skip::No || self.subscriber.is_some();
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -241,6 +275,7 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            skip: Skip::No,
             special: false,
             has_place: false,
             departure: Departure::No,

@@ -7,7 +7,7 @@ use cashew_protocol::{memcached, resp};
 use crate::action::Action;
 use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
-use crate::client::{Departure, Parser, State};
+use crate::client::{Departure, Parser, Skip, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
 use crate::request::Role;
@@ -152,6 +152,9 @@ impl Engine {
                         parser.reset();
                         break;
                     }
+                    if self.clients[index].skip != Skip::No {
+                        self.advance_skip(index);
+                    }
                     if let Plan::Forward { lane, request } = plan {
                         let inline = parser.inline_encoded();
                         if owned && used == 0 && inline.is_none() && len >= LARGE {
@@ -169,6 +172,11 @@ impl Engine {
                 resp::Parsed::Partial { need: total } => {
                     if total >= UPLOAD_SIZE_MIN {
                         let begun = self.begin_redis_upload(index, &parser, bytes);
+                        if let Begun::Yes = begun
+                            && self.clients[index].skip != Skip::No
+                        {
+                            self.advance_skip(index);
+                        }
                         if let Some(step) = self.step_of(index, begun, used) {
                             parser.reset();
                             self.scratch.redis.give(parser);
@@ -525,6 +533,7 @@ impl Engine {
         if let Some(parser) = client.parser {
             self.bufs.discharge(parser.size());
         }
+        self.leave_variant(client.pool, client.variant);
         let pool = &mut self.pools[client.pool as usize];
         pool.clients -= 1;
         if client.has_place {

@@ -211,9 +211,11 @@ impl Engine {
             id,
             protocol: config.protocol,
             dialect: config.variants[0].dialect,
-            database: config.variants[0].database,
+            database: None,
             authenticated: config.auth.is_none(),
-            name: None,
+            profile: None,
+            no_evict: false,
+            since_us: now.as_micros() as i64,
         };
         config.clients += 1;
         self.metrics.add_pool(config.metrics, PoolCounter::ClientsAccepted, 1);
@@ -377,6 +379,7 @@ impl Engine {
                     self.tend_private_lanes();
                     self.tend_feeds();
                     self.tend_strained();
+                    self.tend_variants();
                     self.check_stall();
                     self.give_back();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);

@@ -79,7 +79,7 @@ pub(crate) enum Link {
     Connecting {
         deadline: Time,
     },
-    /// Connected; AUTH or SELECT is not answered yet.
+    /// Connected; AUTH, HELLO or SELECT is not answered yet.
     Handshaking {
         deadline: Time,
     },
@@ -136,6 +136,15 @@ impl Scanner {
         match self {
             Self::Redis(scanner) => scanner.remaining_hint(),
             Self::Memcached(scanner) => scanner.remaining_hint(),
+        }
+    }
+
+    /// Whether what goes on, or begins, with these bytes answers no request.
+    #[inline]
+    pub(crate) fn is_push(&self, bytes: &[u8]) -> bool {
+        match self {
+            Self::Redis(scanner) => scanner.is_push(bytes),
+            Self::Memcached(_) => false,
         }
     }
 

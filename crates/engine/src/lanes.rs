@@ -25,8 +25,8 @@ const BACKOFF_MAX_MS: u64 = 1000;
 const SETTLED_AFTER_US: u64 = 1_000_000;
 /// How long the ejection of a server is waited for before it is asked for again.
 const ASK_AGAIN_MS: u64 = 1000;
-/// Longest reply to AUTH or SELECT.
-const HANDSHAKE_REPLY_MAX: usize = 4096;
+/// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
+const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
 
 impl Engine {
     pub(crate) fn server_of(&mut self, lane: u32) -> &mut Server {
@@ -205,6 +205,10 @@ impl Engine {
                 bytes = self.feed_received(index, bytes);
                 continue;
             }
+            if lane.scanner.is_push(bytes) {
+                bytes = self.push_received(index, bytes);
+                continue;
+            }
             // A request may be refused before all of it is written, an unwritten one may not.
             let is_half_sent = lane.in_flight == 0 && lane.partial > 0;
             let is_owed =
@@ -240,6 +244,23 @@ impl Engine {
             self.balance(index);
         }
         self.publish_queues(index);
+    }
+
+    /// Consumes a push, or as much as there is of it; returns what follows. On a lane that several
+    /// clients share none is anybody's: no client can ask for pushes there. In RESP2 there are none.
+    #[cold]
+    fn push_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index as usize];
+        let variants = &self.pools[lane.pool as usize].variants;
+        let is_resp3 = variants[usize::from(lane.variant)].dialect == Dialect::Resp3;
+        match lane.scanner.scan(Expect::Line, bytes) {
+            Scan::Complete(len) if is_resp3 => &bytes[len..],
+            Scan::Partial if is_resp3 => &[],
+            Scan::Complete(_) | Scan::Partial | Scan::Invalid => {
+                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                &[]
+            }
+        }
     }
 
     /// The head is answered though part of it is not written, as memcached does with a value that
@@ -332,17 +353,39 @@ impl Engine {
         if complete {
             // A map is the answer to HELLO.
             let is_ok = matches!(handshake.reply.first(), Some(b'+' | b'%'));
-            handshake.reply.clear();
-            handshake.replies_owed -= 1;
             if !is_ok {
-                self.lane_down(index, Failure::HandshakeRefused, Closed::ByUs);
+                let failure = self.refusal_of(index);
+                self.lane_down(index, failure, Closed::ByUs);
                 return &[];
             }
+            handshake.reply.clear();
+            handshake.replies_owed -= 1;
             if handshake.replies_owed == 0 {
                 self.lane_ready(index);
             }
         }
         &bytes[len..]
+    }
+
+    /// What the server refused with its reply to the handshake. Only what a client has asked for is
+    /// its own affair: what the configuration asks of a server concerns all.
+    fn refusal_of(&self, index: u32) -> Failure {
+        let lane = &self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
+        let is_selecting = database > 0 && lane.handshake.replies_owed == 1;
+        let hello_owed = 1 + u32::from(database > 0);
+        let is_greeting = dialect == Dialect::Resp3 && lane.handshake.replies_owed == hello_owed;
+        let reply = lane.handshake.reply.as_slice();
+        if is_selecting && database != pool.variants[0].database {
+            Failure::DatabaseRefused
+        } else if is_greeting
+            && (reply.starts_with(b"-NOPROTO") || reply.starts_with(b"-ERR unknown command"))
+        {
+            Failure::DialectRefused
+        } else {
+            Failure::HandshakeRefused
+        }
     }
 
     /// The connection ended, or could not be made.
@@ -369,20 +412,25 @@ impl Engine {
         let is_clean = failure == Failure::Closed && !had_requests;
         let settled = matches!(link, Link::Ready { since }
             if self.now.micros_since(since) >= SETTLED_AFTER_US);
-        // Being out of descriptors here is no fault of the server's.
-        if !is_clean && failure != Failure::Exhausted {
+        if failure == Failure::DialectRefused {
+            self.dialect_refused(index);
+        }
+        if !is_clean && failure.is_of_server() {
             self.note_failure(index, failure);
         }
+        let is_feed_wanted = self.is_feed_wanted(index);
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
         let server = &pool.servers[lane.server as usize];
         // What fails gets no reads while there are replicas, so nothing but this finds it well.
         let is_missed = server.failing && !server.ejected;
-        let wanted = match lane.is_feed {
-            true => self.is_feed_wanted(index),
-            false => lane.unsent > 0 || (!lane.is_private && (pool.preconnect || is_missed)),
+        let is_kept = match lane.is_private {
+            true => false,
+            false if lane.is_feed => is_feed_wanted,
+            false if lane.variant == 0 => pool.preconnect || is_missed,
+            false => is_missed && pool.usage[usize::from(lane.variant)].clients > 0,
         };
-        let lane = &mut self.lanes[index as usize];
+        let wanted = lane.unsent > 0 || is_kept;
         if settled || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled);
             if wanted {
@@ -587,11 +635,14 @@ impl Engine {
     }
 
     /// The backoff is over: tries to connect, unless the server is ejected, which is for
-    /// [`Engine::probe`] to end.
+    /// [`Engine::probe`] to end, or nobody may want the lane.
     fn retry(&mut self, index: u32) {
         let lane = &self.lanes[index as usize];
-        let is_idle = lane.is_private || (lane.is_feed && !self.is_feed_wanted(index));
-        if is_idle || self.server_of(index).ejected {
+        let pool = &self.pools[lane.pool as usize];
+        let is_used = lane.variant == 0 || pool.usage[usize::from(lane.variant)].clients > 0;
+        let is_ejected = pool.servers[lane.server as usize].ejected;
+        let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
+        if is_ejected || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
             self.lanes[index as usize].link = Link::Idle;
         } else {
             self.connect(index);

@@ -6,13 +6,14 @@ use cashew_config::snapshot::{self, Limits, Protocol};
 use cashew_metrics::{PoolId, ServerId};
 
 use crate::bulk::LargeReplies;
+use crate::client::Session;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
 use crate::slab::NONE;
 use crate::time::Time;
-use crate::variant::{Dialect, Variant};
+use crate::variant::{Dialect, Usage, Variant};
 
 pub(crate) struct Pool {
     pub(crate) config: Box<snapshot::Pool>,
@@ -23,6 +24,8 @@ pub(crate) struct Pool {
     pub(crate) servers: Vec<Server>,
     /// What clients have agreed on; by index, see [`Variant`].
     pub(crate) variants: Vec<Variant>,
+    /// Who uses them, by the same index.
+    pub(crate) usage: Vec<Usage>,
     /// How long requests wait, in microseconds; the largest number if there is no limit.
     timeout_us: u64,
     pub(crate) limits: Limits,
@@ -33,6 +36,8 @@ pub(crate) struct Pool {
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
     pub(crate) pubsub: PubSub,
+    /// A server refused RESP3: until then clients are, too.
+    pub(crate) no_resp3_until: Time,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -78,7 +83,7 @@ pub(crate) struct Server {
     /// The shared lanes of its pool's first variant come first, then their bulk lane.
     pub(crate) first_lane: u32,
     pub(crate) lanes: u32,
-    /// The first lanes of the other variants, in their order: as many each.
+    /// The first lanes of the other variants, in their order: as many each, or [`NONE`].
     pub(crate) others: Vec<u32>,
     pub(crate) connections: u32,
     /// Failures in a row, over all lanes.
@@ -138,6 +143,7 @@ impl Pool {
             router,
             servers,
             variants: vec![Variant { dialect, database: config.redis_db }],
+            usage: vec![Usage::OPEN],
             timeout_us: u64::MAX,
             limits: config.limits,
             auth: None,
@@ -147,6 +153,7 @@ impl Pool {
             failure_limit: 1,
             large_replies: LargeReplies::new(),
             pubsub: PubSub::new(),
+            no_resp3_until: Time::ZERO,
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -173,6 +180,12 @@ impl Pool {
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+    }
+
+    /// What lanes a client of this session takes.
+    pub(crate) fn variant_of(&self, session: &Session) -> Variant {
+        let database = session.database.unwrap_or(self.variants[0].database);
+        Variant { dialect: session.dialect, database }
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

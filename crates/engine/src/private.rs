@@ -61,11 +61,16 @@ impl Engine {
     }
 
     /// Makes a free lane one of another variant, which takes another connection.
-    fn reassign(&mut self, index: u32, variant: u16) {
+    pub(crate) fn reassign(&mut self, index: u32, variant: u16) {
         if self.lanes[index as usize].has_connection() {
             self.disconnect(index, Closed::ByUs);
         }
-        self.lanes[index as usize].variant = variant;
+        let lane = &mut self.lanes[index as usize];
+        lane.variant = variant;
+        if lane.last_failure.is_of_variant() {
+            // That says nothing about the other.
+            (lane.link, lane.last_failure) = (Link::Idle, Failure::Closed);
+        }
     }
 
     /// Has the client told when a lane to the server is free.

@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule};
+use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -13,7 +13,7 @@ use crate::request::Merge;
 
 /// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
 /// use.
-const REDIS_VERSION: &str = "7.0.15";
+pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
 pub(crate) const NOT_AUTHENTICATED: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
@@ -63,6 +63,13 @@ impl Engine {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
                 },
+                Rule::Session(SessionRule::Reset) => match self.clients[client].requests {
+                    0 => {
+                        self.reset_session(client);
+                        self.say(client, b"+RESET\r\n")
+                    }
+                    _ => Plan::Wait,
+                },
                 Rule::Subscribe(which) => self.subscription(client, which, bytes, args),
                 Rule::Publish => self.publish(client, command, bytes, args),
                 Rule::Fan(_) | Rule::Block | Rule::Session(_) => {
@@ -87,11 +94,11 @@ impl Engine {
     }
 
     /// Answers with a ready reply.
-    fn say(&mut self, client: u32, reply: &[u8]) -> Plan {
+    pub(crate) fn say(&mut self, client: u32, reply: &[u8]) -> Plan {
         self.say_with(client, |out| out.extend_from_slice(reply))
     }
 
-    fn say_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+    pub(crate) fn say_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
         self.answer(client, write);
         Plan::Done
     }
@@ -238,172 +245,11 @@ impl Engine {
             }
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => self.say_with(client, |out| table::command_reply(bytes, args, out)),
-            Local::Client => self.client_command(client, bytes, args),
+            Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
         }
-    }
-
-    /// Checks a password. A wrong one takes back what an earlier right one gave, as in twemproxy.
-    fn authenticate(
-        &mut self,
-        client: u32,
-        user: Option<&[u8]>,
-        password: &[u8],
-    ) -> Result<(), &'static str> {
-        let pool = self.clients[client].pool;
-        let right = match (&self.pools[pool as usize].auth, user) {
-            (None, None) => {
-                return Err("ERR AUTH <password> called without any password configured for the \
-                     default user. Are you sure your configuration is correct?");
-            }
-            (None, Some(user)) => user == b"default",
-            (Some(expected), user) => {
-                let user_ok = user.is_none_or(|user| user == b"default");
-                user_ok & same_secret(expected.as_bytes(), password)
-            }
-        };
-        self.clients[client].session.authenticated =
-            right || self.pools[pool as usize].auth.is_none();
-        if right {
-            Ok(())
-        } else {
-            Err("WRONGPASS invalid username-password pair or user is disabled.")
-        }
-    }
-
-    /// There is one database: the pool's, which clients also reach as 0.
-    fn select(&mut self, client: u32, index: &[u8]) -> Plan {
-        let number = std::str::from_utf8(index).ok().and_then(|text| text.parse::<i64>().ok());
-        let database =
-            i64::from(self.pools[self.clients[client].pool as usize].variants[0].database);
-        match number {
-            None => self.say_error(client, "ERR value is not an integer or out of range"),
-            Some(number) if number == 0 || number == database => self.say(client, b"+OK\r\n"),
-            Some(_) => self.say_error(client, "ERR DB index is out of range"),
-        }
-    }
-
-    fn client_command(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
-        let subcommand = args[1].of(bytes).to_ascii_lowercase();
-        let session = &mut self.clients[client].session;
-        match subcommand.as_slice() {
-            b"id" => {
-                let id = session.id;
-                self.say_with(client, |out| encode::write_integer(out, id as i64))
-            }
-            b"getname" => {
-                let name = session.name.clone();
-                self.say_with(client, |out| match name {
-                    Some(name) => encode::write_bulk(out, &name),
-                    None => encode::write_nil(out),
-                })
-            }
-            b"setname" => match set_name(&mut session.name, args[2].of(bytes)) {
-                Ok(()) => self.say(client, b"+OK\r\n"),
-                Err(text) => self.say_error(client, text),
-            },
-            b"setinfo" => {
-                let (option, value) = (args[2].of(bytes), args[3].of(bytes));
-                let known = option.eq_ignore_ascii_case(b"lib-name")
-                    || option.eq_ignore_ascii_case(b"lib-ver");
-                if !known {
-                    let option = String::from_utf8_lossy(option);
-                    let text = format!("ERR Unrecognized option '{option}'");
-                    return self.say_error(client, &text);
-                }
-                match value.iter().all(|&byte| is_name_byte(byte)) {
-                    true => self.say(client, b"+OK\r\n"),
-                    false => {
-                        let option = String::from_utf8_lossy(option).to_ascii_lowercase();
-                        self.say_error(
-                            client,
-                            &format!(
-                                "ERR {option} cannot contain spaces, newlines or special characters."
-                            ),
-                        )
-                    }
-                }
-            }
-            _ => {
-                let name = String::from_utf8_lossy(&subcommand);
-                let text = format!("ERR 'client|{name}' is not supported by this gateway yet");
-                self.say_error(client, &text)
-            }
-        }
-    }
-
-    /// HELLO [protover [AUTH user password] [SETNAME name]]
-    fn hello(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
-        let mut rest = args[1..].iter().map(|span| span.of(bytes));
-        if let Some(version) = rest.next() {
-            match std::str::from_utf8(version).ok().and_then(|text| text.parse::<i64>().ok()) {
-                Some(2) => {}
-                Some(_) => return self.say_error(client, "NOPROTO unsupported protocol version"),
-                None => {
-                    return self.say_error(
-                        client,
-                        "ERR Protocol version is not an integer or out of range",
-                    );
-                }
-            }
-        }
-        let mut name = None;
-        while let Some(option) = rest.next() {
-            if option.eq_ignore_ascii_case(b"auth") {
-                let (Some(user), Some(password)) = (rest.next(), rest.next()) else {
-                    return self.hello_syntax_error(client, option);
-                };
-                if let Err(text) = self.authenticate(client, Some(user), password) {
-                    return self.say_error(client, text);
-                }
-            } else if option.eq_ignore_ascii_case(b"setname") {
-                match rest.next() {
-                    Some(text) => name = Some(text),
-                    None => return self.hello_syntax_error(client, option),
-                }
-            } else {
-                return self.hello_syntax_error(client, option);
-            }
-        }
-        let session = &mut self.clients[client].session;
-        if !session.authenticated {
-            return self.say_error(
-                client,
-                "NOAUTH HELLO must be called with the client already authenticated, otherwise \
-                 the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the \
-                 client and select the RESP protocol version at the same time",
-            );
-        }
-        if let Some(name) = name
-            && let Err(text) = set_name(&mut session.name, name)
-        {
-            return self.say_error(client, text);
-        }
-        let id = session.id;
-        self.say_with(client, |out| {
-            encode::write_array_header(out, 14);
-            encode::write_bulk(out, b"server");
-            encode::write_bulk(out, b"redis");
-            encode::write_bulk(out, b"version");
-            encode::write_bulk(out, REDIS_VERSION.as_bytes());
-            encode::write_bulk(out, b"proto");
-            encode::write_integer(out, 2);
-            encode::write_bulk(out, b"id");
-            encode::write_integer(out, id as i64);
-            encode::write_bulk(out, b"mode");
-            encode::write_bulk(out, b"standalone");
-            encode::write_bulk(out, b"role");
-            encode::write_bulk(out, b"master");
-            encode::write_bulk(out, b"modules");
-            encode::write_array_header(out, 0);
-        })
-    }
-
-    fn hello_syntax_error(&mut self, client: u32, option: &[u8]) -> Plan {
-        let option = String::from_utf8_lossy(option);
-        self.say_error(client, &format!("ERR Syntax error in HELLO option '{option}'"))
     }
 
     fn info(&self, client: u32) -> String {
@@ -434,7 +280,10 @@ impl Engine {
 
 /// What may be asked before AUTH.
 fn is_open_to_all(command: &Command) -> bool {
-    matches!(command.rule, Rule::Local(Local::Auth | Local::Hello | Local::Quit))
+    matches!(
+        command.rule,
+        Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
+    )
 }
 
 fn cross_server_error(command: &Command) -> String {
@@ -443,34 +292,4 @@ fn cross_server_error(command: &Command) -> String {
         "CROSSSLOT the keys of {name} live on different servers; give them a common hash tag so \
          that one server has them all"
     )
-}
-
-/// Longest name of a client. Redis has no limit, but here it has to fit a message when the client
-/// moves to another process.
-const NAME_MAX: usize = 4096;
-
-fn set_name(slot: &mut Option<Box<[u8]>>, name: &[u8]) -> Result<(), &'static str> {
-    if name.len() > NAME_MAX {
-        return Err("ERR Client name is too long.");
-    }
-    if !name.iter().all(|&byte| is_name_byte(byte)) {
-        return Err("ERR Client names cannot contain spaces, newlines or special characters.");
-    }
-    *slot = (!name.is_empty()).then(|| name.into());
-    Ok(())
-}
-
-/// As Redis's validateClientAttr.
-fn is_name_byte(byte: u8) -> bool {
-    (b'!'..=b'~').contains(&byte)
-}
-
-/// Compares without telling by its duration where the difference is.
-fn same_secret(expected: &[u8], given: &[u8]) -> bool {
-    let mut difference = usize::from(expected.len() != given.len());
-    for (at, &byte) in given.iter().enumerate() {
-        let other = expected.get(at % expected.len().max(1)).copied().unwrap_or_default();
-        difference |= usize::from(byte ^ other);
-    }
-    difference == 0
 }

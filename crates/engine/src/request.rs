@@ -27,7 +27,7 @@ pub(crate) struct Request {
     pub(crate) done: bool,
     /// Part of the reply is already in the client's output, and all that follows goes there too.
     pub(crate) streaming: bool,
-    /// memcached's noreply: the reply is for nobody.
+    /// memcached's noreply, or CLIENT REPLY: the reply is for nobody.
     pub(crate) silent: bool,
     /// The gateway answered in the server's place.
     pub(crate) failed: bool,

@@ -49,6 +49,7 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         reuseport: true,
         redis_auth: None,
         redis_db: 0,
+        databases: 16,
         preconnect: false,
         auto_eject_hosts: false,
         server_connections: 1,

@@ -12,7 +12,7 @@ mod request;
 mod tail;
 mod value;
 
-pub(crate) use decimal::integer;
+pub use decimal::integer;
 pub(crate) use plain::name_word;
 pub use plain::{PlainRequest, plain_reply, plain_request};
 pub use reply::{ReplyScanner, Scan};
