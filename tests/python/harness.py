@@ -264,9 +264,12 @@ class Gateway:
 
     `pools` maps a pool's name to its options; `listen` is filled in with a free port where it is
     missing. `settings` are those of the section `global:`, and choose the dialect with sections.
+    Without `flags` the file alone says where log and statistics are, which then are where they
+    would be with them.
     """
 
-    def __init__(self, directory, pools, settings=None, arguments=(), binary=None, name=None):
+    def __init__(self, directory, pools, settings=None, arguments=(), binary=None, name=None,
+                 flags=True):
         self.binary = binary or CASHEW
         self.is_nutcracker = Path(self.binary).name.startswith("nutcracker")
         self.name = name or Path(self.binary).name
@@ -275,16 +278,22 @@ class Gateway:
         self.addresses = {}
         self._take(pools)
         self.stats_port = free_port()
+        # To connect to, wherever they have moved.
+        self.stats_address = self.stats_port
         self.log_path = directory / f"{self.name}-{self.stats_port}.log"
         self.config_path = directory / f"{self.name}-{self.stats_port}.yml"
         if self.is_nutcracker:
             settings = None
         elif IO_ENGINE:
             settings = {"io_engine": IO_ENGINE, **(settings or {})}
+        if not flags:
+            settings = {"stats_listen": f"{HOST}:{self.stats_port}", "log_file": self.log_path,
+                        **(settings or {})}
         self.settings = settings
         self.write_config()
-        command = [self.binary, "-c", self.config_path, "-o", self.log_path]
-        command += ["-a", HOST, "-s", self.stats_port, *arguments]
+        command = [self.binary, "-c", self.config_path, *arguments]
+        if flags:
+            command += ["-o", self.log_path, "-a", HOST, "-s", self.stats_port]
         if self.is_nutcracker:
             command += ["-i", "100"]
         self.process = Process(command, directory, f"{self.name}-{self.stats_port}", self._ready)
@@ -364,7 +373,7 @@ class Gateway:
         return text + self.process.output()
 
     def stats(self):
-        return read_stats(self.stats_port)
+        return read_stats(self.stats_address)
 
     def workers(self):
         """Process ids of the children that serve clients, oldest first."""
@@ -433,10 +442,9 @@ def server_lines(servers, names=None, weights=None):
     return lines
 
 
-def read_stats(port):
+def read_stats(address):
     """The JSON that the stats port gives to whoever connects."""
-    with socket.create_connection((HOST, port), 5.0) as client:
-        client.settimeout(5.0)
+    with connect(address, 10.0) as client:
         text = b""
         while piece := client.recv(1 << 16):
             text += piece

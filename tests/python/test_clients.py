@@ -184,12 +184,6 @@ def test_redis_database_one_is_refused(gateway):
             client.get("a")
 
 
-def test_redis_cannot_block_the_others(client):
-    with pytest.raises(redis.ResponseError, match="unknown command"):
-        client.blpop("list", timeout=5)
-    assert client.ping()
-
-
 # ----------------------------------------------------------------------------------- pymemcache
 
 

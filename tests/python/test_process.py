@@ -1,8 +1,10 @@
 """The command line, the configuration's errors, signals, and the life of master and workers."""
 
+import errno
 import os
 import pwd
 import re
+import select
 import signal
 import socket
 import stat
@@ -30,6 +32,7 @@ from harness import (
     server_lines,
     silent,
     wait_until,
+    worker_processes,
 )
 
 CONF = Path(__file__).parent / "conf"
@@ -570,6 +573,66 @@ def _pings(gateway):
         return gateway.call("PING") == "PONG"
     except (ReplyError, EOFError, OSError):
         return False
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_backlog_is_the_length_of_the_queue(place, kind):
+    """So many wait to be accepted, and by listen(2)'s count one more; a reload changes it, too."""
+    options = {"listen": str(place.directory / "alpha.sock")} if kind == "unix" else {}
+    pools = redis_pool(place, backlog=8, **options)
+    gateway = place.cashew(pools, {"worker_processes": 1, "worker_heartbeat_timeout": 0})
+    gateway.wait_serving()
+    for backlog in (8, 20, 3):
+        gateway.configure({"alpha": {**gateway.pools["alpha"], "backlog": backlog}})
+        gateway.reload()
+        nobody_yet(gateway, "alpha")
+        worker, = worker_processes(gateway.pid)
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            wait_until(lambda: stopped(worker), "it accepts nobody any more")
+            clients = knock(gateway.address, backlog + 12)
+            wait_until(lambda: len(queued(clients)) > backlog, "as many are in the queue")
+            time.sleep(0.1)
+            waiting = queued(clients)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert len(waiting) == backlog + 1
+        for client in waiting:
+            client.settimeout(10)
+            client.sendall(resp("PING"))
+            assert client.recv(100) == b"+PONG\r\n"
+        for client in clients:
+            client.close()
+
+
+def stopped(pid):
+    """Whether each of its threads is."""
+    states = [path.read_text().rpartition(")")[2].split()[0]
+              for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(state == "T" for state in states)
+
+
+def knock(address, count):
+    """Clients that nobody accepts, as far as there is room for them in the queue."""
+    clients = []
+    for _ in range(count):
+        family = socket.AF_INET if isinstance(address, int) else socket.AF_UNIX
+        client = socket.socket(family)
+        client.setblocking(False)
+        error = client.connect_ex((HOST, address) if isinstance(address, int) else address)
+        assert error in (0, errno.EINPROGRESS, errno.EAGAIN), errno.errorcode[error]
+        if error != errno.EAGAIN:
+            clients.append(client)
+    return clients
+
+
+def queued(clients):
+    """Those whose connection is complete."""
+    poll = select.poll()
+    for client in clients:
+        poll.register(client, select.POLLOUT)
+    complete = {descriptor for descriptor, _ in poll.poll(0)}
+    return [client for client in clients if client.fileno() in complete]
 
 
 def test_client_connections_of_memcached(place):

@@ -4,13 +4,14 @@ mod share;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 
 use cashew_placement::HashTag;
 
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
-    Topology,
+    Affinity, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server,
+    Snapshot, Topology,
 };
 use crate::value::RoundSize;
 
@@ -71,10 +72,12 @@ impl Difference {
             worker_cpu_affinity,
             worker_heartbeat_timeout_ms,
             rebalance_threshold,
+            stats_listen: _,
+            log_file,
+            log_level: _,
         } = old;
-        let socket = |path: &Option<std::path::PathBuf>| {
-            path.as_ref().map(|path| path.display().to_string())
-        };
+        let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let log = |path| shown(path).unwrap_or_else(|| "standard error".to_owned());
         let mut option = Options { lines: &mut self.lines, pool: None };
         option.changed("worker_processes", worker_processes, &new.worker_processes);
         option.changed("max_openfiles", &or_none(max_open_files), &or_none(&new.max_open_files));
@@ -101,8 +104,8 @@ impl Difference {
         );
         option.changed(
             "control_socket",
-            &or_none(&socket(control_socket)),
-            &or_none(&socket(&new.control_socket)),
+            &or_none(&shown(control_socket)),
+            &or_none(&shown(&new.control_socket)),
         );
         option.changed("worker_cpu_affinity", worker_cpu_affinity, &new.worker_cpu_affinity);
         option.changed(
@@ -114,6 +117,9 @@ impl Difference {
             (Some(old), Some(new)) => option.changed("rebalance_threshold", old, new),
             (old, new) => option.changed("rebalance", &old.is_some(), &new.is_some()),
         }
+        option.changed("stats_listen", &old.stats_listen(), &new.stats_listen());
+        option.changed("log_file", &log(log_file), &log(&new.log_file));
+        option.changed("log_level", &old.log_level(), &new.log_level());
     }
 
     fn pool(&mut self, old: &Pool, new: &Pool) {
@@ -141,6 +147,8 @@ impl Difference {
             server_retry_timeout_ms,
             server_failure_limit,
             limits,
+            commands,
+            commands_from_servers,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -177,6 +185,11 @@ impl Difference {
         );
         option.changed("server_failure_limit", server_failure_limit, &new.server_failure_limit);
         option.limits(limits, &new.limits);
+        option.changed("commands", &names(commands), &names(&new.commands));
+        if names(commands) == names(&new.commands) && *commands != new.commands {
+            option.say("commands: what is said about them");
+        }
+        option.changed("commands_from_servers", commands_from_servers, &new.commands_from_servers);
         match (topology, new.topology) {
             (Topology::Sharded, Topology::MasterReplica { .. }) => {
                 option.say("one server is the master of the others, which are its replicas");
@@ -244,6 +257,11 @@ impl Difference {
             option.say("keys with text between the delimiters may go to another server, too");
         }
     }
+}
+
+fn names(commands: &[CustomCommand]) -> String {
+    let names: Vec<&str> = commands.iter().map(|command| command.name.as_str()).collect();
+    if names.is_empty() { "none".into() } else { names.join(" ") }
 }
 
 impl fmt::Display for Difference {
@@ -443,6 +461,11 @@ mod tests {
             ("worker_heartbeat_timeout: 0", "worker_heartbeat_timeout: 700 -> 0"),
             ("rebalance: false", "rebalance: true -> false"),
             ("rebalance_threshold: 50", "rebalance_threshold: 20 -> 50"),
+            ("stats_listen: \"[::1]:1\"", "stats_listen: 0.0.0.0:22222 -> [::1]:1"),
+            ("stats_listen: \"*:22222\"", ""),
+            ("log_file: /log", "log_file: standard error -> /log"),
+            ("log_level: 7", "log_level: 5 -> 7"),
+            ("log_level: 5", ""),
         ];
         let old = snapshot(GLOBAL, SERVERS);
         for (text, expected) in table {
@@ -489,6 +512,11 @@ mod tests {
             ("server_queue_max: 9", "server_queue_max: 262144 -> 9"),
             ("server_queue_size_max: 100000", "server_queue_size_max: 256.0 MiB -> 97.7 KiB"),
             ("server_connect_timeout: 1", "server_connect_timeout: 5000 -> 1"),
+            (
+                "commands: [{name: b.x, arity: 2, first_key: 1}, {name: a.x, arity: 1}]",
+                "commands: none -> a.x b.x",
+            ),
+            ("commands_from_servers: true", "commands_from_servers: false -> true"),
         ];
         let old = snapshot(GLOBAL, &format!("redis: true, {SERVERS}"));
         for (text, expected) in table {
@@ -497,6 +525,17 @@ mod tests {
                 expected.lines().map(|line| format!("pool 'alpha': {line}")).collect();
             assert_eq!(words(&old, &new), expected.join("\n"));
         }
+    }
+
+    #[test]
+    fn what_changes_about_commands_is_told() {
+        let with = |arity: i32| {
+            let commands = format!("commands: [{{name: x.y, arity: {arity}}}]");
+            snapshot(GLOBAL, &format!("redis: true, {commands}, {SERVERS}"))
+        };
+        let expected = "pool 'alpha': commands: what is said about them";
+        assert_eq!(words(&with(1), &with(-1)), expected);
+        assert_eq!(words(&with(1), &with(1)), "");
     }
 
     #[test]

@@ -4,12 +4,14 @@
 use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::address::ListenText;
+use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
 use crate::snapshot::{Affinity, IoEngine};
 use crate::tree::{Kind, Node};
 use crate::value::{
-    Heartbeat, Memory, Number, Servers, Size, SocketPath, Switch, Text, Timeout, Value, Workers,
+    FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen, Switch, Text,
+    Timeout, Value, Workers,
 };
 
 section! {
@@ -58,6 +60,38 @@ section! {
         rebalance: Switch = "true",
         /// Percent of a processor's time that two workers must differ by for clients to be moved.
         rebalance_threshold: Number<1, 100> = "20",
+        /// Where the statistics are. A name is resolved once, when the file is loaded, to its first
+        /// address. The flag `-a` takes the place of the host, `-s` that of the port.
+        stats_listen: StatsListen = "0.0.0.0:22222",
+        /// File that the log is appended to, in place of standard error. The flag `-o` takes its
+        /// place.
+        log_file: FilePath = none,
+        /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
+        /// everything. The flag `-v` takes its place.
+        log_level: Number<0, 11> = "5",
+    }
+}
+
+section! {
+    /// A command that Redis itself does not have. Arguments are counted from 0, the name.
+    CommandSection {
+        /// The command, in any case; a subcommand as `container|subcommand`.
+        name: Text = required,
+        /// Arguments with the name, and a subcommand's name; negative: at least so many.
+        arity: Whole = required,
+        /// The first argument that is a key; 0 when there is none.
+        first_key: Number<0, 32767> = "0",
+        /// The last argument that is a key; negative counts from the end, -1 being the last of all.
+        /// Without it there is one key.
+        last_key: Whole = none,
+        /// From one key to the next: 2 when a value is behind each.
+        step: Number<1, 32767> = "1",
+        /// The argument that says how many keys follow it, in the place of `first_key` and
+        /// `last_key`.
+        numkeys: Number<1, 32766> = none,
+        /// Redis's flags. Without `write` and `readonly` it may do either; `readonly` may go to a
+        /// replica, and `blocking` gets a connection of its own.
+        flags: Words = none,
     }
 }
 
@@ -140,6 +174,12 @@ section! {
         server_queue_size_max: Size<65536, 17179869184> = "256mb",
         /// Milliseconds that connecting to a server may take when `timeout` is not shorter.
         server_connect_timeout: Number<1, 3600000> = "5000",
+        /// Commands that Redis itself does not have, of [modules](#commands-of-modules). Redis
+        /// pools only.
+        commands: Commands = none,
+        /// Whether a server is asked (COMMAND INFO) about a command that is not known, when a
+        /// client says it first. Redis pools only.
+        commands_from_servers: Switch = "false",
     }
 }
 

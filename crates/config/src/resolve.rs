@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
 
 use cashew_placement::{Distribution, Hash};
 
@@ -14,7 +15,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::memory;
 use crate::snapshot::{Global, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology};
-use crate::value::{Memory, WORKERS_MAX, Workers};
+use crate::value::{Memory, StatsListen, WORKERS_MAX, Workers};
 
 /// Most pools of one instance.
 pub const POOLS_MAX: usize = 4096;
@@ -53,6 +54,8 @@ pub struct Context<'a> {
     pub memory: Option<u64>,
     /// The first address of a host and port.
     pub resolve: &'a dyn Fn(&str, u16) -> io::Result<SocketAddr>,
+    /// Whether there is a directory.
+    pub is_directory: &'a dyn Fn(&Path) -> bool,
 }
 
 impl Context<'static> {
@@ -65,6 +68,7 @@ impl Context<'static> {
                 let mut addresses = (host, port).to_socket_addrs()?;
                 addresses.next().ok_or_else(|| io::Error::other("the name has no address"))
             },
+            is_directory: &|path| path.is_dir(),
         }
     }
 }
@@ -85,11 +89,14 @@ pub(crate) fn resolve(
             pools.push(pool);
         }
     }
+    let stats_listen = resolve_stats(&file.global, &pools, context, report);
+    check_log_file(&file.global, context, report);
     if report.has_errors() {
         return None;
     }
     pools.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
-    Some(Snapshot { epoch: 1, global: resolve_global(file.global, context), pools })
+    let global = Global { stats_listen, ..resolve_global(file.global, context) };
+    Some(Snapshot { epoch: 1, global, pools })
 }
 
 /// twemproxy's order of pools and servers.
@@ -127,7 +134,43 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
             .value
             .0
             .then_some(section.rebalance_threshold.value.0 as u32),
+        stats_listen: None,
+        log_file: section.log_file.map(|path| path.value.0),
+        log_level: said(&section.log_level).map(|level| level.0 as u8),
     }
+}
+
+/// The value of an option that is in the file.
+fn said<T>(option: &At<T>) -> Option<&T> {
+    (option.pos != Pos::NONE).then_some(&option.value)
+}
+
+/// `None` where the file does not say it, or after a complaint.
+fn resolve_stats(
+    section: &GlobalSection,
+    pools: &[Pool],
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<SocketAddr> {
+    let StatsListen { host, port } = said(&section.stats_listen)?;
+    let pos = section.stats_listen.pos;
+    let address = resolve_address("stats_listen", host, *port, pos, context, report)?;
+    if let Some(owner) = pools.iter().find(|pool| pool.listen == Listen::Tcp(address)) {
+        report.error(pos, taken(&owner.name));
+    }
+    Some(address)
+}
+
+fn check_log_file(section: &GlobalSection, context: &Context<'_>, report: &mut Report<'_>) {
+    let Some(file) = &section.log_file else { return };
+    let path = &file.value.0;
+    let directory = path.parent().filter(|directory| !(context.is_directory)(directory));
+    let complaint = match directory {
+        Some(directory) => format!("there is no directory {}", directory.display()),
+        None if (context.is_directory)(path) => format!("{} is a directory", path.display()),
+        None => return,
+    };
+    report.error(file.pos, Complaint::new(format!("option \"log_file\": {complaint}")));
 }
 
 fn check_pool_names(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
@@ -247,6 +290,8 @@ fn resolve_pool(
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
         limits: limits(section),
+        commands: section.commands.as_ref().map_or_else(Vec::new, |c| c.value.0.clone()),
+        commands_from_servers: section.commands_from_servers.value.0,
     })
 }
 
@@ -324,6 +369,12 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     if section.redis_db.value.0 > 0 {
         refuse("redis_db", section.redis_db.pos);
     }
+    if let Some(commands) = &section.commands {
+        refuse("commands", commands.pos);
+    }
+    if section.commands_from_servers.value.0 {
+        refuse("commands_from_servers", section.commands_from_servers.pos);
+    }
     if let Some(databases) = &section.databases {
         refuse("databases", databases.pos);
     }
@@ -400,16 +451,30 @@ fn resolve_listen(
 ) -> Option<Listen> {
     match &listen.value {
         ListenText::Unix { path, mode } => Some(Listen::Unix { path: path.clone(), mode: *mode }),
-        ListenText::Tcp { host, port } if host.is_empty() => {
-            Some(Listen::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), *port)))
+        ListenText::Tcp { host, port } => {
+            resolve_address("listen", host, *port, listen.pos, context, report).map(Listen::Tcp)
         }
-        ListenText::Tcp { host, port } => match (context.resolve)(host, *port) {
-            Ok(address) => Some(Listen::Tcp(address)),
-            Err(error) => {
-                let message = format!("option \"listen\": \"{host}\" cannot be resolved: {error}");
-                report.error(listen.pos, Complaint::new(message));
-                None
-            }
-        },
+    }
+}
+
+/// An empty host is every address. `None` after a complaint.
+fn resolve_address(
+    key: &str,
+    host: &str,
+    port: u16,
+    pos: Pos,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<SocketAddr> {
+    if host.is_empty() {
+        return Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port));
+    }
+    match (context.resolve)(host, port) {
+        Ok(address) => Some(address),
+        Err(error) => {
+            let message = format!("option \"{key}\": \"{host}\" cannot be resolved: {error}");
+            report.error(pos, Complaint::new(message));
+            None
+        }
     }
 }

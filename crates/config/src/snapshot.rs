@@ -1,10 +1,11 @@
 //! What the rest of Cashew sees of a configuration: validated, resolved, sorted, without options
 //! left open. It is handed from the master to the workers as JSON in a sealed memfd.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
+use cashew_protocol::redis::{Definition, KeyPlaces};
 use serde::{Deserialize, Serialize};
 
 /// One numbered configuration of the whole instance.
@@ -46,6 +47,33 @@ pub struct Global {
     /// Percent of a processor's time that two workers must differ by for clients to be moved from
     /// one to the other; `None` never moves any.
     pub rebalance_threshold: Option<u32>,
+    /// Where the statistics are, if the file says it or the command line does; otherwise they are
+    /// at [`STATS_LISTEN`].
+    #[serde(default)]
+    pub stats_listen: Option<SocketAddr>,
+    /// `None` is standard error.
+    #[serde(default)]
+    pub log_file: Option<PathBuf>,
+    /// 0..=11 as nutcracker's `-v`, if the file says it or the command line does; otherwise it is
+    /// [`LOG_LEVEL`].
+    #[serde(default)]
+    pub log_level: Option<u8>,
+}
+
+/// Where nutcracker has the statistics.
+pub const STATS_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 22222);
+
+/// nutcracker's.
+pub const LOG_LEVEL: u8 = 5;
+
+impl Global {
+    pub fn stats_listen(&self) -> SocketAddr {
+        self.stats_listen.unwrap_or(STATS_LISTEN)
+    }
+
+    pub fn log_level(&self) -> u8 {
+        self.log_level.unwrap_or(LOG_LEVEL)
+    }
 }
 
 /// Which processors workers stay on.
@@ -111,6 +139,55 @@ pub struct Pool {
     pub server_retry_timeout_ms: u64,
     pub server_failure_limit: u32,
     pub limits: Limits,
+    /// Commands that Redis itself does not have, sorted by name. Redis pools only.
+    #[serde(default)]
+    pub commands: Vec<CustomCommand>,
+    /// Whether servers are asked about commands that are not known.
+    #[serde(default)]
+    pub commands_from_servers: bool,
+}
+
+/// A command of a module: what must be known of it to serve it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CustomCommand {
+    /// In lower case; a subcommand is "container|subcommand".
+    pub name: String,
+    /// Arguments including the name, and the subcommand's name; negative: at least that many.
+    pub arity: i16,
+    pub keys: CommandKeys,
+    /// Redis's flags.
+    pub flags: Vec<String>,
+}
+
+/// Where the keys of a command are. Arguments are counted from 0, the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CommandKeys {
+    None,
+    /// A negative `last` counts from the end.
+    Range {
+        first: u16,
+        last: i16,
+        step: u16,
+    },
+    /// The argument at `at` is their number; they follow it.
+    Numkeys {
+        at: u16,
+        step: u16,
+    },
+}
+
+impl CustomCommand {
+    pub fn definition(&self) -> Definition {
+        let keys = match self.keys {
+            CommandKeys::None => KeyPlaces::None,
+            CommandKeys::Range { first, last, step } => KeyPlaces::Range { first, last, step },
+            CommandKeys::Numkeys { at, step } => {
+                KeyPlaces::Numkeys { at, first: at.saturating_add(1), step }
+            }
+        };
+        Definition { name: self.name.clone(), arity: self.arity, keys, flags: self.flags.clone() }
+    }
 }
 
 impl Pool {

@@ -342,6 +342,65 @@ impl Value for SocketPath {
     }
 }
 
+/// Where the statistics are: an address like those of pools, without a path.
+#[derive(Clone, Debug)]
+pub(crate) struct StatsListen {
+    /// Empty for every address.
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl Value for StatsListen {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        let refused =
+            || Complaint::new(format!("\"{text}\" is not an address")).hint(Self::expected());
+        if !text.contains(':') {
+            return Err(refused());
+        }
+        match ListenText::parse_text(text)? {
+            ListenText::Tcp { host, port } => Ok(Self { host, port }),
+            ListenText::Unix { .. } => Err(refused()),
+        }
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "pattern": "^[^/]+:[0-9]+$" })
+    }
+
+    fn describe() -> String {
+        "`host:port`".to_owned()
+    }
+}
+
+/// Where a file is, whatever the working directory.
+#[derive(Clone, Debug)]
+pub(crate) struct FilePath(pub(crate) PathBuf);
+
+impl Value for FilePath {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        let refused =
+            |why: &str| Complaint::new(format!("\"{text}\" {why}")).hint("expected /path");
+        if !text.starts_with('/') {
+            return Err(refused("is not an absolute path"));
+        }
+        if text.ends_with('/') {
+            return Err(refused("is a directory"));
+        }
+        if text.contains('\0') {
+            return Err(Complaint::new("the path has a zero byte"));
+        }
+        Ok(Self(PathBuf::from(text)))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "pattern": "^/.*[^/]$" })
+    }
+
+    fn describe() -> String {
+        "`/path`".to_owned()
+    }
+}
+
 impl Value for Affinity {
     fn parse(text: &str) -> Result<Self, Complaint> {
         match text {

@@ -1,7 +1,9 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::redis::{
+    self, Command, CustomCommands, Fan, Local, Lookup, Rule, SessionRule,
+};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -244,7 +246,13 @@ impl Engine {
                 }
             }
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
-            Local::Command => self.say_with(client, |out| table::command_reply(bytes, args, out)),
+            Local::Command => {
+                let version = self.resp_of(client);
+                let custom = CustomCommands::default();
+                self.say_with(client, |out| {
+                    table::command_reply(bytes, args, &custom, version, out)
+                })
+            }
             Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),

@@ -21,6 +21,9 @@ pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
         worker_cpu_affinity: Affinity::Off,
         worker_heartbeat_timeout_ms: 700,
         rebalance_threshold: None,
+        stats_listen: None,
+        log_file: None,
+        log_level: None,
     };
     let pools = pools.iter().map(|(name, servers)| pool(name, servers)).collect();
     Snapshot { epoch: 1, global, pools }
@@ -56,5 +59,7 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
         limits: Limits::default(),
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }

@@ -46,12 +46,13 @@ fn redis_tables() -> String {
     let mut text = String::new();
     for group in groups {
         writeln!(text, "### {}\n", heading(group)).unwrap();
-        text += "| Command | Keys | Access | Served |\n|---|---|---|---|\n";
+        text += "| Command | Since | Keys | Access | Served |\n|---|---|---|---|---|\n";
         let of_group = COMMANDS.iter().filter(|command| command.group == group);
         for command in of_group.filter(|command| command.rule != Rule::Unsupported) {
             let (keys, access, served) = (keys(command), access(command), served(command));
             let name = shown(command.name);
-            writeln!(text, "| `{name}` | {keys} | {access} | {served} |").unwrap();
+            let since = command.facts.since;
+            writeln!(text, "| `{name}` | {since} | {keys} | {access} | {served} |").unwrap();
         }
         text.push('\n');
     }
@@ -60,6 +61,7 @@ fn redis_tables() -> String {
 
 fn heading(group: Group) -> &'static str {
     match group {
+        Group::Array => "Arrays",
         Group::Bitmap => "Bitmaps",
         Group::Cluster => "Cluster",
         Group::Connection => "Connection",
@@ -68,6 +70,7 @@ fn heading(group: Group) -> &'static str {
         Group::Hash => "Hashes",
         Group::Hyperloglog => "HyperLogLog",
         Group::List => "Lists",
+        Group::Module => "Vector sets",
         Group::Pubsub => "Publish and subscribe",
         Group::Scripting => "Scripts and functions",
         Group::Server => "Server",
@@ -92,7 +95,7 @@ fn keys(command: &Command) -> String {
             format!("argument {}", first + 1 - names)
         }
         Keys::Range { first: 1, last: -1, .. } => "every argument".into(),
-        Keys::Range { first, last: -1, .. } => format!("arguments from {first} on"),
+        Keys::Range { first, last: -1, .. } => format!("arguments from {} on", first + 1 - names),
         Keys::Range { first: 1, last: -2, .. } => "every argument but the last".into(),
         Keys::Range { first, last, .. } => format!("arguments {first} and {last}"),
         Keys::Pairs { .. } => "every other argument".into(),

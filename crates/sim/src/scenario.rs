@@ -160,6 +160,9 @@ impl Scenario {
                 worker_cpu_affinity: Affinity::Off,
                 worker_heartbeat_timeout_ms: 700,
                 rebalance_threshold: None,
+                stats_listen: None,
+                log_file: None,
+                log_level: None,
             },
             pools,
         };
@@ -483,6 +486,8 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         server_retry_timeout_ms: random.range(10, 200),
         server_failure_limit: random.range(1, 3) as u32,
         limits,
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }
 

@@ -33,6 +33,22 @@ fn all_workers_and_the_admin_go_on_by_another_configuration() {
 }
 
 #[test]
+fn the_admin_tells_of_new_counters_when_all_workers_use_them() {
+    let instance = Instance::new("unhurried-admin").start();
+    Config { servers: vec!["a", "b", "c"], ..instance.config() }.write(&instance.directory);
+    instance.signal(Signal::HUP);
+    wait_until(|| instance.path("committing").exists());
+    // What the admin was told before this it has taken when it takes this.
+    instance.signal(Signal::TTIN);
+    let read = |name| fs::read_to_string(instance.path(name)).unwrap_or_default();
+    wait_until(|| read("admin-level") == "6");
+    assert_eq!(read("admin-epoch"), "", "a worker still counts by the epoch before");
+    fs::write(instance.path("confirm"), "").unwrap();
+    wait_until(|| read("admin-epoch") == "2");
+    wait_until(|| instance.log().contains("epoch 2 is in effect"));
+}
+
+#[test]
 fn what_is_ejected_stays_ejected_and_the_next_worker_knows() {
     let instance = Instance::new("carry-rings").start();
     assert_eq!(instance.ask("down 1"), "ok");

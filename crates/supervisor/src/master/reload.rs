@@ -10,6 +10,7 @@ use cashew_config::{Difference, Snapshot};
 use tracing::{error, info, warn};
 
 use super::{Master, Phase};
+use crate::CommandLine;
 use crate::child::Spawn;
 use crate::command::{self, Command, Nobody, Reply};
 use crate::errand::Errand;
@@ -156,7 +157,8 @@ impl Master {
             self.notify.reloading();
         }
         let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
-        match Errand::start("load", move || load(&path, &current)) {
+        let command_line = self.command_line.clone();
+        match Errand::start("load", move || load(&path, &command_line, &current)) {
             Ok(loading) => self.reload.stage = Stage::Loading { askers, loading },
             Err(error) => self.fail(askers, &format!("cannot load the configuration: {error}")),
         }
@@ -256,12 +258,13 @@ impl Master {
     }
 }
 
-fn load(path: &Path, current: &Snapshot) -> Result<Loaded, String> {
+fn load(path: &Path, command_line: &CommandLine, current: &Snapshot) -> Result<Loaded, String> {
     let loaded = cashew_config::load(path).map_err(|errors| errors.to_string())?;
     // Epochs are numbered by who puts them into effect.
-    let snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
+    let mut snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
+    let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    warnings.extend(command_line.overrule(&mut snapshot.global));
     let difference = Difference::between(current, &snapshot);
-    let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
     Ok(Loaded { snapshot, warnings, difference })
 }
 

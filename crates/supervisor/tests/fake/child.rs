@@ -24,8 +24,8 @@ pub(crate) fn worker() {
     std::process::exit(0);
 }
 
-/// Serves as the admin process, which leaves its process id in a file, and the epochs it is told of
-/// in another.
+/// Serves as the admin process, which leaves its process id in a file, and the epochs and log levels
+/// it is told of in others.
 pub(crate) fn admin() {
     let Some((scenario, directory)) = super::scenario() else { return };
     let control = io::stdin().as_fd().try_clone_to_owned().unwrap();
@@ -47,6 +47,9 @@ pub(crate) fn admin() {
             Ok(Some((ToChild::Commit { epoch }, _))) => {
                 fs::write(directory.join("admin-epoch"), epoch.to_string()).unwrap();
                 channel.send(&ToMaster::Committed { epoch }, &[]).unwrap();
+            }
+            Ok(Some((ToChild::LogLevel { level }, _))) => {
+                fs::write(directory.join("admin-level"), level.to_string()).unwrap();
             }
             Ok(Some((ToChild::Shutdown, _))) | Err(ReceiveError::Closed) => std::process::exit(0),
             Ok(Some(_)) => {}
@@ -277,7 +280,20 @@ impl Worker {
         (self.rank, self.workers) = (new.rank, new.workers);
         self.live = live;
         self.held = false;
+        if self.scenario == "unhurried-admin" && self.rank == 1 {
+            self.wait_to_confirm();
+        }
         self.say(&ToMaster::Committed { epoch });
+    }
+
+    /// Until there is a file that says so.
+    fn wait_to_confirm(&self) {
+        let (_, directory) = super::scenario().expect("a process has one");
+        fs::write(directory.join("committing"), "").unwrap();
+        while !directory.join("confirm").exists() {
+            self.serving().writer.beat(monotonic_ms());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn serving(&self) -> &Serving {
