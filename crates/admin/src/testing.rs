@@ -114,6 +114,7 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         server_connections: 1,
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
+        cross_server_copy: false,
         limits: Limits::default(),
         commands: Vec::new(),
         commands_from_servers: false,

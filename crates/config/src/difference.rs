@@ -146,6 +146,7 @@ impl Difference {
             server_connections,
             server_retry_timeout_ms,
             server_failure_limit,
+            cross_server_copy,
             limits,
             commands,
             commands_from_servers,
@@ -184,6 +185,7 @@ impl Difference {
             &new.server_retry_timeout_ms,
         );
         option.changed("server_failure_limit", server_failure_limit, &new.server_failure_limit);
+        option.changed("cross_server_copy", cross_server_copy, &new.cross_server_copy);
         option.limits(limits, &new.limits);
         option.changed("commands", &names(commands), &names(&new.commands));
         if names(commands) == names(&new.commands) && *commands != new.commands {
@@ -501,6 +503,7 @@ mod tests {
             ("server_connections: 2", "server_connections: 1 -> 2"),
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
+            ("cross_server_copy: true", "cross_server_copy: false -> true"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
             ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),

@@ -146,6 +146,9 @@ section! {
         server_retry_timeout: Number<0, 2147483647> = "30000",
         /// Consecutive failures, as one worker sees them, that eject a server. 0 counts as 1.
         server_failure_limit: Number<0, 2147483647> = "2",
+        /// Whether RENAME, RENAMENX and COPY carry a key from one server to another, by DUMP and
+        /// RESTORE, if its new name belongs there. Not atomic. Redis pools only.
+        cross_server_copy: Switch = "false",
         /// Bytes of the largest request. A client that sends more gets an error and is closed.
         request_size_max: Size<1024, 4294967296> = "1gb",
         /// Requests of one client that may wait for replies. Beyond it the client is not read.

@@ -289,6 +289,7 @@ fn resolve_pool(
         server_connections: section.server_connections.value.0 as u32,
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
+        cross_server_copy: section.cross_server_copy.value.0,
         limits: limits(section),
         commands: section.commands.as_ref().map_or_else(Vec::new, |c| c.value.0.clone()),
         commands_from_servers: section.commands_from_servers.value.0,
@@ -374,6 +375,9 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if section.commands_from_servers.value.0 {
         refuse("commands_from_servers", section.commands_from_servers.pos);
+    }
+    if section.cross_server_copy.value.0 {
+        refuse("cross_server_copy", section.cross_server_copy.pos);
     }
     if let Some(databases) = &section.databases {
         refuse("databases", databases.pos);

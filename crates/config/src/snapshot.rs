@@ -138,6 +138,9 @@ pub struct Pool {
     pub server_connections: u32,
     pub server_retry_timeout_ms: u64,
     pub server_failure_limit: u32,
+    /// RENAME, RENAMENX and COPY carry keys from one server to another.
+    #[serde(default)]
+    pub cross_server_copy: bool,
     pub limits: Limits,
     /// Commands that Redis itself does not have, sorted by name. Redis pools only.
     #[serde(default)]

@@ -8,6 +8,7 @@ use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::fan;
 use crate::pubsub::publish;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
@@ -40,12 +41,18 @@ impl Engine {
 
     /// Forgets what has arrived of a reply.
     pub(crate) fn drop_reply(&mut self, index: u32) {
+        let reply = self.take_reply(index);
+        self.bufs.give(reply);
+    }
+
+    /// What has arrived of a reply, which is not kept for the client any more.
+    pub(crate) fn take_reply(&mut self, index: u32) -> Vec<u8> {
         let client = self.waiting_client(index);
         let reply = std::mem::take(&mut self.requests[index].reply);
         if client != NONE {
             self.clients[client].held -= reply.len() as u64;
         }
-        self.bufs.give(reply);
+        reply
     }
 
     /// The last bytes of a reply; the request has left its lane.
@@ -224,13 +231,27 @@ impl Engine {
         if *pending > 0 {
             return;
         }
+        self.fragments_done(parent);
+    }
+
+    /// All fragments of a request are answered.
+    pub(crate) fn fragments_done(&mut self, parent: u32) {
         let role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
-        let Role::Parent { fragments, merge, .. } = role else { unreachable!("checked above") };
-        let client = self.requests[parent].client;
-        if client == NONE {
+        let Role::Parent { fragments, merge, .. } = role else {
+            unreachable!("only a parent has fragments");
+        };
+        if let Merge::Carry(carry) = merge {
+            self.end_stage(parent, fragments, carry);
+            return;
+        }
+        if self.requests[parent].client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
             self.free_request(parent);
+            return;
+        }
+        if let Merge::Round(round) = merge {
+            self.end_turn(parent, fragments, round);
             return;
         }
         let reply = self.merge(parent, fragments, &merge);
@@ -240,7 +261,7 @@ impl Engine {
         self.deliver_buf(parent, reply);
     }
 
-    fn free_fragments(&mut self, mut at: u32) {
+    pub(crate) fn free_fragments(&mut self, mut at: u32) {
         while at != NONE {
             let Role::Fragment { next, .. } = self.requests[at].role else {
                 unreachable!("fragments are linked to fragments");
@@ -252,7 +273,7 @@ impl Engine {
     }
 
     /// The replies of a request's fragments, in their order.
-    fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
         let mut at = first;
         std::iter::from_fn(move || {
             if at == NONE {
@@ -269,12 +290,19 @@ impl Engine {
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
         // No merged reply is longer than what it is made of, but for a number's digits.
+        if let Merge::Learn(name) = merge {
+            let pool = self.requests[parent].pool as usize;
+            self.pools[pool].learn(name, &self.requests[fragments].reply);
+            return Vec::new();
+        }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) => |reply| reply.starts_with(b"-"),
-            Merge::Same => |reply| reply.starts_with(b"-") || memcached::is_error(reply),
+            Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
+            Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
+            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) => |_| false,
         };
         if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
             out.extend_from_slice(error);
@@ -283,12 +311,19 @@ impl Engine {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         let merged = match merge {
+            Merge::Learn(_) => unreachable!("told apart above"),
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
                 self.merge_elements(fragments, gather, &mut places, &mut out)
             }
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
+            Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
+            Merge::Round(_) | Merge::Carry(_) => {
+                unreachable!("their replies are seen to elsewhere")
+            }
         };
         self.scratch.places = places;
         if merged.is_none() {

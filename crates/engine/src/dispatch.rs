@@ -7,6 +7,7 @@ use cashew_protocol::redis::Access;
 
 use crate::buffer::LARGE;
 use crate::bulk::{BULK_SIZE, Mark};
+use crate::client::Client;
 use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
@@ -143,7 +144,7 @@ impl Engine {
         }
     }
 
-    fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
+    pub(crate) fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
         let request = self.new_request(client);
         self.requests[request].expect = expect;
         Plan::Forward { lane, request }
@@ -160,13 +161,30 @@ impl Engine {
     /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
     /// large.
     #[inline]
-    fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
-        let client = &self.clients[client];
-        let pool = &self.pools[client.pool as usize];
+    pub(crate) fn lane_for(
+        &mut self,
+        client: u32,
+        server: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let Client { pool, variant, lane_choice, .. } = self.clients[client];
+        self.lane_of((pool, server), variant, lane_choice, size)
+    }
+
+    /// The same for a client that may be gone.
+    #[inline]
+    pub(crate) fn lane_of(
+        &mut self,
+        (pool, server): (u32, u32),
+        variant: u16,
+        choice: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let pool = &self.pools[pool as usize];
         let server = &pool.servers[server as usize];
         let index = match size < BULK_SIZE {
-            true => server.lane(client.variant, client.lane_choice),
-            false => server.bulk_lane(client.variant),
+            true => server.lane(variant, choice),
+            false => server.bulk_lane(variant),
         };
         let lane = &self.lanes[index as usize];
         if lane.is_full(&pool.limits, size) {
@@ -184,9 +202,15 @@ impl Engine {
     /// first in the ring. So a client that says related things without keys, as loading a script
     /// and calling it, says them to one server while that one is well.
     pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+        let server = self.any_server(client, access);
+        self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// The server for what has no keys.
+    pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
         let pool = self.clients[client].pool;
         let config = &self.pools[pool as usize];
-        let server = if config.router.is_one_shard() {
+        if config.router.is_one_shard() {
             self.route(pool, b"", access)
         } else {
             let servers = &config.servers;
@@ -195,8 +219,7 @@ impl Engine {
                 .position(Server::is_up)
                 .or_else(|| servers.iter().position(|server| !server.ejected));
             server.map(|server| server as u32)
-        };
-        self.forward_to(client, server, Expect::Line, size)
+        }
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.
@@ -362,12 +385,21 @@ impl Engine {
     }
 
     pub(crate) fn recycle_merge(&mut self, merge: Merge) {
-        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge {
-            self.bufs.discharge(gather.size());
-            if gather.size() <= GATHER_KEPT_MAX {
-                gather.clear();
-                self.scratch.gathers.give(gather);
+        match merge {
+            Merge::Elements(mut gather) | Merge::Values(mut gather) => {
+                self.bufs.discharge(gather.size());
+                if gather.size() <= GATHER_KEPT_MAX {
+                    gather.clear();
+                    self.scratch.gathers.give(gather);
+                }
             }
+            Merge::Named(named) => self.bufs.discharge(named.size()),
+            Merge::Round(round) => {
+                self.bufs.discharge(size_of_val(&*round));
+                self.bufs.give(round.text);
+            }
+            Merge::Carry(carry) => self.recycle_carry(*carry),
+            Merge::Sum | Merge::Same | Merge::Fan(_) | Merge::Page(_) | Merge::Learn(_) => {}
         }
     }
 }

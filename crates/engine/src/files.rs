@@ -5,6 +5,7 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::Protocol;
 
 use crate::engine::{Engine, lanes_here};
+use crate::pool::Pool;
 use crate::private::PRIVATE_LANES_MAX;
 
 /// The log, the channel to the master, epoll or io_uring with what wakes it, memory that is mapped,
@@ -39,7 +40,7 @@ impl OpenFiles {
         let workers = snapshot.global.worker_processes;
         let connections = snapshot.pools.iter().map(|pool| {
             let shared = lanes_here(pool.server_connections, 0, workers);
-            connections_max(pool.protocol, pool.servers.len(), shared)
+            connections_max(pool.protocol, pool.servers.len(), shared, 0)
         });
         Self {
             limit,
@@ -70,20 +71,31 @@ impl OpenFiles {
     }
 }
 
-/// Connections to that many servers at once: shared lanes, one for what is large, private ones, and
-/// one that messages come on.
-fn connections_max(protocol: Protocol, servers: usize, shared_lanes: u32) -> u64 {
-    let feeds = u64::from(protocol == Protocol::Redis);
-    servers as u64 * (u64::from(shared_lanes) + 1 + PRIVATE_LANES_MAX as u64 + feeds)
+/// For so many variants of a Redis pool clients leave files in any case: most speak RESP2 or RESP3,
+/// and stay in the database that they begin with.
+const VARIANTS_RESERVED: usize = 2;
+
+/// Connections to that many servers at once: shared lanes and one for what is large, of each variant,
+/// private ones, and one that messages come on.
+fn connections_max(protocol: Protocol, servers: usize, shared_lanes: u32, variants: usize) -> u64 {
+    let (reserved, feeds) = match protocol {
+        Protocol::Redis => (VARIANTS_RESERVED, 1),
+        Protocol::Memcached => (1, 0),
+    };
+    let of_variants = variants.max(reserved) as u64 * (u64::from(shared_lanes) + 1);
+    servers as u64 * (of_variants + PRIVATE_LANES_MAX as u64 + feeds)
 }
 
 impl Engine {
     /// How many connections to servers there may be at once, those of removed pools that still have
     /// clients among them.
     pub fn server_connections_max(&self) -> u64 {
-        let pools = self.pools.iter();
-        let servers = pools.flat_map(|pool| pool.servers.iter().map(|at| (pool.protocol, at.lanes)));
-        servers.map(|(protocol, lanes)| connections_max(protocol, 1, lanes)).sum()
+        let of_pool = |pool: &Pool| -> u64 {
+            let open = pool.usage.iter().filter(|usage| usage.is_open).count();
+            let servers = pool.servers.iter();
+            servers.map(|server| connections_max(pool.protocol, 1, server.lanes, open)).sum()
+        };
+        self.pools.iter().map(of_pool).sum()
     }
 }
 
@@ -114,22 +126,22 @@ pools:
     fn clients_have_what_is_not_reserved() {
         // Of five connections the first of two workers has three.
         let files = OpenFiles::of(&snapshot(2), 1024);
-        assert_eq!(files.server_connections, 3 * (3 + 5) + (1 + 6));
-        assert_eq!(files.reserved(), 31 + 2 + 32);
-        assert_eq!((files.clients(), files.is_short()), (1024 - 65, false));
+        assert_eq!(files.server_connections, 3 * (3 + 5) + (2 * 2 + 5));
+        assert_eq!(files.reserved(), 33 + 2 + 32);
+        assert_eq!((files.clients(), files.is_short()), (1024 - 67, false));
         let alone = OpenFiles::of(&snapshot(0), 1024);
-        assert_eq!(alone.server_connections, 3 * (5 + 5) + (1 + 6));
-        assert_eq!(alone.clients(), 1024 - (37 + 2 + 32 + 2 + 64));
+        assert_eq!(alone.server_connections, 3 * (5 + 5) + (2 * 2 + 5));
+        assert_eq!(alone.clients(), 1024 - (39 + 2 + 32 + 2 + 64));
     }
 
     #[test]
     fn some_clients_are_let_in_by_the_smallest_limit() {
         let files = |limit| OpenFiles::of(&snapshot(2), limit);
         assert_eq!((files(72).clients(), files(72).is_short()), (9, true));
-        assert_eq!((files(75).clients(), files(75).is_short()), (10, false));
+        assert_eq!((files(77).clients(), files(77).is_short()), (10, false));
         assert_eq!((files(64).clients(), files(64).is_short()), (8, true));
         assert_eq!((files(3).clients(), files(3).is_short()), (1, true));
-        assert_eq!(files(u64::MAX).clients(), u64::MAX - 65);
+        assert_eq!(files(u64::MAX).clients(), u64::MAX - 67);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::files::OpenFiles;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
 use crate::pubsub::subscription_size;
+use crate::variant::VARIANTS_MAX;
 
 /// The executable and its libraries, its stack, the resolver's thread.
 const PROGRAM: u64 = 12 << 20;
@@ -124,7 +125,15 @@ impl MemoryBound {
 
 fn lanes(pool: &Pool, workers: u32) -> u64 {
     let shared = lanes_here(pool.server_connections, 0, workers);
-    (u64::from(shared) + 1) * pool.servers.len() as u64
+    (u64::from(shared) + 1) * pool.servers.len() as u64 * variants(pool)
+}
+
+/// Of the lanes: of each protocol version and database.
+fn variants(pool: &Pool) -> u64 {
+    match pool.protocol {
+        Protocol::Redis => (2 * u64::from(pool.databases)).min(VARIANTS_MAX as u64),
+        Protocol::Memcached => 1,
+    }
 }
 
 fn private_lanes(pool: &Pool) -> u64 {

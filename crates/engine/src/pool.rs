@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, Protocol};
 use cashew_metrics::{PoolId, ServerId};
+use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
 use crate::client::Session;
+use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::pubsub::{Feed, PubSub};
@@ -36,8 +38,16 @@ pub(crate) struct Pool {
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
     pub(crate) pubsub: PubSub,
+    /// Those that are not in the table.
+    pub(crate) commands: CustomCommands,
+    /// What servers told of them.
+    pub(crate) learnt: Vec<Definition>,
+    /// Another one when what was learnt is forgotten; never 0.
+    pub(crate) commands_version: u8,
     /// A server refused RESP3: until then clients are, too.
     pub(crate) no_resp3_until: Time,
+    /// What cursors of SCAN are about.
+    pub(crate) walk: Walk,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -153,7 +163,11 @@ impl Pool {
             failure_limit: 1,
             large_replies: LargeReplies::new(),
             pubsub: PubSub::new(),
+            commands: CustomCommands::default(),
+            learnt: Vec::new(),
+            commands_version: 0,
             no_resp3_until: Time::ZERO,
+            walk: Walk::new(&config.servers),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -168,9 +182,10 @@ impl Pool {
         pool
     }
 
-    /// Goes by what `config` says, but for its servers and what places keys.
+    /// Goes by what `config` says, but for the state of its servers and what places keys.
     pub(crate) fn configure(&mut self) {
         let config = &*self.config;
+        self.walk = Walk::new(&config.servers);
         let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.limits = config.limits;
@@ -180,6 +195,9 @@ impl Pool {
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+        self.commands_version = self.commands_version % u8::MAX + 1;
+        self.learnt.clear();
+        self.define_commands();
     }
 
     /// What lanes a client of this session takes.

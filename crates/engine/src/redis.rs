@@ -1,9 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{
-    self, Command, CustomCommands, Fan, Local, Lookup, Rule, SessionRule,
-};
+use cashew_protocol::redis::{self, Command, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -12,6 +10,7 @@ use crate::clients::Plan;
 use crate::dispatch::FragmentText;
 use crate::engine::Engine;
 use crate::request::Merge;
+use crate::session::NO_DATABASE;
 
 /// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
 /// use.
@@ -33,7 +32,13 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
-        let lookup = table::find(bytes, args);
+        let mut lookup = table::find(bytes, args);
+        if let Lookup::UnknownCommand = lookup {
+            match self.look_further(client, bytes, args) {
+                Ok(further) => lookup = further,
+                Err(plan) => return plan,
+            }
+        }
         match lookup {
             // As Redis: whether there is such a command comes first.
             Lookup::Found(command)
@@ -48,19 +53,19 @@ impl Engine {
                 self.say_error(client, &text)
             }
             Lookup::Found(command) => match command.rule {
+                Rule::Forward | Rule::Single(_)
+                    if command.names_database()
+                        && self.names_other_database(client, command, bytes, args) =>
+                {
+                    self.say_error(client, NO_DATABASE)
+                }
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
                 Rule::Block if !command.blocks(bytes, args) => {
                     self.forward_redis(client, command, bytes, args)
                 }
-                Rule::Fan(Fan::AnyServer) => {
-                    self.forward_anywhere(client, command.access, bytes.len())
-                }
-                Rule::Fan(Fan::Info) => {
-                    let info = self.info(client);
-                    self.say_with(client, |out| encode::write_bulk(out, info.as_bytes()))
-                }
+                Rule::Fan(fan) => self.fan_redis(client, command, fan, bytes, args),
                 Rule::Single(text) => match self.is_single(client) {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
@@ -74,7 +79,7 @@ impl Engine {
                 },
                 Rule::Subscribe(which) => self.subscription(client, which, bytes, args),
                 Rule::Publish => self.publish(client, command, bytes, args),
-                Rule::Fan(_) | Rule::Block | Rule::Session(_) => {
+                Rule::Block | Rule::Session(_) => {
                     let text =
                         format!("ERR '{}' is not supported by this gateway yet", command.name);
                     self.say_error(client, &text)
@@ -89,9 +94,10 @@ impl Engine {
             }
             Lookup::UnknownSubcommand(command) => self
                 .say_with(client, |out| table::unknown_subcommand_error(out, command, bytes, args)),
-            Lookup::WrongArity(command) => {
-                self.say_with(client, |out| table::wrong_arity_error(out, command))
-            }
+            Lookup::WrongArity(command) => match self.addressed(client, command, bytes, args) {
+                Some(plan) => plan,
+                None => self.say_with(client, |out| table::wrong_arity_error(out, command)),
+            },
         }
     }
 
@@ -131,7 +137,7 @@ impl Engine {
                 Ok(Some(server)) => {
                     engine.forward_to(client, Some(server), Expect::Line, bytes.len())
                 }
-                Ok(None) => engine.say_error(client, &cross_server_error(command)),
+                Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
             }
         })
@@ -248,41 +254,19 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => {
                 let version = self.resp_of(client);
-                let custom = CustomCommands::default();
-                self.say_with(client, |out| {
+                let pool = self.clients[client].pool as usize;
+                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let plan = self.say_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
-                })
+                });
+                self.pools[pool].commands = custom;
+                plan
             }
             Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
         }
-    }
-
-    fn info(&self, client: u32) -> String {
-        let uptime = self.now.micros_since(self.started) / 1_000_000;
-        let pool = self.clients[client].pool as usize;
-        let servers = &self.pools[pool].servers;
-        format!(
-            "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
-             cashew_version:{}\r\nos:Linux\r\narch_bits:{}\r\nprocess_id:{}\r\n\
-             uptime_in_seconds:{uptime}\r\nuptime_in_days:{}\r\n\r\n\
-             # Clients\r\nconnected_clients:{}\r\n\r\n\
-             # Cashew\r\nworker:{}\r\nworkers:{}\r\nepoch:{}\r\nservers:{}\r\n\
-             servers_ejected:{}\r\nservers_failing:{}\r\n",
-            self.identity.version,
-            usize::BITS,
-            self.identity.process_id,
-            uptime / 86_400,
-            self.pools[pool].clients,
-            self.slot,
-            self.workers,
-            self.epoch,
-            servers.len(),
-            servers.iter().filter(|server| server.ejected).count(),
-            servers.iter().filter(|server| server.failing).count(),
-        )
     }
 }
 
@@ -291,13 +275,5 @@ fn is_open_to_all(command: &Command) -> bool {
     matches!(
         command.rule,
         Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
-    )
-}
-
-fn cross_server_error(command: &Command) -> String {
-    let name = command.name.to_ascii_uppercase().replace('|', " ");
-    format!(
-        "CROSSSLOT the keys of {name} live on different servers; give them a common hash tag so \
-         that one server has them all"
     )
 }

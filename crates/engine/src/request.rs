@@ -2,9 +2,12 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
+use crate::carry::Carry;
+use crate::fan::{Named, Page, Round};
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -77,8 +80,20 @@ pub(crate) enum Merge {
     Same,
     /// Arrays whose elements are dealt back to the positions of the keys.
     Elements(Box<Gather>),
+    /// What a server told of the command of this name: nothing for the client.
+    Learn(Box<str>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
+    /// As the command says, which has no keys.
+    Fan(redis::Fan),
+    /// The same where servers are told by their names.
+    Named(Box<Named>),
+    /// One page of a SCAN over all servers.
+    Page(Page),
+    /// One server after the other, until one has what is asked for.
+    Round(Box<Round>),
+    /// Stages of a key's way from one server to another.
+    Carry(Box<Carry>),
 }
 
 /// Which fragment answers which key.

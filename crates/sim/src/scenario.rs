@@ -485,6 +485,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         server_connections: random.range(1, 3) as u32,
         server_retry_timeout_ms: random.range(10, 200),
         server_failure_limit: random.range(1, 3) as u32,
+        cross_server_copy: false,
         limits,
         commands: Vec::new(),
         commands_from_servers: false,

@@ -804,7 +804,7 @@ mod tests {
         let mut worker = worker(Fake::default());
         let core = &mut worker.core;
         let all = OpenFiles { limit: 64, ..core.files };
-        assert_eq!((all.listeners, all.server_connections), (1, 6));
+        assert_eq!((all.listeners, all.server_connections), (1, 8));
         core.files = all;
         let clients: Vec<Token> =
             (0..all.clients()).map(|_| core.accepted(7).expect("it is welcome")).collect();

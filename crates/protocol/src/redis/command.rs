@@ -261,6 +261,18 @@ impl Command {
         if self.arity < 0 { args >= arity } else { args == arity }
     }
 
+    /// Whether `server:NAME` behind its arguments sends it to that server alone. None of these
+    /// commands could mean anything else by that.
+    pub fn is_addressable(&self) -> bool {
+        self.group == Group::Server && matches!(self.rule, Rule::Fan(_))
+    }
+
+    /// Whether it may name another database than the one its client has.
+    #[inline]
+    pub const fn names_database(&self) -> bool {
+        matches!(self.name.as_bytes(), b"copy" | b"move" | b"swapdb")
+    }
+
     /// First key, last key and step as COMMAND shows them; zeros when they cannot say it.
     pub fn key_range(&self) -> (u16, i16, u16) {
         match self.keys {

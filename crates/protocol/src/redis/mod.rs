@@ -17,7 +17,7 @@ pub use command::{
     Subscription,
 };
 pub use custom::{
-    CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, Fault, FaultOf, KeyPlaces,
+    CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, Fault, FaultOf, KeyPlaces, definitions,
 };
 pub use describe::command_reply;
 pub use glob::matches as glob_matches;
