@@ -317,8 +317,10 @@ impl Engine {
                     let link = self.lane(lane).link;
                     matches!(link, Link::Connecting { .. } | Link::Handshaking { .. })
                 };
-                let mut concerned =
-                    change.steps.iter().flat_map(|step| step.old().into_iter().chain(step.coming()));
+                let mut concerned = change
+                    .steps
+                    .iter()
+                    .flat_map(|step| step.old().into_iter().chain(step.coming()));
                 let is_awaited = change.awaited.iter().any(is_open)
                     || concerned.any(|pool| self.awaits_feeds(pool));
                 if self.now < until && is_awaited {
@@ -334,8 +336,7 @@ impl Engine {
                     let mut pools = step.paused().into_iter().chain(step.coming());
                     pools.any(|pool| self.awaits_feeds(pool))
                 };
-                let is_awaited =
-                    paused().any(|pool| self.is_awaited(pool)) || concerned.any(hears);
+                let is_awaited = paused().any(|pool| self.is_awaited(pool)) || concerned.any(hears);
                 if self.now < until && is_awaited {
                     return true;
                 }

@@ -552,9 +552,11 @@ impl Engine {
         request.client = NONE;
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
-            Role::Single | Role::Publish { .. } | Role::Fragment { .. } | Role::Probe { .. } => {
-                request.in_lane
-            }
+            Role::Single
+            | Role::Publish { .. }
+            | Role::Numsub { .. }
+            | Role::Fragment { .. }
+            | Role::Probe { .. } => request.in_lane,
         };
         if !waits {
             self.free_request(index);

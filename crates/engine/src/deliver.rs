@@ -2,6 +2,7 @@
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached;
+use cashew_protocol::redis::Fan;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
@@ -25,9 +26,11 @@ impl Engine {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single | Role::Publish { .. } | Role::Parent { .. } | Role::Probe { .. } => {
-                request.client
-            }
+            Role::Single
+            | Role::Publish { .. }
+            | Role::Numsub { .. }
+            | Role::Parent { .. }
+            | Role::Probe { .. } => request.client,
         }
     }
 
@@ -107,14 +110,8 @@ impl Engine {
 
     /// A whole reply in a buffer; the request has left its lane.
     pub(crate) fn deliver_buf(&mut self, index: u32, mut reply: Vec<u8>) {
-        if let Role::Publish { correction } = self.requests[index].role {
-            self.requests[index].role = Role::Single;
-            let (client, before) = (self.requests[index].client, reply.len());
-            publish::correct(&mut reply, correction);
-            if client != NONE {
-                let held = &mut self.clients[client].held;
-                *held = *held - before as u64 + reply.len() as u64;
-            }
+        if let Role::Publish { .. } | Role::Numsub { .. } = self.requests[index].role {
+            reply = self.correct_reply(index, reply);
         }
         let request = &mut self.requests[index];
         match request.role {
@@ -140,7 +137,7 @@ impl Engine {
                 self.bufs.give(reply);
                 self.free_request(index);
             }
-            Role::Parent { .. } | Role::Publish { .. } => {
+            Role::Parent { .. } | Role::Publish { .. } | Role::Numsub { .. } => {
                 unreachable!("only fragments of a split request are sent")
             }
         }
@@ -300,6 +297,7 @@ impl Engine {
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Numsub(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) => |_| false,
@@ -319,6 +317,11 @@ impl Engine {
             }
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Numsub(corrections) => {
+                let mut sums = Vec::new();
+                fan::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
+                    .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
+            }
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
             Merge::Round(_) | Merge::Carry(_) => {

@@ -85,6 +85,7 @@ pub(crate) fn tolerates(fan: Fan) -> bool {
         | Fan::Scan
         | Fan::RandomKey
         | Fan::Least
+        | Fan::Most
         | Fan::LeastEach
         | Fan::SumPairs
         | Fan::AnyServer => false,
@@ -111,6 +112,7 @@ impl Way {
             | Fan::Scan
             | Fan::RandomKey
             | Fan::Least
+            | Fan::Most
             | Fan::LeastEach
             | Fan::SumPairs
             | Fan::Info
@@ -166,6 +168,7 @@ impl Engine {
             | Fan::Same
             | Fan::Concat
             | Fan::Least
+            | Fan::Most
             | Fan::LeastEach
             | Fan::SumPairs
             | Fan::AnyOk

@@ -162,7 +162,7 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
-            pubsub: PubSub::new(),
+            pubsub: PubSub::new(&config.name),
             commands: CustomCommands::default(),
             learnt: Vec::new(),
             commands_version: 0,

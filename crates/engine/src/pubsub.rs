@@ -47,10 +47,38 @@ pub(crate) struct PubSub {
     pub(crate) next: Option<place::Next>,
     /// Clients for which more waits than is good for long.
     pub(crate) strained: Vec<ConnId>,
+    /// Clients that wait to publish until servers have forgotten what was left before.
+    pub(crate) publishers: Vec<ConnId>,
+    /// Those of them that have waited.
+    pub(crate) patient: Vec<ConnId>,
+    /// Tells its channels from those of other pools.
+    pub(crate) seed: u64,
 }
 
 impl PubSub {
-    pub(crate) fn new() -> Self {
-        Self { topics: Topics::new(), home: NONE, next: None, strained: Vec::new() }
+    /// Of the pool of that name.
+    pub(crate) fn new(pool: &str) -> Self {
+        Self {
+            topics: Topics::new(),
+            home: NONE,
+            next: None,
+            strained: Vec::new(),
+            publishers: Vec::new(),
+            patient: Vec::new(),
+            seed: hash(FNV_OFFSET, pool.as_bytes()),
+        }
     }
+
+    /// What a topic is known by to other workers.
+    pub(crate) fn hash(&self, kind: topics::Kind, name: &[u8]) -> u64 {
+        let hash = hash(hash(self.seed, &[0xff, kind as u8]), name);
+        // FNV's upper bits hardly know of the last bytes.
+        (hash ^ hash >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn hash(from: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(from, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::redis::{self, Command, Group, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -64,6 +64,9 @@ impl Engine {
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
                 Rule::Block if !command.blocks(bytes, args) => {
                     self.forward_redis(client, command, bytes, args)
+                }
+                Rule::Fan(fan) if command.group == Group::Pubsub => {
+                    self.pubsub_redis(client, command, fan, bytes, args)
                 }
                 Rule::Fan(fan) => self.fan_redis(client, command, fan, bytes, args),
                 Rule::Single(text) => match self.is_single(client) {

@@ -65,6 +65,10 @@ pub(crate) enum Role {
     Publish {
         correction: i32,
     },
+    /// As [`Role::Single`]; so much is to be added to each number that it is answered.
+    Numsub {
+        corrections: Box<[i32]>,
+    },
     /// Asks an ejected server whether it is well.
     Probe {
         server: u32,
@@ -86,6 +90,8 @@ pub(crate) enum Merge {
     Values(Box<Gather>),
     /// As the command says, which has no keys.
     Fan(redis::Fan),
+    /// The sum for each channel, to which so much is to be added.
+    Numsub(Box<[i32]>),
     /// The same where servers are told by their names.
     Named(Box<Named>),
     /// One page of a SCAN over all servers.

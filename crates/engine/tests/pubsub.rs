@@ -2,9 +2,11 @@
 
 mod world;
 
+use std::sync::Arc;
+
 use cashew_config::Snapshot;
 use cashew_engine::{Action, CloseReason, ConnId, Plan};
-use cashew_metrics::{PoolCounter, PoolGauge, Writer};
+use cashew_metrics::{Layout, PoolCounter, PoolGauge, Segments, Writer};
 use world::{World, pool, redis};
 
 const REDIS: &str = "redis: true\npreconnect: true\ntimeout: 400";
@@ -188,6 +190,114 @@ fn publish_tells_how_many_clients_have_heard() {
     world.send(publisher, redis("PUBLISH news hi"));
     world.send(lane, "-NOPERM no\r\n");
     world.expect(publisher, "-NOPERM no\r\n");
+}
+
+#[test]
+fn who_publishes_does_not_count_those_who_have_left() {
+    let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    let (client, feed) = subscriber(&mut world, 0, "news");
+    world.send(client, redis("PSUBSCRIBE n*"));
+    world.send(feed, array("psubscribe n* :2"));
+    for conn in [client, feed] {
+        world.received(conn);
+    }
+    world.close(client, CloseReason::Eof);
+    world.expect(feed, redis("unsubscribe news") + &redis("punsubscribe n*"));
+    let publisher = world.client();
+    world.send(publisher, redis("PUBLISH other hi"));
+    world.expect(lane, redis("PUBLISH other hi"));
+    world.send(lane, ":0\r\n");
+    world.expect(publisher, ":0\r\n");
+    // Its subscription is not gone yet where it counts.
+    world.send(publisher, redis("PUBLISH news hi") + &redis("GET a"));
+    world.expect(lane, "");
+    world.send(feed, array("punsubscribe n* :1"));
+    // What others leave meanwhile is not waited for, too.
+    world.expect(lane, redis("PUBLISH news hi") + &redis("GET a"));
+    world.send(lane, ":0\r\n$-1\r\n");
+    world.expect(publisher, ":0\r\n$-1\r\n");
+    world.send(publisher, redis("PUBSUB NUMPAT"));
+    world.expect(lane, "");
+    world.send(feed, array("unsubscribe news :0"));
+    world.expect(lane, redis("PUBSUB NUMPAT"));
+    world.send(lane, ":0\r\n");
+    world.expect(publisher, ":0\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn subscribers_are_counted_by_clients() {
+    let (mut world, lanes): (World, [ConnId; 2]) = World::connected(&pool(REDIS, 2));
+    let (first, feed) = {
+        let client = world.client();
+        world.send(client, redis("SUBSCRIBE a"));
+        let server = if world.connects_to(0) { 0 } else { 1 };
+        (client, world.accept(server))
+    };
+    world.send(feed, array("subscribe a :1"));
+    let second = world.client();
+    world.send(second, redis("SUBSCRIBE a"));
+    for client in [first, second] {
+        world.expect(client, array("subscribe a :1"));
+    }
+    let asker = world.client();
+    world.send(asker, redis("PUBSUB NUMSUB none a"));
+    let said = "*4\r\n$4\r\nnone\r\n:3\r\n$1\r\na\r\n:1\r\n";
+    for lane in lanes {
+        world.expect(lane, redis("PUBSUB NUMSUB none a"));
+        world.send(lane, said);
+    }
+    world.expect(asker, "*4\r\n$4\r\nnone\r\n:6\r\n$1\r\na\r\n:3\r\n");
+    // Every pattern is on all servers.
+    world.send(asker, redis("PUBSUB NUMPAT"));
+    for (lane, count) in lanes.into_iter().zip([":2\r\n", ":3\r\n"]) {
+        world.send(lane, count);
+    }
+    world.expect(asker, ":3\r\n");
+    // One server is asked as it is, and corrected.
+    let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    subscriber(&mut world, 0, "a");
+    let other = world.client();
+    world.send(other, redis("SUBSCRIBE a"));
+    let asker = world.client();
+    world.send(asker, redis("PUBSUB NUMSUB none a"));
+    world.send(lane, said);
+    world.expect(asker, "*4\r\n$4\r\nnone\r\n:3\r\n$1\r\na\r\n:2\r\n");
+    world.send(asker, redis("PUBSUB NUMSUB a"));
+    world.send(lane, "-NOPERM no\r\n");
+    world.expect(asker, "-NOPERM no\r\n");
+}
+
+#[test]
+fn workers_tell_each_other_how_many_clients_they_have() {
+    let snapshot = pool(REDIS, 1);
+    let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), 2));
+    let [mut one, mut other] = [0, 1].map(|slot| World::of_worker(&snapshot, &segments, slot, 2));
+    let lanes = [&mut one, &mut other].map(|world| world.accept(0));
+    let (client, feed) = subscriber(&mut one, 0, "news");
+    for _ in 0..4 {
+        let more = one.client();
+        one.send(more, redis("SUBSCRIBE news"));
+        one.send(more, redis("PSUBSCRIBE n*"));
+    }
+    one.send(feed, array("psubscribe n* :2"));
+    let publish = |world: &mut World, lane: ConnId| {
+        let client = world.client();
+        world.send(client, redis("PUBLISH news hi"));
+        // The channel and the pattern of one of the workers.
+        world.send(lane, ":2\r\n");
+        String::from_utf8(world.received(client)).unwrap()
+    };
+    assert_eq!(publish(&mut one, lanes[0]), ":9\r\n");
+    assert_eq!(publish(&mut other, lanes[1]), ":9\r\n");
+    one.close(client, CloseReason::Eof);
+    assert_eq!(publish(&mut other, lanes[1]), ":8\r\n");
+    // What a server has not got it does not count either.
+    one.close(feed, CloseReason::Eof);
+    assert_eq!(publish(&mut other, lanes[1]), ":2\r\n");
+    let feed = one.accept(0);
+    one.send(feed, array("subscribe news :1") + &array("psubscribe n* :2"));
+    assert_eq!(publish(&mut other, lanes[1]), ":8\r\n");
 }
 
 #[test]
@@ -418,7 +528,8 @@ fn who_does_not_read_is_cut_and_others_go_on() {
 
 #[test]
 fn there_is_a_most_of_subscriptions() {
-    let options = "redis: true\npreconnect: true\nclient_subscriptions_max: 2\nsubscriptions_max: 3";
+    let options =
+        "redis: true\npreconnect: true\nclient_subscriptions_max: 2\nsubscriptions_max: 3";
     let (mut world, [_]): (World, [ConnId; 1]) = World::connected(&pool(options, 1));
     let (client, feed) = subscriber(&mut world, 0, "a");
     world.send(client, redis("SUBSCRIBE b c"));
@@ -485,8 +596,11 @@ fn a_channel_that_moves_is_subscribed_there_before_it_is_left_here() {
     world.engine.handle_pause(5000, world.now);
     world.tick();
     let all: Vec<ConnId> = feeds.into_iter().chain(fresh).collect();
-    let pinged: Vec<ConnId> =
-        all.iter().copied().filter(|&feed| world.received(feed) == redis("PING").as_bytes()).collect();
+    let pinged: Vec<ConnId> = all
+        .iter()
+        .copied()
+        .filter(|&feed| world.received(feed) == redis("PING").as_bytes())
+        .collect();
     assert_eq!(pinged.len(), 3);
     for &feed in &pinged {
         assert_eq!(answers(&mut world), []);
@@ -497,7 +611,8 @@ fn a_channel_that_moves_is_subscribed_there_before_it_is_left_here() {
 
     commit(&mut world, &next);
     let left: Vec<String> = feeds.iter().flat_map(|&feed| asked(&mut world, feed)).collect();
-    let came: usize = moved.iter().chain(&moved_here).filter(|text| text.starts_with("sub")).count();
+    let came: usize =
+        moved.iter().chain(&moved_here).filter(|text| text.starts_with("sub")).count();
     assert_eq!(left.len(), came, "{left:?}");
     assert!(left.iter().all(|text| text.starts_with("unsubscribe")), "{left:?}");
     // Each channel is on one server, and where it is published.

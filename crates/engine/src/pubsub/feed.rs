@@ -289,13 +289,11 @@ impl Engine {
                         Confirmed::Error(text) => Standing::Refused(text.into()),
                         _ => Standing::Subscribed,
                     };
+                    self.tell_audience(home, topic.index);
                     self.tell_waiting(home, topic.index);
                 }
             }
-            (
-                Answer::Unsubscribed { topic },
-                Confirmed::Unsubscribed(_) | Confirmed::Error(_),
-            ) => {
+            (Answer::Unsubscribed { topic }, Confirmed::Unsubscribed(_) | Confirmed::Error(_)) => {
                 if topics.is_current(topic) && topics.get(topic.index).is_leaving {
                     self.remove_place(home, topic.index, server, is_coming);
                     self.forget_if_gone(home, topic.index);
@@ -318,15 +316,21 @@ impl Engine {
         let partial = std::mem::take(&mut feed.partial);
         self.bufs.give(partial);
         let topics = &mut self.pools[home as usize].pubsub.topics;
-        let mut leaving = Vec::new();
+        let (mut leaving, mut away) = (Vec::new(), Vec::new());
         for topic in topics.indices() {
             let state = topics.get_mut(topic);
             let is_leaving = state.is_leaving;
             match state.place(server, is_coming) {
                 Some(_) if is_leaving => leaving.push(topic),
-                Some(place) => place.standing = Standing::Away,
+                Some(place) => {
+                    place.standing = Standing::Away;
+                    away.push(topic);
+                }
                 None => {}
             }
+        }
+        for topic in away {
+            self.tell_audience(home, topic);
         }
         for topic in leaving {
             self.remove_place(home, topic, server, is_coming);

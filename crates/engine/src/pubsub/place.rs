@@ -148,6 +148,8 @@ impl Engine {
             return None;
         }
         topics.begin_leaving(topic);
+        self.tell_audience(home, topic);
+        let topics = &mut self.pools[home as usize].pubsub.topics;
         let id = topics.id(topic);
         for place in topics.get(topic).places.clone() {
             let Place { server, is_coming, standing, .. } = place;
@@ -177,6 +179,7 @@ impl Engine {
         for client in state.waiting {
             self.answer_pending(client);
         }
+        self.wake_publishers(home);
         true
     }
 
@@ -251,6 +254,9 @@ impl Engine {
 
     /// The pool has been replaced: servers have other numbers, and topics are where they will be.
     pub(crate) fn commit_topics(&mut self, home: u32) {
+        for topic in self.pools[home as usize].pubsub.topics.indices() {
+            self.tell_audience(home, topic);
+        }
         let pubsub = &mut self.pools[home as usize].pubsub;
         pubsub.home = NONE;
         let Some(Next { kept, .. }) = pubsub.next.take() else { return };
@@ -279,7 +285,8 @@ impl Engine {
             debug_assert!(state.subscribers.is_empty(), "the pool has no clients");
             self.bufs.discharge(state.size());
         }
-        self.pools[pool as usize].pubsub = super::PubSub::new();
+        let pool = &mut self.pools[pool as usize];
+        pool.pubsub = super::PubSub::new(&pool.config.name);
     }
 }
 

@@ -219,9 +219,10 @@ impl Engine {
             true => &self.pools[next.coming as usize].config.servers[source.server as usize],
             false => &pool.config.servers[source.server as usize],
         };
-        places.iter().filter(|place| !place.is_next).any(|place| {
-            pool.config.servers[place.server as usize].endpoint == endpoint.endpoint
-        })
+        places
+            .iter()
+            .filter(|place| !place.is_next)
+            .any(|place| pool.config.servers[place.server as usize].endpoint == endpoint.endpoint)
     }
 }
 
@@ -244,10 +245,7 @@ mod tests {
             read("*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"),
             Some(Incoming::Answer(Confirmed::Subscribed(b"c")))
         );
-        assert_eq!(
-            read("*2\r\n$4\r\npong\r\n$0\r\n\r\n"),
-            Some(Incoming::Answer(Confirmed::Pong))
-        );
+        assert_eq!(read("*2\r\n$4\r\npong\r\n$0\r\n\r\n"), Some(Incoming::Answer(Confirmed::Pong)));
         assert_eq!(
             read("-NOPERM no\r\n"),
             Some(Incoming::Answer(Confirmed::Error(b"-NOPERM no\r\n")))

@@ -42,7 +42,12 @@ struct Pending {
 enum Line {
     Subscribe(TopicId),
     /// The client is not subscribed any more; it is told when the topic is gone.
-    Unsubscribed { kind: Kind, name: Option<Box<[u8]>>, count: u32, topic: Option<TopicId> },
+    Unsubscribed {
+        kind: Kind,
+        name: Option<Box<[u8]>>,
+        count: u32,
+        topic: Option<TopicId>,
+    },
 }
 
 impl Subscriber {
@@ -237,8 +242,8 @@ impl Engine {
     }
 
     /// Takes a client out of the topic's list.
-    fn take_subscriber(&mut self, pool: u32, topic: u32, at: u32) {
-        let pool = &mut self.pools[pool as usize];
+    fn take_subscriber(&mut self, home: u32, topic: u32, at: u32) {
+        let pool = &mut self.pools[home as usize];
         let topics = &mut pool.pubsub.topics;
         let subscribers = &mut topics.get_mut(topic).subscribers;
         subscribers.swap_remove(at as usize);
@@ -249,6 +254,7 @@ impl Engine {
         topics.subscriptions -= 1;
         self.bufs.discharge(SUBSCRIPTION_SIZE);
         self.metrics.set_pool(pool.metrics, PoolGauge::Subscriptions, topics.subscriptions);
+        self.tell_audience(home, topic);
     }
 
     /// Makes a client one of the topic's subscribers, unless it is already.
@@ -267,6 +273,8 @@ impl Engine {
         topics.subscriptions += 1;
         self.bufs.charge(SUBSCRIPTION_SIZE);
         self.metrics.set_pool(pool.metrics, PoolGauge::Subscriptions, topics.subscriptions);
+        let home = owner.pool;
+        self.tell_audience(home, topic);
     }
 
     /// Writes what can be said of the request that is being answered.

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use cashew_protocol::redis::glob_matches;
+
 use crate::failure::Failure;
 use crate::slab::Slab;
 
@@ -97,13 +99,20 @@ pub(crate) struct Topics {
     slots: Slab<Topic>,
     /// By kind.
     names: [HashMap<Arc<[u8]>, u32>; 3],
+    /// By kind: names of topics that are leaving, and how many of these have them.
+    leaving: [HashMap<Arc<[u8]>, u32>; 3],
     /// How many subscriptions clients have, all together.
     pub(crate) subscriptions: u64,
 }
 
 impl Topics {
     pub(crate) fn new() -> Self {
-        Self { slots: Slab::new(), names: Default::default(), subscriptions: 0 }
+        Self {
+            slots: Slab::new(),
+            names: Default::default(),
+            leaving: Default::default(),
+            subscriptions: 0,
+        }
     }
 
     /// How many there are, those among them that nobody wants any more.
@@ -152,11 +161,30 @@ impl Topics {
         topic.is_leaving = true;
         let (kind, name) = (topic.kind, topic.name.clone());
         self.names[kind as usize].remove(&name);
+        *self.leaving[kind as usize].entry(name).or_default() += 1;
+    }
+
+    /// Whether servers may yet count a subscription that is known to be none.
+    pub(crate) fn has_leaving(&self, kind: Kind, name: &[u8]) -> bool {
+        let patterns = &self.leaving[Kind::Pattern as usize];
+        self.leaving[kind as usize].contains_key(name)
+            || (kind == Kind::Channel && patterns.keys().any(|pattern| glob_matches(pattern, name)))
+    }
+
+    pub(crate) fn has_any_leaving(&self) -> bool {
+        self.leaving.iter().any(|leaving| !leaving.is_empty())
     }
 
     pub(crate) fn remove(&mut self, index: u32) -> Topic {
         let topic = self.slots.remove(index);
         debug_assert!(topic.is_leaving && topic.subscribers.is_empty());
+        let leaving = &mut self.leaving[topic.kind as usize];
+        if let Some(count) = leaving.get_mut(&topic.name) {
+            *count -= 1;
+            if *count == 0 {
+                leaving.remove(&topic.name);
+            }
+        }
         topic
     }
 
@@ -199,6 +227,11 @@ impl Topic {
         if let Some(at) = self.waiting.iter().position(|&other| other == client) {
             self.waiting.swap_remove(at);
         }
+    }
+
+    /// Whether a server has it.
+    pub(crate) fn is_subscribed(&self) -> bool {
+        self.places.iter().any(|place| place.standing == Standing::Subscribed && !place.is_next)
     }
 
     /// What it takes beside its subscriptions.

@@ -20,8 +20,8 @@ pub use custom::{
     CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, Fault, FaultOf, KeyPlaces, definitions,
 };
 pub use describe::command_reply;
-pub use glob::matches as glob_matches;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
+pub use glob::matches as glob_matches;
 pub use lookup::{Lookup, find, find_begun, find_plain};
 pub use specs::{BeginSearch, FindKeys, KeySpec};
 pub use table::COMMANDS;
