@@ -74,7 +74,7 @@ fn one_subscription_on_the_server_feeds_many_clients() {
     world.send(third, redis("UNSUBSCRIBE"));
     world.expect(feed, redis("unsubscribe news"));
     world.expect(third, "");
-    world.send(feed, message.clone() + &array("unsubscribe news :0"));
+    world.send(feed, message + &array("unsubscribe news :0"));
     world.expect(third, array("unsubscribe news :0"));
     world.expect(first, "");
     assert_eq!(world.metrics.pool_gauge(pool, PoolGauge::Subscriptions), 0);

@@ -215,7 +215,8 @@ impl Topics {
 impl Topic {
     /// Whether anybody is subscribed, or wants to be.
     pub(crate) fn is_wanted(&self) -> bool {
-        !self.is_leaving && !(self.subscribers.is_empty() && self.waiting.is_empty())
+        let has_clients = !self.subscribers.is_empty() || !self.waiting.is_empty();
+        has_clients && !self.is_leaving
     }
 
     pub(crate) fn place(&mut self, server: u32, is_coming: bool) -> Option<&mut Place> {
