@@ -160,6 +160,8 @@ impl Numbers<'_> {
             (
                 None,
                 ServerGauge::ServerConnections
+                | ServerGauge::Sessions
+                | ServerGauge::InLine
                 | ServerGauge::InQueue
                 | ServerGauge::InQueueBytes
                 | ServerGauge::OutQueue

@@ -144,6 +144,9 @@ impl Difference {
             preconnect,
             auto_eject_hosts,
             server_connections,
+            session_connections,
+            session_connections_idle,
+            session_wait_ms,
             server_retry_timeout_ms,
             server_failure_limit,
             cross_server_copy,
@@ -179,6 +182,13 @@ impl Difference {
         option.changed("preconnect", preconnect, &new.preconnect);
         option.changed("auto_eject_hosts", auto_eject_hosts, &new.auto_eject_hosts);
         option.changed("server_connections", server_connections, &new.server_connections);
+        option.changed("session_connections", session_connections, &new.session_connections);
+        option.changed(
+            "session_connections_idle",
+            session_connections_idle,
+            &new.session_connections_idle,
+        );
+        option.changed("session_wait_timeout", session_wait_ms, &new.session_wait_ms);
         option.changed(
             "server_retry_timeout",
             server_retry_timeout_ms,
@@ -501,6 +511,9 @@ mod tests {
             ("preconnect: true", "preconnect: false -> true"),
             ("auto_eject_hosts: true", "auto_eject_hosts: false -> true"),
             ("server_connections: 2", "server_connections: 1 -> 2"),
+            ("session_connections: 7", "session_connections: 128 -> 7"),
+            ("session_connections_idle: 7", "session_connections_idle: 0 -> 7"),
+            ("session_wait_timeout: 7", "session_wait_timeout: 5000 -> 7"),
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
             ("cross_server_copy: true", "cross_server_copy: false -> true"),

@@ -141,6 +141,16 @@ section! {
         auto_eject_hosts: Switch = "false",
         /// Shared connections to each server over all workers; every worker has at least one.
         server_connections: Number<1, 2147483647> = "1",
+        /// Connections to each server, over all workers, that clients may have to themselves: for
+        /// transactions (from WATCH or the first command in MULTI) and for blocking calls. Every
+        /// worker may have at least one. Redis pools only.
+        session_connections: Number<1, 65536> = "128",
+        /// How many such connections to each server every worker keeps ready for who needs one.
+        /// Redis pools only.
+        session_connections_idle: Number<0, 65536> = "0",
+        /// Milliseconds that a client waits for such a connection while all are in use, before it
+        /// gets an error. Redis pools only.
+        session_wait_timeout: Number<1, 3600000> = "5000",
         /// Milliseconds until an ejected server is probed, and between probes, less up to half of
         /// it at random. It is back when it answers one.
         server_retry_timeout: Number<0, 2147483647> = "30000",

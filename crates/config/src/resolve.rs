@@ -287,6 +287,9 @@ fn resolve_pool(
         preconnect: section.preconnect.value.0,
         auto_eject_hosts: section.auto_eject_hosts.value.0,
         server_connections: section.server_connections.value.0 as u32,
+        session_connections: section.session_connections.value.0 as u32,
+        session_connections_idle: section.session_connections_idle.value.0 as u32,
+        session_wait_ms: section.session_wait_timeout.value.0,
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
         cross_server_copy: section.cross_server_copy.value.0,
@@ -369,6 +372,15 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if section.redis_db.value.0 > 0 {
         refuse("redis_db", section.redis_db.pos);
+    }
+    for (key, pos) in [
+        ("session_connections", section.session_connections.pos),
+        ("session_connections_idle", section.session_connections_idle.pos),
+        ("session_wait_timeout", section.session_wait_timeout.pos),
+    ] {
+        if pos != Pos::NONE {
+            refuse(key, pos);
+        }
     }
     if let Some(commands) = &section.commands {
         refuse("commands", commands.pos);

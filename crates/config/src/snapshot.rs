@@ -136,6 +136,16 @@ pub struct Pool {
     pub auto_eject_hosts: bool,
     /// Shared connections per server over all workers; each worker has at least one.
     pub server_connections: u32,
+    /// Connections per server over all workers that clients may lease; each worker may have at
+    /// least one.
+    #[serde(default = "session_connections")]
+    pub session_connections: u32,
+    /// Kept ready by each worker, per server.
+    #[serde(default)]
+    pub session_connections_idle: u32,
+    /// How long a client waits for one.
+    #[serde(default = "session_wait_ms")]
+    pub session_wait_ms: u64,
     pub server_retry_timeout_ms: u64,
     pub server_failure_limit: u32,
     /// RENAME, RENAMENX and COPY carry keys from one server to another.
@@ -191,6 +201,18 @@ impl CustomCommand {
         };
         Definition { name: self.name.clone(), arity: self.arity, keys, flags: self.flags.clone() }
     }
+}
+
+/// Of pools that have no such option.
+pub(crate) const SESSION_CONNECTIONS: u32 = 128;
+pub(crate) const SESSION_WAIT_MS: u64 = 5000;
+
+fn session_connections() -> u32 {
+    SESSION_CONNECTIONS
+}
+
+fn session_wait_ms() -> u64 {
+    SESSION_WAIT_MS
 }
 
 impl Pool {

@@ -120,11 +120,24 @@ impl Engine {
             let keys = [source.of(bytes), target.of(bytes)];
             return self.carry(client, task, keys, [split.parts[0].server, split.parts[1].server]);
         }
+        let text = self.crossing(client, command, bytes, keys, split);
+        self.say_error(client, &text)
+    }
+
+    /// What is said of such a command where it cannot be done.
+    pub(crate) fn crossing(
+        &self,
+        client: u32,
+        command: &Command,
+        bytes: &[u8],
+        keys: &[Span],
+        split: &Split,
+    ) -> String {
+        let config = &self.pools[self.clients[client].pool as usize].config;
         // The first key of the second part is the first one that is somewhere else.
         let other = split.owners.iter().position(|&owner| owner != 0).unwrap_or(0);
         let (one, other) = (keys[0].of(bytes), keys[other].of(bytes));
-        let text = crossing_error(command, config.hash_tag, one, other);
-        self.say_error(client, &text)
+        crossing_error(command, config.hash_tag, one, other)
     }
 
     fn carry(&mut self, client: u32, task: Task, keys: [&[u8]; 2], servers: [u32; 2]) -> Plan {
@@ -303,22 +316,26 @@ pub(crate) fn crossing_error(
     other: &[u8],
 ) -> String {
     let name = command.name.to_ascii_uppercase().replace('|', " ");
-    let remedy = match tag.map(|HashTag { open, close }| (char::from(open), char::from(close))) {
+    let (one, other, remedy) = (shown(one), shown(other), remedy(tag));
+    format!(
+        "CROSSSLOT {name} needs its keys on one server, but {one} and {other} are on two: {remedy}"
+    )
+}
+
+/// How keys come to be on one server.
+pub(crate) fn remedy(tag: Option<HashTag>) -> String {
+    match tag.map(|HashTag { open, close }| (char::from(open), char::from(close))) {
         Some((open, close)) => {
             format!("keys with the same part between {open} and {close} share a server")
         }
         None => "with hash_tag: \"{}\" for this pool, keys with the same part between { and } \
                  would share a server"
             .to_owned(),
-    };
-    let (one, other) = (shown(one), shown(other));
-    format!(
-        "CROSSSLOT {name} needs its keys on one server, but {one} and {other} are on two: {remedy}"
-    )
+    }
 }
 
 /// A key in quotes, printable and not too long.
-fn shown(key: &[u8]) -> String {
+pub(crate) fn shown(key: &[u8]) -> String {
     let part = &key[..key.len().min(KEY_SHOWN_MAX)];
     let more = if part.len() < key.len() { "…" } else { "" };
     format!("'{}{more}'", part.escape_ascii())

@@ -19,6 +19,7 @@ use cashew_config::snapshot;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::action::Action;
+use crate::blocking::Blocking;
 use crate::client::State;
 use crate::engine::{Closed, Engine};
 use crate::epoch::{Plan, PlannedPool};
@@ -183,6 +184,9 @@ impl Engine {
         for pool in sounded.into_iter().flatten() {
             self.sound_feeds(pool);
         }
+        let pools = &self.pools;
+        let paused: Vec<bool> = pools.iter().map(|pool| pool.paused).collect();
+        self.withdraw_all(|pool| paused[pool as usize]);
         self.watch_until(until);
     }
 
@@ -297,12 +301,15 @@ impl Engine {
         if let Some(first) = self.vacant.take(count) {
             for lane in &mut self.lanes[first as usize..(first + count) as usize] {
                 // No connection has the name of an earlier one.
-                *lane = Lane { generation: lane.generation, ..Lane::new(place, variant, dialect) };
+                lane.renew(Lane::new(place, variant, dialect));
             }
             return first;
         }
         let first = self.lanes.len() as u32;
-        self.lanes.extend((0..count).map(|_| Lane::new(place, variant, dialect)));
+        let slots = first..first + count;
+        let lane = |slot| Lane { slot, ..Lane::new(place, variant, dialect) };
+        self.lanes.extend(slots.clone().map(lane));
+        self.lane_at.extend(slots);
         first
     }
 
@@ -355,11 +362,18 @@ impl Engine {
     /// the next connection to a server that fails would only hold the change up.
     fn is_awaited(&self, pool: u32) -> bool {
         self.pools[pool as usize].servers.iter().any(|server| {
-            server.all_lanes().map(|lane| self.lane(lane)).any(|lane| {
+            server.all_lanes().any(|index| {
+                let lane = self.lane(index);
                 let has_prospects = server.is_up() || matches!(lane.link, Link::Ready { .. });
-                !lane.is_free() && has_prospects && !server.ejected
+                self.is_busy(index) && has_prospects && !server.ejected
             })
         })
+    }
+
+    /// Whether something is on its way on a lane that will not take as long as it likes.
+    pub(crate) fn is_busy(&self, index: u32) -> bool {
+        let waits = |blocking: &Blocking| !blocking.is_withdrawn;
+        !self.lane(index).is_free() && !self.blocked_at(index).is_some_and(waits)
     }
 
     fn requests_on_lanes(&self, pool: u32) -> u64 {
@@ -425,33 +439,39 @@ impl Engine {
         let state = &mut self.pools[pool as usize].servers[server as usize];
         // Who waits here finds another server.
         state.waiting.clear();
+        self.dissolve_line(pool, server);
+        let state = &mut self.pools[pool as usize].servers[server as usize];
         let own: Vec<Range<u32>> = state.own_lanes().collect();
         for lane in state.all_lanes().collect::<Vec<u32>>() {
             if self.lane(lane).has_connection() {
                 self.disconnect(lane, Closed::ByUs);
             }
             self.lanes[lane as usize].link = Link::Idle;
+            let holder = self.lane(lane).lease;
             self.fail_sent(lane, Failure::Removed);
             self.fail_unsent(lane, Failure::Removed);
+            self.lose_lease(lane, holder, Failure::Removed);
         }
         let state = &mut self.pools[pool as usize].servers[server as usize];
-        let mut single = std::mem::take(&mut state.private_lanes);
-        self.private_lanes.retain(|lane| !single.contains(lane));
-        if let Some(feed) = state.feed.take() {
+        let private = std::mem::take(&mut state.private_lanes);
+        let sessions = std::mem::take(&mut state.session_lanes);
+        let feed = state.feed.take().map(|feed| {
             self.lanes[feed.lane as usize].output.clear(&mut self.bufs);
-            single.push(feed.lane);
             self.bufs.give(feed.partial);
-        }
-        for range in own.into_iter().chain(single.iter().map(|&lane| lane..lane + 1)) {
-            self.vacate(range);
+            feed.lane
+        });
+        self.private_lanes.retain(|lane| !private.contains(lane));
+        own.into_iter().for_each(|range| self.vacate(range));
+        for lane in private.into_iter().chain(sessions).chain(feed) {
+            self.vacate(lane..lane + 1);
         }
     }
 
     /// Lanes without connections and requests are nobody's any more.
     pub(crate) fn vacate(&mut self, range: Range<u32>) {
         for lane in &mut self.lanes[range.start as usize..range.end as usize] {
-            debug_assert!(lane.is_free() && lane.output.is_empty() && !lane.has_connection());
-            *lane = Lane { generation: lane.generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
+            debug_assert!(!lane.is_taken() && lane.output.is_empty() && !lane.has_connection());
+            lane.renew(Lane::new((0, 0), 0, Dialect::Resp2));
         }
         self.vacant.give(range);
     }
@@ -460,6 +480,12 @@ impl Engine {
         let Change { epoch, rank, workers, memory_max, leave_ms, steps, .. } = change;
         let places = Places::new(&steps, &self.pools);
         self.count_in(metrics, &places, steps.len() as u32);
+        let rerouted = steps.iter().filter_map(|step| match *step {
+            Step::Rerouted { pool, .. } => Some(pool),
+            Step::Same { .. } | Step::New { .. } => None,
+        });
+        let rerouted: Vec<u32> = rerouted.collect();
+        self.uproot(|pool| rerouted.contains(&pool));
         for (pool, servers) in places.servers.iter().enumerate() {
             for server in (0..servers.len()).filter(|&server| servers[server] == NONE) {
                 self.close_server(pool as u32, server as u32);
@@ -515,11 +541,11 @@ impl Engine {
     /// Actions that nobody has seen yet will be carried out by the new numbers.
     fn renumber_actions(&mut self, places: &Places, in_use: u32) {
         let mut never = Vec::new();
-        let lanes = &self.lanes;
+        let (lanes, lane_at) = (&self.lanes, &self.lane_at);
         let in_use = |pool: u32| pool < in_use;
         self.actions.retain_mut(|action| match action {
             Action::Connect { conn, pool, server } => {
-                let lane = &lanes[conn.index() as usize];
+                let lane = &lanes[lane_at[conn.index() as usize] as usize];
                 let is_current = lane.conn == *conn && lane.has_connection();
                 match places.server(*pool, *server).filter(|_| is_current) {
                     Some(place) => (*pool, *server) = place,
@@ -723,6 +749,10 @@ impl Engine {
             self.metrics.set_pool(pool.metrics, PoolGauge::RingVersion, pool.ring_version);
             for server in &mut pool.servers {
                 let ejected = u64::from(server.ejected);
+                let sessions = u64::from(server.sessions);
+                self.metrics.set_server(server.metrics, ServerGauge::Sessions, sessions);
+                let in_line = server.line.len() as u64;
+                self.metrics.set_server(server.metrics, ServerGauge::InLine, in_line);
                 self.metrics.set_server(server.metrics, ServerGauge::Ejected, ejected);
                 // No queues are so long: they are published in any case.
                 server.queues = Queues { unsent: u64::MAX, ..Queues::default() };

@@ -3,13 +3,16 @@
 use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
+use crate::blocking::Blocking;
 use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
 use crate::id::ConnId;
 use crate::pubsub::Subscriber;
+use crate::lease::Turn;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
+use crate::transaction::Transaction;
 use crate::upload::Upload;
 use crate::variant::Dialect;
 
@@ -66,6 +69,14 @@ pub(crate) struct Client {
     pub(crate) skip: Skip,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
+    /// It is read though it is paused, up to a limit.
+    pub(crate) is_heard: bool,
+    /// What it has of a transaction, from WATCH or MULTI on.
+    pub(crate) transaction: Option<Box<Transaction>>,
+    /// The request that its server lets wait.
+    pub(crate) blocking: Option<Box<Blocking>>,
+    /// Where it stands that wants a lane to itself.
+    pub(crate) turn: Turn,
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
@@ -245,7 +256,8 @@ impl Client {
 
     /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_special(&mut self) {
-        self.special = self.noreply || self.skip != Skip::No || self.subscriber.is_some();
+        let has_mode = self.transaction.is_some() || self.subscriber.is_some();
+        self.special = has_mode || self.noreply || self.skip != Skip::No;
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -281,6 +293,10 @@ impl Client {
             looked_up: 0,
             skip: Skip::No,
             special: false,
+            is_heard: false,
+            transaction: None,
+            blocking: None,
+            turn: Turn::No,
             has_place: false,
             departure: Departure::No,
             subscriber: None,

@@ -5,11 +5,13 @@ use cashew_metrics::{PoolCounter, PoolGauge};
 use cashew_protocol::{memcached, resp};
 
 use crate::action::Action;
+use crate::blocking::AHEAD_OF_BLOCKED_MAX;
 use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::client::{Departure, Parser, Skip, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
+use crate::lease::Turn;
 use crate::request::Role;
 use crate::slab::NONE;
 use crate::upload::{Begun, UPLOAD_SIZE_MIN};
@@ -50,6 +52,12 @@ impl Engine {
         if client.input.capacity() > 0 || client.paused {
             self.bufs.reserve(&mut client.input, bytes.len());
             client.input.extend_from_slice(bytes);
+            if client.is_heard && client.input.len() > AHEAD_OF_BLOCKED_MAX {
+                client.is_heard = false;
+                let conn = self.client_conn(index);
+                self.actions.push_back(Action::PauseRead { conn });
+            }
+            let client = &mut self.clients[index];
             if !client.paused {
                 self.consume_input(index);
                 self.close_if_finished(index);
@@ -357,8 +365,11 @@ impl Engine {
         let pool = &self.pools[client.pool as usize];
         pool.held
             || client.throttled
-            // An upload goes on to its end.
-            || (client.departure != Departure::No && client.state != State::Uploading)
+            // An upload goes on to its end, and a transaction.
+            || (client.departure != Departure::No
+                && client.state != State::Uploading
+                && client.transaction.is_none())
+            || client.turn == Turn::Waits
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
@@ -366,9 +377,14 @@ impl Engine {
 
     pub(crate) fn pause(&mut self, index: u32) {
         let conn = self.client_conn(index);
+        let is_heard = self.is_listened_to(index);
         let client = &mut self.clients[index];
         if !client.paused {
             client.paused = true;
+            client.is_heard = is_heard;
+            if is_heard {
+                return;
+            }
             self.actions.push_back(Action::PauseRead { conn });
         }
     }
@@ -393,7 +409,7 @@ impl Engine {
         if !self.clients[index].input.is_empty() {
             self.consume_input(index);
         }
-        if !self.clients[index].paused {
+        if !self.clients[index].paused && !std::mem::take(&mut self.clients[index].is_heard) {
             let conn = self.client_conn(index);
             self.actions.push_back(Action::ResumeRead { conn });
         }
@@ -479,6 +495,7 @@ impl Engine {
         client.paused = false;
         let input = std::mem::take(&mut client.input);
         self.bufs.give(input);
+        self.withdraw(index);
         self.close_if_finished(index);
     }
 
@@ -503,7 +520,13 @@ impl Engine {
     /// Forgets the client. Its requests run to their end on the servers; nobody reads the replies.
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
+        self.leave_line(index);
         let mut client = self.clients.remove(index);
+        let blocking = client.blocking.take();
+        let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);
+        if let Some(blocking) = blocking {
+            self.drop_blocking(*blocking);
+        }
         if client.departure == Departure::HandedOff {
             self.moving.forget_handed_off();
         }
@@ -515,6 +538,12 @@ impl Engine {
             let next = self.requests[at].next_in_client;
             self.orphan(at);
             at = next;
+        }
+        if waited_on != NONE {
+            self.abandon_session(waited_on);
+        }
+        if let Some(transaction) = client.transaction.take() {
+            self.drop_transaction(*transaction, waited_on);
         }
         if let Some(Parser::Upload(upload)) = &client.parser
             && upload.lane != NONE
@@ -553,10 +582,12 @@ impl Engine {
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
             Role::Single
-            | Role::Publish { .. }
-            | Role::Numsub { .. }
+            | Role::Counted(_)
             | Role::Fragment { .. }
-            | Role::Probe { .. } => request.in_lane,
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_)
+            | Role::Call(_) => request.in_lane,
         };
         if !waits {
             self.free_request(index);
@@ -569,8 +600,15 @@ impl Engine {
     pub(crate) fn free_request(&mut self, index: u32) {
         let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
-        if let Role::Parent { merge, .. } = std::mem::replace(&mut request.role, Role::Single) {
-            self.recycle_merge(merge);
+        match std::mem::replace(&mut request.role, Role::Single) {
+            Role::Parent { merge, .. } => self.recycle_merge(merge),
+            Role::Call(call) => self.recycle_call(call),
+            Role::Single
+            | Role::Fragment { .. }
+            | Role::Counted(_)
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_) => {}
         }
         self.requests.remove(index);
     }

@@ -104,7 +104,8 @@ impl Engine {
         let pool = self.clients[client].pool;
         let mark = Mark::of(key);
         let mut size = size;
-        let is_large = self.pools[pool as usize].large_replies.contains(mark);
+        let is_large = self.pools[pool as usize].large_replies.contains(mark)
+            && self.clients[client].transaction.is_none();
         if is_large {
             if self.clients[client].requests > 0 {
                 return Plan::Wait;
@@ -167,6 +168,14 @@ impl Engine {
         server: u32,
         size: usize,
     ) -> Result<u32, Failure> {
+        if self.clients[client].special
+            && let Some(lane) = self.leased(client, server)
+        {
+            self.align(client, lane);
+            let limits = &self.pools[self.clients[client].pool as usize].limits;
+            let is_full = self.lane(lane).is_full(limits, size);
+            return if is_full { Err(Failure::QueueFull) } else { Ok(lane) };
+        }
         let Client { pool, variant, lane_choice, .. } = self.clients[client];
         self.lane_of((pool, server), variant, lane_choice, size)
     }
@@ -404,7 +413,8 @@ impl Engine {
             | Merge::Fan(_)
             | Merge::Numsub(_)
             | Merge::Page(_)
-            | Merge::Learn(_) => {}
+            | Merge::Learn(_)
+            | Merge::Last => {}
         }
     }
 }

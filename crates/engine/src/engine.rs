@@ -22,6 +22,7 @@ use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
 use crate::rng::Rng;
+use crate::scripts::Call;
 use crate::slab::Slab;
 use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
@@ -91,9 +92,12 @@ pub struct Engine {
     pub(crate) vacant: Vacant,
     /// Those of `lanes` that are made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
-    /// Connections that another lane has than the one by whose number they are named, with that
-    /// lane.
-    pub(crate) called: Vec<(ConnId, u32)>,
+    /// Connections for sessions there are, and may be, over all servers.
+    pub(crate) session_links: u64,
+    pub(crate) sessions_max: u64,
+    /// By the slot that its connections are named by: the lane. Most are at their own number, see
+    /// [`crate::aside`].
+    pub(crate) lane_at: Vec<u32>,
     pub(crate) clients: Slab<Client>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
@@ -126,6 +130,7 @@ pub(crate) struct Scratch {
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
+    pub(crate) calls: Spares<Box<Call>>,
     pub(crate) places: Vec<crate::deliver::Place>,
 }
 
@@ -134,6 +139,7 @@ impl Scratch {
         self.redis.trim(drop);
         self.memcached.trim(drop);
         self.gathers.trim(drop);
+        self.calls.trim(drop);
         self.keys.clear();
         self.places.clear();
         shrink(&mut self.keys);
@@ -168,7 +174,9 @@ impl Engine {
             lanes: Vec::new(),
             vacant: Vacant::default(),
             private_lanes: Vec::new(),
-            called: Vec::new(),
+            session_links: 0,
+            sessions_max: u64::MAX,
+            lane_at: Vec::new(),
             clients: Slab::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
@@ -316,6 +324,12 @@ impl Engine {
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             let client = &mut self.clients[conn.index()];
             client.read_closed = true;
+            if self.is_listened_to(conn.index()) {
+                // As in Redis: whoever says no more is not kept waiting for.
+                self.drop_client(conn.index(), Closed::ByUs);
+                return;
+            }
+            let client = &self.clients[conn.index()];
             match client.state {
                 State::Uploading => self.upload_broken(conn.index()),
                 State::Open | State::Closing => self.close_if_finished(conn.index()),
@@ -373,12 +387,14 @@ impl Engine {
                     self.is_watching = true;
                     self.tend_leaving();
                 }
+                Timer::Line => self.tend_lines(),
                 Timer::Housekeeping => {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
                     self.tend_feeds();
                     self.tend_strained();
+                    self.tend_sessions();
                     self.tend_variants();
                     self.check_stall();
                     self.give_back();
@@ -416,7 +432,7 @@ impl Engine {
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }
-                Timer::Change | Timer::Housekeeping => true,
+                Timer::Change | Timer::Line | Timer::Housekeeping => true,
             });
         }
     }
@@ -615,7 +631,7 @@ impl Engine {
         if lane.conn == conn {
             return lane.has_connection().then_some(conn.index());
         }
-        self.called_lane(conn)
+        self.lane_elsewhere(conn)
     }
 
     pub(crate) fn client_conn(&self, client: u32) -> ConnId {

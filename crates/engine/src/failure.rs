@@ -43,6 +43,8 @@ pub enum Failure {
     NoServer,
     /// The server is not configured any more.
     Removed,
+    /// Nothing was made of it while others waited.
+    Unused,
 }
 
 impl Failure {
@@ -61,6 +63,7 @@ impl Failure {
             Self::DatabaseRefused => "DB index is out of range",
             Self::DialectRefused => "unsupported protocol version",
             Self::QueueFull => "Server queue is full",
+            Self::Unused => "Connection was taken back, since it was not used while others waited",
             Self::Removed => "Server was removed from the configuration",
         }
     }

@@ -9,6 +9,7 @@ use cashew_protocol::resp;
 use crate::buffer::Output;
 use crate::failure::Failure;
 use crate::id::ConnId;
+use crate::pool::Queues;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -26,7 +27,10 @@ pub(crate) struct Lane {
     /// What its connection agrees on, by the pool's numbers.
     pub(crate) variant: u16,
     pub(crate) link: Link,
-    /// How many connections it has had, which tells their names apart.
+    /// By which its connections are named, together with `generation`. Two lanes exchange theirs,
+    /// never more than one has the same.
+    pub(crate) slot: u32,
+    /// How many connections have been named by `slot`.
     pub(crate) generation: u32,
     /// The current connection, or the last one.
     pub(crate) conn: ConnId,
@@ -62,10 +66,20 @@ pub(crate) struct Lane {
     pub(crate) armed: Time,
     /// Listed among the connections with something to send.
     pub(crate) dirty: bool,
-    /// It has one request at a time: see [`crate::private`].
+    /// One client at a time has it: see [`crate::private`] and [`crate::lease`].
     pub(crate) is_private: bool,
     /// Messages come on it, and nobody's replies: see [`crate::pubsub`].
     pub(crate) is_feed: bool,
+    /// It is for transactions and blocking calls; other private lanes have one request at a time.
+    pub(crate) is_session: bool,
+    /// The client that has it for its next requests, too, or [`NONE`].
+    pub(crate) lease: u32,
+    /// The count `written` when it was taken last.
+    pub(crate) leased_at: u64,
+    /// What the server's CLIENT ID says of the connection; 0 while that is not known.
+    pub(crate) peer_id: u64,
+    /// What its server's statistics know of it.
+    pub(crate) counted: Counted,
     /// Not read until the client has taken more of the reply.
     pub(crate) paused: bool,
     /// The client whose upload is passing and goes on, or [`NONE`]. It is the only request here.
@@ -99,6 +113,13 @@ pub(crate) struct Handshake {
     pub(crate) replies_owed: u32,
     /// The reply that is arriving.
     pub(crate) reply: Vec<u8>,
+}
+
+/// What the statistics have of one lane for sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) queues: Queues,
+    pub(crate) is_taken: bool,
 }
 
 /// Requests written by one send.
@@ -173,6 +194,7 @@ impl Lane {
             server,
             variant,
             link: Link::Idle,
+            slot: NONE,
             generation: 0,
             conn: ConnId::lane(0, 0),
             attempts: 0,
@@ -198,14 +220,30 @@ impl Lane {
             dirty: false,
             is_private: false,
             is_feed: false,
+            is_session: false,
+            lease: NONE,
+            leased_at: 0,
+            peer_id: 0,
+            counted: Counted::default(),
             paused: false,
             upload: NONE,
         }
     }
 
+    /// Makes it another lane, whose connections get names that none had before.
+    pub(crate) fn renew(&mut self, lane: Self) {
+        let Self { slot, generation, .. } = *self;
+        *self = Self { slot, generation, ..lane };
+    }
+
     /// Whether nothing is on its way here.
     pub(crate) fn is_free(&self) -> bool {
         self.head == NONE
+    }
+
+    /// Whether it is somebody's for now.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.lease != NONE || !self.is_free()
     }
 
     /// Puts a request, whose bytes are the last `wire_len` of the output, at the end of the queue.

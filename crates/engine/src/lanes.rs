@@ -11,7 +11,7 @@ use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::id::ConnId;
 use crate::lane::{Batch, Lane, Link, Scan, Scanner};
-use crate::pool::{Queues, Server};
+use crate::pool::Server;
 use crate::request::Role;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -39,8 +39,9 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let deadline = pool.connect_deadline(self.now);
         lane.generation = lane.generation.wrapping_add(1);
-        lane.conn = ConnId::lane(index, lane.generation);
+        lane.conn = ConnId::lane(lane.slot, lane.generation);
         lane.link = Link::Connecting { deadline };
+        self.session_links += u64::from(lane.is_session);
         lane.dirty = false;
         let (pool, server) = (lane.pool, lane.server);
         let conn = self.lane_conn(index);
@@ -83,6 +84,8 @@ impl Engine {
         let is_greeting = handshake.replies_owed > 0;
         lane.link = Link::Handshaking { deadline };
         let server = self.server_of(index);
+        // It may be another process that has been started in the place of the last one.
+        server.scripts_seen.clear();
         server.connections += 1;
         self.publish_connections(index);
         if is_greeting {
@@ -197,16 +200,16 @@ impl Engine {
                 continue;
             }
             let lane = &mut self.lanes[index as usize];
-            if matches!(lane.link, Link::Handshaking { .. }) {
-                bytes = self.handshake_received(index, bytes);
-                continue;
-            }
             if lane.is_feed {
                 bytes = self.feed_received(index, bytes);
                 continue;
             }
             if lane.scanner.is_push(bytes) {
                 bytes = self.push_received(index, bytes);
+                continue;
+            }
+            if matches!(lane.link, Link::Handshaking { .. }) {
+                bytes = self.handshake_received(index, bytes);
                 continue;
             }
             // A request may be refused before all of it is written, an unwritten one may not.
@@ -220,6 +223,12 @@ impl Engine {
             let request = lane.head;
             match lane.scanner.scan(self.requests[request].expect, bytes) {
                 Scan::Complete(len) => {
+                    if let Role::Blocked = self.requests[request].role
+                        && let Some(batch) = lane.batches.front_mut()
+                    {
+                        // What a client waited for is not the time that its server took.
+                        batch.at = self.now;
+                    }
                     if is_half_sent {
                         self.leave_remnant(index);
                     } else {
@@ -393,21 +402,31 @@ impl Engine {
     /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
     /// for the next connection, unless the server cannot be reached.
     pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
-        if !self.lanes[index as usize].is_feed {
-            return self.end_link(index, failure, closed);
+        if self.lanes[index as usize].is_feed {
+            self.feed_lost(index);
+            self.connection_down(index, failure, closed);
+            self.feed_settled(index);
+            return;
         }
-        self.feed_lost(index);
-        self.end_link(index, failure, closed);
-        self.feed_settled(index);
+        let holder = self.lane(index).lease;
+        self.connection_down(index, failure, closed);
+        if self.lane(index).unsent == 0 {
+            self.lose_lease(index, holder, failure);
+        }
     }
 
-    fn end_link(&mut self, index: u32, failure: Failure, closed: Closed) {
+    fn connection_down(&mut self, index: u32, failure: Failure, closed: Closed) {
         let lane = &mut self.lanes[index as usize];
         lane.last_failure = failure;
         let had_requests = lane.in_flight > 0 || lane.partial > 0;
+        let is_engaged = self.is_engaged(index);
         let link = self.disconnect(index, closed);
         self.count_down(index, link, failure);
         self.fail_sent(index, failure);
+        if is_engaged {
+            // What comes next in a transaction means something else on another connection.
+            self.fail_unsent(index, failure);
+        }
 
         let is_clean = failure == Failure::Closed && !had_requests;
         let settled = matches!(link, Link::Ready { since }
@@ -540,6 +559,15 @@ impl Engine {
 
     /// Fails what has waited to be sent longer than the timeout.
     fn expire_unsent(&mut self, index: u32) {
+        if self.lane(index).is_session {
+            // They belong together.
+            if self.first_unsent_expiry(index).is_some_and(|expiry| expiry <= self.now) {
+                let holder = self.lane(index).lease;
+                self.fail_unsent(index, Failure::TimedOut);
+                self.lose_lease(index, holder, Failure::TimedOut);
+            }
+            return;
+        }
         while let Some(expiry) = self.first_unsent_expiry(index)
             && expiry <= self.now
         {
@@ -583,9 +611,21 @@ impl Engine {
         }
         request.in_lane = false;
         request.failed = true;
-        if let Role::Probe { .. } = request.role {
-            self.free_request(index);
-            return;
+        match request.role {
+            Role::Probe { .. } | Role::Own(_) => {
+                self.free_request(index);
+                return;
+            }
+            Role::Blocked if failure == Failure::Removed => {
+                self.wait_failed(index);
+                return;
+            }
+            Role::Single
+            | Role::Parent { .. }
+            | Role::Fragment { .. }
+            | Role::Counted(_)
+            | Role::Blocked
+            | Role::Call(_) => {}
         }
         if request.streaming && request.client != NONE {
             // Half of a reply is with the client: nothing sensible can follow it.
@@ -658,6 +698,11 @@ impl Engine {
         }
         if lane.is_feed {
             return self.feed_deadline(index);
+        }
+        if lane.in_flight > 0
+            && let Some(blocking) = self.blocked_at(index)
+        {
+            return blocking.until;
         }
         if let Some(batch) = lane.batches.front() {
             // What takes a lane for itself may take its time, as long as it goes on.
@@ -744,7 +789,10 @@ impl Engine {
 
     /// Brings the server's statistics up to date with the lane.
     pub(crate) fn publish_queues(&mut self, index: u32) {
-        let Lane { pool, server, .. } = self.lanes[index as usize];
+        let Lane { pool, server, is_session, .. } = self.lanes[index as usize];
+        if is_session {
+            self.publish_session(index);
+        }
         if !self.pools[pool as usize].servers[server as usize].waiting.is_empty() {
             self.wake_waiting(pool, server);
         }
@@ -756,7 +804,7 @@ impl Engine {
             self.metrics.add_server(server.metrics, ServerCounter::Requests, count);
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
-        let mut queues = Queues::default();
+        let mut queues = server.session_queues;
         for range in server.own_lanes() {
             for lane in &self.lanes[range.start as usize..range.end as usize] {
                 queues.add(lane);

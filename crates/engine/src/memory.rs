@@ -9,10 +9,13 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::buffer::{POOLED_SIZE_MAX, READ_SIZE_MAX};
 use crate::engine::lanes_here;
-use crate::files::OpenFiles;
+use crate::files::{OpenFiles, sessions_max};
+use crate::lease::UNSENT_MAX;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
 use crate::pubsub::subscription_size;
+use crate::scripts::SCRIPTS_SIZE_MAX;
+use crate::transaction::EARLY_SIZE_MAX;
 use crate::variant::VARIANTS_MAX;
 
 /// The executable and its libraries, its stack, the resolver's thread.
@@ -70,17 +73,20 @@ impl MemoryBound {
         let global = &snapshot.global;
         let workers = global.worker_processes.max(1);
         let pools = &snapshot.pools;
-        let most = OpenFiles::of(snapshot, open_files).clients();
+        let files = OpenFiles::of(snapshot, open_files);
+        let most = files.clients();
         let by_limits = pools.iter().map(|pool| u64::from(pool.client_connections)).sum();
         let by_files = pools.iter().any(|pool| pool.client_connections == 0) || by_limits > most;
         let clients = if by_files { most } else { by_limits };
         let scratch = pools.iter().map(scratch).max().unwrap_or(0);
         let fixed = pools.iter().map(|pool| pool_at_rest(pool, workers)).sum::<u64>();
         let per_client = pools.iter().map(held_by_client).max().unwrap_or(0);
+        let session_lanes = |pool: &Pool| files.sessions().min(sessions_max(pool, 0, workers));
         let by_lanes = pools.iter().fold(0, |sum: u64, pool| {
             sum.saturating_add(held_by_lane(pool).saturating_mul(lanes(pool, workers)))
                 .saturating_add(private_lanes(pool) * held_by_upload(pool))
                 .saturating_add(held_by_subscriptions(pool))
+                .saturating_add(session_lanes(pool).saturating_mul(held_by_session(pool)))
         });
         Self {
             workers,
@@ -147,8 +153,10 @@ fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
         _ => 0,
     };
     let feeds = if pool.protocol == Protocol::Redis { servers } else { 0 };
-    let lanes = lanes(pool, workers) + private_lanes(pool) + feeds;
-    POOL + servers * SERVER + slots * SLOT + lanes * LANE
+    let lanes = lanes(pool, workers) + private_lanes(pool) + sessions_max(pool, 0, workers);
+    let lanes = lanes + feeds;
+    let scripts = if pool.protocol == Protocol::Redis { SCRIPTS_SIZE_MAX as u64 } else { 0 };
+    POOL + scripts + servers * SERVER + slots * SLOT + lanes * LANE
 }
 
 fn arguments(pool: &Pool) -> u64 {
@@ -172,7 +180,11 @@ fn held_by_client(pool: &Pool) -> u64 {
     let input = 2 * (limits.request_size_max + READ_SIZE_MAX as u64);
     let output = limits.client_output_max + READ_SIZE_MAX as u64;
     let room = (output * (BUFFER_ROOM_FACTOR - 1)).min(requests * BUFFER_ROOM_MAX);
-    input + scratch(pool) + output + room + requests * (REQUEST_SIZE as u64 + gathers)
+    let early = match pool.protocol {
+        Protocol::Redis => EARLY_SIZE_MAX as u64,
+        Protocol::Memcached => 0,
+    };
+    input + early + scratch(pool) + output + room + requests * (REQUEST_SIZE as u64 + gathers)
 }
 
 fn held_by_upload(pool: &Pool) -> u64 {
@@ -188,6 +200,11 @@ fn held_by_subscriptions(pool: &Pool) -> u64 {
     let messages = (pool.servers.len() as u64).saturating_mul(limits.pubsub_output_max);
     let subscriptions = u64::from(limits.subscriptions_max).saturating_mul(subscription_size());
     subscriptions.saturating_add(BUFFER_ROOM_FACTOR.saturating_mul(messages))
+}
+
+/// What one client may have said there that is not written, beside its last request.
+fn held_by_session(pool: &Pool) -> u64 {
+    BUFFER_ROOM_FACTOR * (UNSENT_MAX + pool.limits.request_size_max)
 }
 
 fn held_by_lane(pool: &Pool) -> u64 {

@@ -162,7 +162,9 @@ impl Engine {
             let is_owed = client.head != NONE;
             let asked = self.crowd.take_count(&mut client.asked_in, &mut client.asked, is_owed);
             total += u64::from(asked);
-            let stays = client.departure != Departure::No || client.state == State::Closing;
+            let stays = client.departure != Departure::No
+                || client.state == State::Closing
+                || client.transaction.is_some();
             if asked > 0 && !stays && self.is_movable(index) {
                 movable.push((asked, index));
             }
@@ -187,9 +189,10 @@ impl Engine {
             return;
         }
         client.departure = Departure::Asked;
-        if client.state == State::Open {
+        if client.state == State::Open && client.transaction.is_none() {
             self.pause(index);
         }
+        self.withdraw(index);
         let conn = self.client_conn(index);
         self.moving.departing.push(conn);
     }
@@ -245,7 +248,7 @@ impl Engine {
         if client.departure != Departure::Asked || client.state == State::Closing {
             return true;
         }
-        if client.head != NONE || client.state == State::Uploading {
+        if client.head != NONE || client.state == State::Uploading || client.transaction.is_some() {
             return false;
         }
         // What it is answered goes by the next write, as a rule; it would take longer elsewhere.
@@ -253,6 +256,7 @@ impl Engine {
             self.moving.is_pressing = true;
             return false;
         }
+        self.leave_line(index);
         self.pause(index);
         self.clients[index].departure = Departure::HandedOff;
         self.moving.handed_off += 1;

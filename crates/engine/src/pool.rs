@@ -1,5 +1,6 @@
 //! A pool and its servers, as one worker sees them.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, Protocol};
@@ -13,6 +14,7 @@ use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
+use crate::scripts::{Scripts, Seen};
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::variant::{Dialect, Usage, Variant};
@@ -48,6 +50,7 @@ pub(crate) struct Pool {
     pub(crate) no_resp3_until: Time,
     /// What cursors of SCAN are about.
     pub(crate) walk: Walk,
+    pub(crate) scripts: Scripts,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -110,12 +113,21 @@ pub(crate) struct Server {
     /// When it is asked whether it is well, while it is ejected.
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
+    pub(crate) scripts_seen: Seen,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
     /// What its messages come on, once somebody has subscribed to anything there.
     pub(crate) feed: Option<Box<Feed>>,
+    /// Lanes for transactions and blocking calls.
+    pub(crate) session_lanes: Vec<u32>,
+    /// Clients that wait for one of these, in the order of their coming, and until when.
+    pub(crate) line: VecDeque<(ConnId, Time)>,
+    /// Of `session_lanes`, as counted.
+    pub(crate) session_queues: Queues,
+    /// How many of them are taken.
+    pub(crate) sessions: u32,
 }
 
 /// What waits for a server over all its lanes.
@@ -134,6 +146,20 @@ impl Queues {
         self.unsent_size += lane.output.len();
         self.in_flight += u64::from(lane.in_flight);
         self.in_flight_size += lane.in_flight_size;
+    }
+
+    pub(crate) fn of(lane: &Lane) -> Self {
+        let mut queues = Self::default();
+        queues.add(lane);
+        queues
+    }
+
+    /// Takes `other` for what was counted as `before`.
+    pub(crate) fn replace(&mut self, before: Self, other: Self) {
+        self.unsent = self.unsent + other.unsent - before.unsent;
+        self.unsent_size = self.unsent_size + other.unsent_size - before.unsent_size;
+        self.in_flight = self.in_flight + other.in_flight - before.in_flight;
+        self.in_flight_size = self.in_flight_size + other.in_flight_size - before.in_flight_size;
     }
 }
 
@@ -168,6 +194,7 @@ impl Pool {
             commands_version: 0,
             no_resp3_until: Time::ZERO,
             walk: Walk::new(&config.servers),
+            scripts: Scripts::default(),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -247,9 +274,14 @@ impl Server {
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,
             queues: Queues::default(),
+            scripts_seen: Seen::default(),
             private_lanes: Vec::new(),
             waiting: Vec::new(),
             feed: None,
+            session_lanes: Vec::new(),
+            line: VecDeque::new(),
+            session_queues: Queues::default(),
+            sessions: 0,
         }
     }
 
@@ -269,7 +301,8 @@ impl Server {
 
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
         let feed = self.feed.iter().map(|feed| feed.lane);
-        self.own_lanes().flatten().chain(self.private_lanes.iter().copied()).chain(feed)
+        let private = self.private_lanes.iter().chain(&self.session_lanes);
+        self.own_lanes().flatten().chain(private.copied()).chain(feed)
     }
 
     #[inline]

@@ -135,6 +135,9 @@ impl Engine {
         let client = self.reader_of(&self.lanes[index as usize]);
         let lane = &mut self.lanes[index as usize];
         lane.progress_at = self.now;
+        if lane.is_session {
+            return;
+        }
         let (mut waits, mut limit) = (0, AHEAD_MAX);
         if client != NONE {
             let client = &self.clients[client];
@@ -232,10 +235,10 @@ impl Engine {
         }
         self.record_answered(index);
         let lane = &mut self.lanes[index as usize];
+        self.session_links -= u64::from(lane.is_session && lane.has_connection());
+        (lane.peer_id, lane.leased_at) = (0, 0);
         let link = std::mem::replace(&mut lane.link, Link::Idle);
         lane.generation = lane.generation.wrapping_add(1);
-        let conn = lane.conn;
-        self.called.retain(|&(name, _)| name != conn);
         lane.dirty = false;
         lane.paused = false;
         lane.handshake.output.clear(&mut self.bufs);

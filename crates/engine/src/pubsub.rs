@@ -27,6 +27,7 @@ mod subscribe;
 pub(crate) mod topics;
 
 pub(crate) use feed::Feed;
+pub(crate) use publish::Correction;
 pub(crate) use subscribe::Subscriber;
 pub(crate) use topics::Topics;
 

@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Group, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::redis::{self, Command, Fan, Group, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -39,6 +39,9 @@ impl Engine {
                 Err(plan) => return plan,
             }
         }
+        if self.clients[client].special && self.is_queueing(client) {
+            return self.queue_redis(client, lookup, bytes, args);
+        }
         match lookup {
             // As Redis: whether there is such a command comes first.
             Lookup::Found(command)
@@ -68,25 +71,20 @@ impl Engine {
                 Rule::Fan(fan) if command.group == Group::Pubsub => {
                     self.pubsub_redis(client, command, fan, bytes, args)
                 }
+                Rule::Block => self.block_redis(client, command, bytes, args),
+                Rule::Session(rule) => self.session_redis(client, rule, command, bytes, args),
+                Rule::Fan(Fan::Least | Fan::LeastEach)
+                    if command.blocks(bytes, args) && self.is_single(client) =>
+                {
+                    self.block_redis(client, command, bytes, args)
+                }
                 Rule::Fan(fan) => self.fan_redis(client, command, fan, bytes, args),
                 Rule::Single(text) => match self.is_single(client) {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
                 },
-                Rule::Session(SessionRule::Reset) => match self.clients[client].requests {
-                    0 => {
-                        self.reset_session(client);
-                        self.say(client, b"+RESET\r\n")
-                    }
-                    _ => Plan::Wait,
-                },
                 Rule::Subscribe(which) => self.subscription(client, which, bytes, args),
                 Rule::Publish => self.publish(client, command, bytes, args),
-                Rule::Block | Rule::Session(_) => {
-                    let text =
-                        format!("ERR '{}' is not supported by this gateway yet", command.name);
-                    self.say_error(client, &text)
-                }
                 Rule::Refuse(text) => self.say_error(client, text),
                 Rule::Unsupported => {
                     self.say_with(client, |out| table::unknown_command_error(out, bytes, args))
@@ -126,28 +124,33 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
+        let access = self.access_of(client, command.access);
         if let Some(key) = command.single_key() {
             let key = args[key].of(bytes);
-            return self.forward_key(client, key, command.access, Expect::Line, bytes.len());
+            return self.forward_key(client, key, access, Expect::Line, bytes.len());
         }
-        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+        let plan = self.with_keys(client, command, bytes, args, |engine, keys, split| {
             if keys.is_empty() {
-                return engine.forward_anywhere(client, command.access, bytes.len());
+                return engine.forward_anywhere(client, access, bytes.len());
             }
             let pool = engine.clients[client].pool;
             let texts = keys.iter().map(|key| key.of(bytes));
-            match engine.place_keys(pool, texts, command.access, split) {
+            match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
                     engine.forward_to(client, Some(server), Expect::Line, bytes.len())
                 }
                 Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
             }
-        })
+        });
+        if command.group == Group::Scripting {
+            self.note_script_call(client, command, bytes, args, &plan);
+        }
+        plan
     }
 
     /// Finds the keys of a command with the scratch memory for them.
-    fn with_keys(
+    pub(crate) fn with_keys(
         &mut self,
         client: u32,
         command: &'static Command,
@@ -179,7 +182,8 @@ impl Engine {
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
             let pool = engine.clients[client].pool;
             let texts = keys.iter().map(|key| key.of(bytes));
-            match engine.place_keys(pool, texts, command.access, split) {
+            let access = engine.access_of(client, command.access);
+            match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
                     return engine.forward_to(client, Some(server), Expect::Line, bytes.len());
                 }

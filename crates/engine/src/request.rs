@@ -8,6 +8,8 @@ use crate::buffer::BufPool;
 use crate::bulk::Mark;
 use crate::carry::Carry;
 use crate::fan::{Named, Page, Round};
+use crate::scripts::Call;
+use crate::pubsub::Correction;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -61,18 +63,29 @@ pub(crate) enum Role {
         parent: u32,
         next: u32,
     },
-    /// As [`Role::Single`]; so much is to be added to the number that it is answered.
-    Publish {
-        correction: i32,
-    },
-    /// As [`Role::Single`]; so much is to be added to each number that it is answered.
-    Numsub {
-        corrections: Box<[i32]>,
-    },
+    /// As [`Role::Single`], but for numbers of subscribers that it is answered.
+    Counted(Correction),
+    /// As a single one, but for a reply that says that the server has lost its script.
+    Call(Box<Call>),
     /// Asks an ejected server whether it is well.
     Probe {
         server: u32,
     },
+    /// The server may let it wait as long as it likes: see [`crate::blocking`].
+    Blocked,
+    /// Nobody has asked for it but the gateway.
+    Own(Own),
+}
+
+/// What the gateway says on a lane for its own purposes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Own {
+    /// Whatever the reply is.
+    Whatever,
+    /// What follows is good for nothing if it is refused.
+    Demand { lane: u32 },
+    /// CLIENT ID.
+    PeerId { lane: u32 },
 }
 
 /// How the replies of fragments become one. An error of any fragment is the answer of all.
@@ -100,6 +113,8 @@ pub(crate) enum Merge {
     Round(Box<Round>),
     /// Stages of a key's way from one server to another.
     Carry(Box<Carry>),
+    /// The last reply is the answer, whatever the others are.
+    Last,
 }
 
 /// Which fragment answers which key.

@@ -93,6 +93,9 @@ impl Engine {
         let key = command.single_key().and_then(|key| args.get(key));
         let (Some(key), Some((len, tail))) = (key, parser.tail()) else { return Begun::No };
         let head = Head { len, cut: None };
+        if self.clients[client].transaction.is_some() {
+            return Begun::No;
+        }
         if !self.clients[client].session.authenticated {
             self.answer(client, |out| out.extend_from_slice(NOT_AUTHENTICATED));
             self.upload_to(client, NONE, Tail::Redis(tail), head);

@@ -180,7 +180,9 @@ impl Engine {
     fn is_unused(&self, pool: u32, index: usize) -> bool {
         let pool = &self.pools[pool as usize];
         let Usage { is_open, clients, .. } = pool.usage[index];
-        is_open && clients == 0 && self.lanes_of(pool, index).all(|lane| self.lane(lane).is_free())
+        is_open
+            && clients == 0
+            && self.lanes_of(pool, index).all(|lane| !self.lane(lane).is_taken())
     }
 
     fn lanes_of<'p>(&'p self, pool: &'p Pool, index: usize) -> impl Iterator<Item = u32> + 'p {

@@ -110,6 +110,10 @@ stats! {
             "When the server was last ejected, since 1970 (JSON: microseconds); 0 = never";
         Ejected => "ejected", "cashew_server_ejected",
             "Whether the server is ejected from the ring";
+        Sessions => "sessions", "cashew_server_sessions",
+            "Connections to the server that clients have to themselves, for transactions and blocking calls";
+        InLine => "in_line", "cashew_server_in_line",
+            "Clients that wait for such a connection";
         InQueue => "in_queue", "cashew_server_in_queue",
             "Requests waiting to be written to the server";
         InQueueBytes => "in_queue_bytes", "cashew_server_in_queue_bytes",

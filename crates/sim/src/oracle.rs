@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::counts::Counts;
-use crate::request::{Answer, Outcome, Part, Request};
+use crate::request::{Answer, Outcome, Part, Request, Variant};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
 
@@ -23,6 +23,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) gateway: u32,
     /// The gateway had given the connection up before the server looked at what was on it.
     pub(crate) late: bool,
+    /// What the connection had agreed on.
+    pub(crate) variant: Variant,
     pub(crate) tag: &'a [u8],
     pub(crate) key: &'a [u8],
     pub(crate) payload: Option<&'a [u8]>,
@@ -192,7 +194,7 @@ impl Oracle {
     pub(crate) fn executed(&mut self, client: u32, execution: &Execution<'_>, now: u64) {
         self.counts.executions += 1;
         self.counts.late += u64::from(execution.late);
-        let Execution { pool, server, gateway, late, tag, key, payload, outcome } = *execution;
+        let Execution { pool, server, gateway, late, tag, key, payload, outcome, .. } = *execution;
         let what = || {
             let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
             format!("server {pool}/{server} executed {tag} {key} of client {client}")
@@ -215,6 +217,8 @@ impl Oracle {
         } else if *left == 0 {
             ledger.tags.remove(&name);
         }
+        let (was, due) = (execution.variant, entry.request.variant);
+        assert_eq!(was, due, "I1: {} on a connection of another kind", what());
         let is_here = ledger.pool == pool && ledger.gateways.contains(&gateway);
         assert!(is_here, "I1: {} elsewhere", what());
         // The gateway parses a request when its last byte is there, and no sooner, but what it
@@ -284,7 +288,7 @@ impl Oracle {
             let waited = now.saturating_sub(entry.read_at);
             assert!(waited <= patience_us, "I3: {waited} us for {}", what());
         }
-        if entry.request.expected().is_some_and(|expected| expected == reply) {
+        if entry.request.is_answered_by(reply) {
             let waited = now - entry.sent_at;
             self.counts.slowest_us = self.counts.slowest_us.max(waited);
             let slowest = &mut self.ledgers[client as usize].slowest_us;
@@ -514,7 +518,8 @@ fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
 }
 
 fn is_gateway_error(reply: &[u8]) -> bool {
-    const TEXTS: [&str; 10] = [
+    const TEXTS: [&str; 11] = [
+        "DB index is out of range",
         "Connection refused",
         "Connection timed out",
         "Connection reset by peer",

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use cashew_config::snapshot::Pool;
 
 use crate::oracle::owner_of;
-use crate::request::{Outcome, line_end};
+use crate::request::{Outcome, Variant, line_end};
 use crate::server::{Done, Session};
 
 pub(crate) struct RedisServer {
-    values: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// By database and key.
+    values: BTreeMap<(u32, Vec<u8>), Vec<u8>>,
     password: Option<Vec<u8>>,
-    database: u32,
 }
 
 const OK: &[u8] = b"+OK\r\n";
@@ -22,7 +22,7 @@ const NOT_A_NUMBER: &[u8] = b"-ERR value is not an integer or out of range\r\n";
 impl RedisServer {
     pub(crate) fn new(config: &Pool) -> Self {
         let password = config.redis_auth.as_ref().map(|password| password.as_bytes().to_vec());
-        Self { values: BTreeMap::new(), password, database: config.redis_db }
+        Self { values: BTreeMap::new(), password }
     }
 
     pub(crate) fn forget(&mut self) {
@@ -44,7 +44,9 @@ impl RedisServer {
             Some(Done { used, tag: tag.clone(), keys: Vec::new(), reply: reply.to_vec() })
         };
         match (name.as_slice(), &args[1..]) {
-            (b"AUTH" | b"SELECT", _) if unfriendly => return simple(b"-ERR not today\r\n"),
+            (b"AUTH" | b"SELECT" | b"HELLO", _) if unfriendly => {
+                return simple(b"-ERR not today\r\n");
+            }
             (b"AUTH", [password]) => {
                 assert_eq!(self.password.as_deref(), Some(*password), "the wrong password");
                 session.authenticated = true;
@@ -55,13 +57,17 @@ impl RedisServer {
             }
             (b"SELECT", [index]) => {
                 let index = std::str::from_utf8(index).ok().and_then(|text| text.parse().ok());
-                session.database = index.expect("the engine selects a number");
+                session.variant.database = index.expect("the engine selects a number");
                 return simple(OK);
+            }
+            (b"HELLO", [version]) => {
+                assert_eq!(*version, b"3", "the engine has no other reason");
+                session.variant.resp3 = true;
+                return simple(b"%1\r\n$5\r\nproto\r\n:3\r\n");
             }
             (b"PING", _) => return simple(b"+PONG\r\n"),
             _ => {}
         }
-        assert_eq!(session.database, self.database, "I1: a command before SELECT");
         let with_values = name == b"MSET" || name == b"SET" || name == b"INCRBY";
         let keys: Vec<(&[u8], Option<&[u8]>)> = match with_values {
             true => args[1..].chunks(2).map(|pair| (pair[0], pair.get(1).copied())).collect(),
@@ -73,7 +79,7 @@ impl RedisServer {
             .iter()
             .map(|&(key, payload)| match refuse {
                 true => Outcome::refused(OUT_OF_MEMORY),
-                false => self.one(&name, key, payload),
+                false => self.one(&name, key, payload, session.variant),
             })
             .collect();
         let reply = reply(&name, &outcomes);
@@ -84,38 +90,46 @@ impl RedisServer {
         Some(Done { used, tag, keys: keys.collect(), reply })
     }
 
-    fn one(&mut self, name: &[u8], key: &[u8], payload: Option<&[u8]>) -> Outcome {
+    fn one(
+        &mut self,
+        name: &[u8],
+        key: &[u8],
+        payload: Option<&[u8]>,
+        variant: Variant,
+    ) -> Outcome {
         if key.starts_with(b"s:") {
             return shared(name, key);
         }
+        let place = (variant.database, key.to_vec());
+        let nil = if variant.resp3 { b"_\r\n" } else { NIL };
         let count = |is: bool| Outcome::good(format!(":{}\r\n", u8::from(is)));
         match name {
-            b"GET" | b"MGET" => match self.values.get(key) {
+            b"GET" | b"MGET" => match self.values.get(&place) {
                 Some(value) => Outcome::good(bulk(value)),
-                None => Outcome::good(NIL),
+                None => Outcome::good(nil),
             },
             b"SET" | b"MSET" => {
-                self.values.insert(key.to_vec(), payload.unwrap_or_default().to_vec());
+                self.values.insert(place, payload.unwrap_or_default().to_vec());
                 Outcome::good(OK)
             }
             b"INCRBY" => {
                 let number = |text: &[u8]| std::str::from_utf8(text).ok()?.parse::<i64>().ok();
-                let old = self.values.get(key).map_or(Some(0), |text| number(text));
+                let old = self.values.get(&place).map_or(Some(0), |text| number(text));
                 match old.zip(payload.and_then(number)) {
                     Some((old, by)) => {
                         let new = old.wrapping_add(by).to_string();
-                        self.values.insert(key.to_vec(), new.clone().into_bytes());
+                        self.values.insert(place, new.clone().into_bytes());
                         Outcome::good(format!(":{new}\r\n"))
                     }
                     None => Outcome::refused(NOT_A_NUMBER),
                 }
             }
             b"STRLEN" => {
-                let len = self.values.get(key).map_or(0, Vec::len);
+                let len = self.values.get(&place).map_or(0, Vec::len);
                 Outcome::good(format!(":{len}\r\n"))
             }
-            b"DEL" | b"UNLINK" => count(self.values.remove(key).is_some()),
-            b"EXISTS" | b"TOUCH" => count(self.values.contains_key(key)),
+            b"DEL" | b"UNLINK" => count(self.values.remove(&place).is_some()),
+            b"EXISTS" | b"TOUCH" => count(self.values.contains_key(&place)),
             _ => panic!("I1: a server is sent {}", name.escape_ascii()),
         }
     }

@@ -10,7 +10,7 @@ use crate::memcached_server::MemcachedServer;
 use crate::network::{Side, piece};
 use crate::oracle::{Execution, owner_of};
 use crate::redis_server::RedisServer;
-use crate::request::Outcome;
+use crate::request::{Outcome, Variant};
 use crate::world::Fabric;
 
 /// Whether and how a server can be reached.
@@ -53,7 +53,7 @@ pub(crate) struct Session {
     output: Vec<u8>,
     /// Of the Redis kind: what has been agreed on.
     pub(crate) authenticated: bool,
-    pub(crate) database: u32,
+    pub(crate) variant: Variant,
     /// The next reply is not one.
     pub(crate) garbles: bool,
     /// The connection ends in the middle of the next reply of this size at least.
@@ -152,6 +152,11 @@ impl Server {
         session.input = input;
         let Some(done) = done else { return false };
         session.input.drain(..done.used);
+        let variant = session.variant;
+        // What is told unasked comes between replies.
+        if variant.resp3 && fabric.random.percent(5) {
+            session.output.extend_from_slice(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n");
+        }
         session.output.extend_from_slice(&done.reply);
         let (now, number) = (fabric.clock.now(), u64::from(self.id));
         fabric.trace.quote(now, "server executes", [number, u64::from(conn), 0], &done.tag);
@@ -164,6 +169,7 @@ impl Server {
                 server: self.index,
                 gateway,
                 late,
+                variant,
                 tag: &done.tag,
                 key,
                 payload: payload.as_deref(),

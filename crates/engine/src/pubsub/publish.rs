@@ -20,6 +20,14 @@ use crate::pubsub::topics::{Kind, Place, Standing};
 use crate::request::{Merge, Role};
 use crate::slab::NONE;
 
+/// What is to be added to the number of subscribers that a server tells.
+#[derive(Debug)]
+pub(crate) enum Correction {
+    One(i32),
+    /// To that of each channel, in their order.
+    Each(Box<[i32]>),
+}
+
 impl Engine {
     /// The server that a channel belongs to. It publishes what is published there.
     pub(crate) fn channel_server(&mut self, pool: u32, channel: &[u8]) -> Option<u32> {
@@ -45,7 +53,7 @@ impl Engine {
         if let (Plan::Forward { request, .. }, Some(server)) = (&plan, server) {
             let correction = self.correction(pool, server, kind, channel);
             if correction != 0 {
-                self.requests[*request].role = Role::Publish { correction };
+                self.requests[*request].role = Role::Counted(Correction::One(correction));
             }
         }
         plan
@@ -158,7 +166,7 @@ impl Engine {
         }
         match plan {
             Plan::Forward { request, .. } => {
-                self.requests[request].role = Role::Numsub { corrections };
+                self.requests[request].role = Role::Counted(Correction::Each(corrections));
             }
             Plan::Done => {
                 let request = self.clients[client].tail;
@@ -177,12 +185,14 @@ impl Engine {
     #[cold]
     pub(crate) fn correct_reply(&mut self, index: u32, reply: Vec<u8>) -> Vec<u8> {
         let request = &mut self.requests[index];
-        let (role, client) = (std::mem::replace(&mut request.role, Role::Single), request.client);
+        let client = request.client;
+        let Role::Counted(correction) = std::mem::replace(&mut request.role, Role::Single) else {
+            return reply;
+        };
         let mut corrected = self.bufs.take_for(reply.len() + 32);
-        let is_corrected = match &role {
-            Role::Publish { correction } => correct(&reply, *correction, &mut corrected),
-            Role::Numsub { corrections } => correct_each(&reply, corrections, &mut corrected),
-            Role::Single | Role::Parent { .. } | Role::Fragment { .. } | Role::Probe { .. } => None,
+        let is_corrected = match &correction {
+            Correction::One(by) => correct(&reply, *by, &mut corrected),
+            Correction::Each(by) => correct_each(&reply, by, &mut corrected),
         };
         if is_corrected.is_none() {
             // An error.

@@ -122,6 +122,10 @@ impl World {
             acted = true;
             match action {
                 Action::Connect { conn, server, .. } => {
+                    let slot = |conn: ConnId| conn.token() as u32;
+                    let mut open = self.lanes.values().chain(self.connecting.values()).flatten();
+                    let is_free = open.all(|&other| slot(other) != slot(conn));
+                    assert!(is_free, "a driver has one connection for each slot");
                     self.connecting.entry(server).or_default().push(conn);
                 }
                 Action::Close { conn } => {
@@ -260,6 +264,10 @@ impl World {
 
     pub(crate) fn connects_to(&self, server: u32) -> bool {
         self.connecting.get(&server).is_some_and(|list| !list.is_empty())
+    }
+
+    pub(crate) fn is_handed_off(&self, conn: ConnId) -> bool {
+        self.actions.contains(&Action::HandOff { conn })
     }
 
     #[track_caller]

@@ -185,7 +185,7 @@ pub struct CustomCommands {
 impl CustomCommands {
     /// Those of `definitions` that have no fault; the first of a name counts. What there was already
     /// up to `before` is taken from there.
-    pub fn new(definitions: &[Definition], before: &CustomCommands) -> Self {
+    pub fn new(definitions: &[Definition], before: &Self) -> Self {
         let mut definitions: Vec<&Definition> =
             definitions.iter().filter(|definition| definition.fault().is_none()).collect();
         definitions.sort_by_key(|definition| definition.name.to_ascii_lowercase());

@@ -11,6 +11,7 @@ mod keys;
 mod lookup;
 mod specs;
 mod table;
+mod wait;
 
 pub use command::{
     Access, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule,
@@ -25,3 +26,4 @@ pub use glob::matches as glob_matches;
 pub use lookup::{Lookup, find, find_begun, find_plain};
 pub use specs::{BeginSearch, FindKeys, KeySpec};
 pub use table::COMMANDS;
+pub use wait::Wait;
