@@ -2,6 +2,7 @@
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached;
+use cashew_protocol::redis::Fan;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
@@ -10,6 +11,7 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::fan;
 use crate::memcached::{merge_packets, merge_stats};
+use crate::pubsub::publish;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -26,6 +28,7 @@ impl Engine {
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             Role::Single
+            | Role::Counted(_)
             | Role::Parent { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -116,7 +119,10 @@ impl Engine {
     }
 
     /// A whole reply in a buffer; the request has left its lane.
-    pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+    pub(crate) fn deliver_buf(&mut self, index: u32, mut reply: Vec<u8>) {
+        if let Role::Counted(_) = self.requests[index].role {
+            reply = self.correct_reply(index, reply);
+        }
         if let Role::Call(_) = self.requests[index].role {
             self.call_is_over(index);
         }
@@ -151,7 +157,7 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
-            Role::Call(_) => unreachable!("it was ended above"),
+            Role::Call(_) | Role::Counted(_) => unreachable!("it was ended above"),
         }
     }
 
@@ -329,6 +335,7 @@ impl Engine {
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Numsub(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::Fan(_)
@@ -386,6 +393,11 @@ impl Engine {
                 merged
             }
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Numsub(corrections) => {
+                let mut sums = Vec::new();
+                fan::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
+                    .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
+            }
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),

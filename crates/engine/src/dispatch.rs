@@ -488,6 +488,7 @@ impl Engine {
             | Merge::Same
             | Merge::Learn(_)
             | Merge::Fan(_)
+            | Merge::Numsub(_)
             | Merge::Page(_)
             | Merge::Last
             | Merge::FirstOdd

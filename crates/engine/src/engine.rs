@@ -405,6 +405,8 @@ impl Engine {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_feeds();
+                    self.tend_strained();
                     self.tend_sessions();
                     self.tend_variants();
                     self.check_stall();
@@ -422,6 +424,7 @@ impl Engine {
         self.notes.trim(&self.requests);
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
+        self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
         shrink(&mut self.dirty_clients);
         shrink(&mut self.patient_clients);
         shrink(&mut self.dirty_lanes);

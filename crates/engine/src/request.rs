@@ -10,6 +10,7 @@ use crate::calls::Call;
 use crate::carry::Carry;
 use crate::fan::{Named, Page, Round};
 use crate::memcached::{Aggregate, Asked};
+use crate::pubsub::Correction;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -67,6 +68,8 @@ pub(crate) enum Role {
         parent: u32,
         next: u32,
     },
+    /// As [`Role::Single`], but for numbers of subscribers that it is answered.
+    Counted(Correction),
     /// As a single one, but for a reply that says that the server has lost what is called.
     Call(Box<Call>),
     /// Asks an ejected server whether it is well.
@@ -111,6 +114,8 @@ pub(crate) enum Merge {
     Packets(Option<Box<Aggregate>>),
     /// As the command says, which has no keys.
     Fan(redis::Fan),
+    /// The sum for each channel, to which so much is to be added.
+    Numsub(Box<[i32]>),
     /// The same where servers are told by their names.
     Named(Box<Named>),
     /// One page of a SCAN over all servers.

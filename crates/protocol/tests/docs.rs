@@ -154,6 +154,7 @@ fn fanned(fan: Fan) -> &'static str {
         Fan::Scan => "one server after the other",
         Fan::RandomKey => "a random server that has a key",
         Fan::Least => "every server, the least",
+        Fan::Most => "every server, the greatest",
         Fan::LeastEach => "every server, the least at each place",
         Fan::SumPairs => "every server, sum for each name",
         Fan::AnyOk => "every server, the first answer that is no error",
