@@ -188,6 +188,7 @@ impl Engine {
     /// Has the client, which is owed nothing, start over: what RESET does to the session. The name of
     /// its library stays, as that does not change.
     pub(crate) fn reset_session(&mut self, client: u32) {
+        self.unsubscribe_all(client);
         let Client { pool, session, requests, noreply, skip, .. } = &mut self.clients[client];
         debug_assert_eq!(*requests, 0, "what is on its way was asked in another dialect");
         // Whether this very request is answered is not for it to change.
@@ -323,7 +324,7 @@ pub(crate) fn is_attribute(text: &[u8]) -> bool {
 }
 
 /// Compares without telling by its duration where the difference is.
-fn same_secret(expected: &[u8], given: &[u8]) -> bool {
+pub(crate) fn same_secret(expected: &[u8], given: &[u8]) -> bool {
     let mut difference = usize::from(expected.len() != given.len());
     for (at, &byte) in given.iter().enumerate() {
         let other = expected.get(at % expected.len().max(1)).copied().unwrap_or_default();
