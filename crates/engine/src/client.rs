@@ -8,6 +8,8 @@ use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
 use crate::id::ConnId;
 use crate::lease::Turn;
+use crate::memcached::Many;
+use crate::pubsub::Subscriber;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -62,6 +64,8 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
     pub(crate) noreply: bool,
+    /// Its first byte is still to tell which of memcached's protocols it speaks.
+    pub(crate) undecided: bool,
     /// The pool's `commands_version` when a server was asked about the command of the request at the
     /// front, or 0.
     pub(crate) looked_up: u8,
@@ -79,6 +83,11 @@ pub(crate) struct Client {
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
+    /// How far the request at the front of what it has sent has been dispatched, if that one is
+    /// taken apart: see [`Many`].
+    pub(crate) many: Option<Box<Many>>,
+    /// There while it is subscribed to anything, or wants to be.
+    pub(crate) subscriber: Option<Box<Subscriber>>,
     pub(crate) session: Session,
 }
 
@@ -160,6 +169,7 @@ pub(crate) enum Skip {
 pub(crate) enum Parser {
     Redis(Box<resp::RequestParser>),
     Memcached(Box<memcached::RequestParser>),
+    Binary(Box<memcached::binary::RequestParser>),
     Upload(Box<Upload>),
 }
 
@@ -169,6 +179,7 @@ impl Parser {
         match self {
             Self::Redis(parser) => size_of_val(&**parser) + parser.allocated(),
             Self::Memcached(parser) => size_of_val(&**parser) + parser.allocated(),
+            Self::Binary(parser) => size_of_val(&**parser),
             Self::Upload(upload) => size_of_val(&**upload),
         }
     }
@@ -253,8 +264,9 @@ impl Client {
 
     /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_special(&mut self) {
-        let has_transaction = self.transaction.is_some();
-        self.special = has_transaction || self.noreply || self.skip != Skip::No;
+        let has_mode = self.transaction.is_some() || self.subscriber.is_some();
+        let replies_oddly = self.noreply || self.skip != Skip::No;
+        self.special = has_mode || self.undecided || replies_oddly;
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -287,6 +299,7 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            undecided: false,
             looked_up: 0,
             skip: Skip::No,
             special: false,
@@ -296,6 +309,8 @@ impl Client {
             turn: Turn::No,
             has_place: false,
             departure: Departure::No,
+            many: None,
+            subscriber: None,
             session,
         }
     }

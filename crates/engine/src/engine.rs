@@ -17,6 +17,7 @@ use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::memcached::{Asking, Notes};
 use crate::moving::Moving;
 use crate::pool::Pool;
 use crate::pressure::Pressure;
@@ -117,6 +118,8 @@ pub struct Engine {
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
     pub(crate) scratch: Scratch,
+    pub(crate) asking: Asking,
+    pub(crate) notes: Notes,
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
     pub(crate) clients_seen: u64,
@@ -128,6 +131,7 @@ pub struct Engine {
 pub(crate) struct Scratch {
     pub(crate) redis: Spares<Box<resp::RequestParser>>,
     pub(crate) memcached: Spares<Box<memcached::RequestParser>>,
+    pub(crate) binary: Spares<Box<memcached::binary::RequestParser>>,
     pub(crate) keys: Vec<Span>,
     pub(crate) split: crate::dispatch::Split,
     /// A reply while it is written.
@@ -141,6 +145,7 @@ impl Scratch {
     fn trim(&mut self) {
         self.redis.trim(drop);
         self.memcached.trim(drop);
+        self.binary.trim(drop);
         self.gathers.trim(drop);
         self.calls.trim(drop);
         self.keys.clear();
@@ -196,6 +201,8 @@ impl Engine {
             resumable: Vec::new(),
             moving: Moving::default(),
             scratch: Scratch::default(),
+            asking: Asking::default(),
+            notes: Notes::default(),
             departed: Vec::new(),
             clients_seen: 0,
             draining: false,
@@ -224,7 +231,7 @@ impl Engine {
             protocol: config.protocol,
             dialect: config.variants[0].dialect,
             database: None,
-            authenticated: config.auth.is_none(),
+            authenticated: config.is_open(),
             profile: None,
             no_evict: false,
             since_us: now.as_micros() as i64,
@@ -235,7 +242,13 @@ impl Engine {
         config.places_taken += u64::from(has_place);
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let lane_choice = self.clients_seen as u32;
-        let client = Client { has_place, ..Client::new(pool, lane_choice, session) };
+        let undecided = self.is_undecided(pool);
+        let client = Client {
+            has_place,
+            undecided,
+            special: undecided,
+            ..Client::new(pool, lane_choice, session)
+        };
         let (index, generation) = self.clients.insert(client);
         let conn = ConnId::client(index, generation);
         self.leave_new(index);
@@ -396,6 +409,8 @@ impl Engine {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_feeds();
+                    self.tend_strained();
                     self.tend_sessions();
                     self.tend_variants();
                     self.check_stall();
@@ -410,8 +425,10 @@ impl Engine {
     fn give_back(&mut self) {
         self.bufs.trim();
         self.scratch.trim();
+        self.notes.trim(&self.requests);
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
+        self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
         shrink(&mut self.dirty_clients);
         shrink(&mut self.patient_clients);
         shrink(&mut self.dirty_lanes);

@@ -37,6 +37,7 @@ mod moving;
 mod pool;
 mod pressure;
 mod private;
+mod pubsub;
 mod redis;
 mod request;
 mod requests;
