@@ -447,6 +447,7 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         self.leave_line(index);
+        self.tours.remove(&index);
         let mut client = self.clients.remove(index);
         let blocking = client.blocking.take();
         let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);
