@@ -240,6 +240,7 @@ impl Engine {
                 if let Some(cashew_protocol::resp::Reply::Integer(id)) = id {
                     self.lanes[lane as usize].peer_id = id.unsigned_abs();
                 }
+                self.withdraw_due(lane);
             }
         }
     }
@@ -392,7 +393,7 @@ impl Engine {
             self.free_request(at);
             at = next;
         }
-        self.publish_session(index);
+        self.publish_queues(index);
     }
 
     /// Whether a connection of the lane that is about to end had begun something that cannot be
