@@ -312,7 +312,7 @@ impl Oracle {
             _ => {}
         }
         if self.few_sessions && is_session_refusal(&entry.request, reply) {
-            self.counts.errors += 1;
+            self.counts.aborts += 1;
             return;
         }
         let is_refusal = |part: &Part| {

@@ -197,7 +197,9 @@ impl Server {
         };
         session.output.extend_from_slice(&reply);
         fabric.trace.quote(now, "server ends a wait", [self.id.into(), conn.into(), 0], &reply);
-        if blocked.element.is_some() {
+        // What is given to a connection that ends at the same moment is lost, here as elsewhere.
+        let is_lost = fabric.network.is_closed(conn, Side::Gateway);
+        if blocked.element.is_some() && !is_lost {
             fabric.oracle.counts.waits += 1;
             let outcome = Outcome::good(reply);
             self.report(conn, &blocked.tag, key, None, &outcome, false, fabric);
