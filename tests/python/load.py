@@ -16,7 +16,7 @@ from harness import connect, resp, wait_until
 
 KEYS = 500
 #: Longest that a reply may take before it counts as lost.
-PATIENCE = 10.0
+PATIENCE = 20.0
 
 
 def key(number):

@@ -421,3 +421,40 @@ def test_keys_are_carried_where_it_is_asked_for(stack, place):
         conn.send(resp("RENAME", a, b) + resp("STRLEN", b) + resp("EXISTS", a))
         assert [conn.reply() for _ in range(3)] == ["OK", 3_000_000, 0]
         assert sum(server.call("DBSIZE") for server in stack.servers) == 1
+
+
+# -------------------------------------------------------------------------- scripts that were lost
+
+
+def test_a_server_that_lost_its_scripts_gets_them_back(place):
+    servers = [place.redis() for _ in range(3)]
+    pool = {**POOL, "servers": server_lines(servers)}
+    gateway = place.cashew({"p": pool}, {"worker_processes": 1})
+    gateway.wait_serving()
+    with gateway.connect() as conn:
+        loaded = conn.call("SCRIPT", "LOAD", "return redis.call('INCR', KEYS[1])").decode()
+        assert conn.call("EVAL", "return {KEYS[1], ARGV[1]}", 1, "key:0", "x") == [b"key:0", b"x"]
+        called = servers[0].call("SCRIPT", "LOAD", "return {KEYS[1], ARGV[1]}").decode()
+
+        def call_all(count):
+            for n in range(30):
+                assert conn.call("EVALSHA", loaded, 1, f"key:{n}") == count
+                assert conn.call("EVALSHA", called, 1, f"key:{n}", "y")[1] == b"y"
+
+        call_all(1)
+        for server in servers:
+            server.call("SCRIPT", "FLUSH")
+        call_all(2)
+        for server in servers:
+            server.stop()
+            server.start()
+        wait_until(lambda: not failing(conn), "the servers are back")
+        # All at once, in the order they are sent.
+        conn.send(b"".join(resp("EVALSHA", loaded, 1, f"key:{n % 30}") + resp("GET", f"key:{n % 30}")
+                           for n in range(90)))
+        for n in range(90):
+            assert conn.reply() == n // 30 + 1
+            assert conn.reply() == b"%d" % (n // 30 + 1)
+        assert conn.error("EVALSHA", "0" * 40, 1, "key").startswith("NOSCRIPT ")
+        conn.call("SCRIPT", "FLUSH")
+        assert conn.error("EVALSHA", loaded, 1, "key").startswith("NOSCRIPT ")

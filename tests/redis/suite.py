@@ -38,7 +38,7 @@ OMITTED = {
 
 #: Seconds without a word from a test until its connections are cut, and how often that happens
 #: until the unit is begun anew without that test.
-SILENCE = 15.0
+SILENCE = 30.0
 CUTS = 3
 #: Seconds for one run of a unit, and how often it is begun.
 UNIT_SECONDS = 240.0
@@ -66,7 +66,7 @@ class Bare:
     """A server by itself."""
 
     def __init__(self, directory):
-        self.server = server(directory)
+        self.server = server(directory, 0)
         self.port = self.server.port
 
     def cut(self):
@@ -84,7 +84,7 @@ class Behind:
     """Servers behind a gateway."""
 
     def __init__(self, directory, count):
-        self.servers = [server(directory) for _ in range(count)]
+        self.servers = [server(directory, number) for number in range(count)]
         pool = {"redis": True, "hash_tag": '"{}"', "servers": server_lines(self.servers)}
         self.gateway = Gateway(directory, {"alpha": pool}, {"worker_processes": 2})
         self.gateway.wait_serving()
@@ -92,7 +92,8 @@ class Behind:
 
     def cut(self):
         self.gateway.process.kill()
-        wait_until(lambda: not accepts(self.port), "the gateway's workers are gone")
+        for port in (self.port, self.gateway.stats_port):
+            wait_until(lambda: not accepts(port), "the gateway's workers are gone")
         self.gateway.process.start()
 
     def trouble(self):
@@ -103,12 +104,15 @@ class Behind:
         return "\n".join(lines[:20])
 
     def stop(self):
-        self.gateway.stop()
+        self.gateway.process.stop()
         for each in self.servers:
             each.stop()
 
 
-def server(directory):
+def server(directory, number):
+    """A server with files of its own, which tests have it write and read again."""
+    directory = directory / f"server-{number}"
+    directory.mkdir()
     return Redis(directory, "--enable-protected-configs", "yes", "--enable-module-command", "yes")
 
 

@@ -70,7 +70,9 @@ pub enum ToChild {
     /// Hand sessions over that together caused at most this share of this worker's requests lately.
     Shed { permille: u32 },
     /// Serve a session of another worker. Carries its socket, and a sealed memfd with what was
-    /// received and not consumed, then what is still to be written, unless both are empty.
+    /// received and not consumed, then what is still to be written, unless both are empty. Answered
+    /// by [`ToMaster::Adopted`] before anything is done with it: the session of a worker that dies
+    /// without that can be given to another one.
     Adopt { session: Session },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
@@ -127,4 +129,6 @@ pub enum ToMaster {
     HandOver {
         session: Session,
     },
+    /// The next of the sessions it was told to adopt is its own from now on.
+    Adopted,
 }

@@ -8,7 +8,7 @@
 use cashew_placement::HashTag;
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
-use cashew_protocol::resp::encode;
+use cashew_protocol::resp::{self, encode};
 
 use crate::clients::Plan;
 use crate::dispatch::{Payload, Split};
@@ -224,7 +224,7 @@ impl Engine {
         let second = if next == NONE { Vec::new() } else { self.take_reply(next) };
         self.free_fragments(fragments);
         let is_client_gone = self.requests[parent].client == NONE;
-        let error = [&first, &second].into_iter().find(|reply| fan::is_error(reply));
+        let error = [&first, &second].into_iter().find(|reply| resp::is_error(reply));
         let reply: &[u8] = match (carry.stage, error) {
             (Stage::Store, Some(error)) if error.starts_with(b"-BUSYKEY") => NOT_DONE,
             (_, Some(error)) => error,
@@ -267,7 +267,7 @@ impl Engine {
 
     /// Answers with a reply; an error says where the key is.
     fn end_carry(&mut self, parent: u32, carry: Box<Carry>, reply: &[u8]) {
-        let is_in_both = carry.stage == Stage::Remove && fan::is_error(reply);
+        let is_in_both = carry.stage == Stage::Remove && resp::is_error(reply);
         self.recycle_merge(Merge::Carry(carry));
         if self.requests[parent].client == NONE {
             self.free_request(parent);

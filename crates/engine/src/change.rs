@@ -290,12 +290,15 @@ impl Engine {
         if let Some(first) = self.vacant.take(count) {
             for lane in &mut self.lanes[first as usize..(first + count) as usize] {
                 // No connection has the name of an earlier one.
-                *lane = Lane { generation: lane.generation, ..Lane::new(place, variant, dialect) };
+                lane.renew(Lane::new(place, variant, dialect));
             }
             return first;
         }
         let first = self.lanes.len() as u32;
-        self.lanes.extend((0..count).map(|_| Lane::new(place, variant, dialect)));
+        let slots = first..first + count;
+        let lane = |slot| Lane { slot, ..Lane::new(place, variant, dialect) };
+        self.lanes.extend(slots.clone().map(lane));
+        self.lane_at.extend(slots);
         first
     }
 
@@ -434,7 +437,7 @@ impl Engine {
     pub(crate) fn vacate(&mut self, range: Range<u32>) {
         for lane in &mut self.lanes[range.start as usize..range.end as usize] {
             debug_assert!(!lane.is_taken() && lane.output.is_empty() && !lane.has_connection());
-            *lane = Lane { generation: lane.generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
+            lane.renew(Lane::new((0, 0), 0, Dialect::Resp2));
         }
         self.vacant.give(range);
     }
@@ -503,11 +506,11 @@ impl Engine {
     /// Actions that nobody has seen yet will be carried out by the new numbers.
     fn renumber_actions(&mut self, places: &Places, in_use: u32) {
         let mut never = Vec::new();
-        let lanes = &self.lanes;
+        let (lanes, lane_at) = (&self.lanes, &self.lane_at);
         let in_use = |pool: u32| pool < in_use;
         self.actions.retain_mut(|action| match action {
             Action::Connect { conn, pool, server } => {
-                let lane = &lanes[conn.index() as usize];
+                let lane = &lanes[lane_at[conn.index() as usize] as usize];
                 let is_current = lane.conn == *conn && lane.has_connection();
                 match places.server(*pool, *server).filter(|_| is_current) {
                     Some(place) => (*pool, *server) = place,

@@ -62,6 +62,9 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
     pub(crate) noreply: bool,
+    /// The pool's `commands_version` when a server was asked about the command of the request at the
+    /// front, or 0.
+    pub(crate) looked_up: u8,
     pub(crate) skip: Skip,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
@@ -285,6 +288,7 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            looked_up: 0,
             skip: Skip::No,
             special: false,
             is_muted: false,

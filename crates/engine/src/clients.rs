@@ -591,7 +591,8 @@ impl Engine {
             | Role::Fragment { .. }
             | Role::Probe { .. }
             | Role::Blocked
-            | Role::Own(_) => request.in_lane,
+            | Role::Own(_)
+            | Role::Call(_) => request.in_lane,
         };
         if !waits {
             self.free_request(index);
@@ -604,8 +605,14 @@ impl Engine {
     pub(crate) fn free_request(&mut self, index: u32) {
         let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
-        if let Role::Parent { merge, .. } = std::mem::replace(&mut request.role, Role::Single) {
-            self.recycle_merge(merge);
+        match std::mem::replace(&mut request.role, Role::Single) {
+            Role::Parent { merge, .. } => self.recycle_merge(merge),
+            Role::Call(call) => self.recycle_call(call),
+            Role::Single
+            | Role::Fragment { .. }
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_) => {}
         }
         self.requests.remove(index);
     }

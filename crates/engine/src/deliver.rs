@@ -28,7 +28,8 @@ impl Engine {
             | Role::Parent { .. }
             | Role::Probe { .. }
             | Role::Blocked
-            | Role::Own(_) => request.client,
+            | Role::Own(_)
+            | Role::Call(_) => request.client,
         }
     }
 
@@ -90,6 +91,10 @@ impl Engine {
                 return;
             }
         }
+        if let Role::Call(_) = request.role {
+            self.call_answered(index, bytes);
+            return;
+        }
         self.hold(index, bytes);
         let reply = std::mem::take(&mut self.requests[index].reply);
         self.deliver_buf(index, reply);
@@ -108,6 +113,9 @@ impl Engine {
 
     /// A whole reply in a buffer; the request has left its lane.
     pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+        if let Role::Call(_) = self.requests[index].role {
+            self.call_is_over(index);
+        }
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
@@ -139,11 +147,17 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
+            Role::Call(_) => unreachable!("it was ended above"),
         }
     }
 
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
+        if let Role::Call(_) = self.requests[index].role
+            && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
+        {
+            self.call_is_over(index);
+        }
         let request = &mut self.requests[index];
         request.arrived += bytes.len() as u64;
         let client = request.client;
@@ -285,15 +299,23 @@ impl Engine {
 
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
-        // No merged reply is longer than what it is made of, but for a number's digits.
+        if let Merge::Learn(name) = merge {
+            let pool = self.requests[parent].pool as usize;
+            self.pools[pool].learn(name, &self.requests[fragments].reply);
+            return Vec::new();
+        }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
+        // Few merged replies are longer than what they are made of, but for a number's digits.
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
+        let room = out.capacity();
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) | Merge::Page(_) => fan::is_error,
-            Merge::Fan(fan) if !fan::tolerates(*fan) => fan::is_error,
-            Merge::Same => |reply| fan::is_error(reply) || memcached::is_error(reply),
+            Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
+            Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
-            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) => |_| false,
+            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) | Merge::Last => {
+                |_| false
+            }
         };
         if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
             out.extend_from_slice(error);
@@ -302,6 +324,7 @@ impl Engine {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         let merged = match merge {
+            Merge::Learn(_) => unreachable!("told apart above"),
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
@@ -310,6 +333,7 @@ impl Engine {
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
             Merge::Round(_) | Merge::Carry(_) => {
                 unreachable!("their replies are seen to elsewhere")
@@ -322,6 +346,7 @@ impl Engine {
             out.clear();
             Failure::BadReply.write_reply(self.pools[pool as usize].protocol, &mut out);
         }
+        self.bufs.charge(out.capacity() - room);
         out
     }
 
@@ -420,6 +445,11 @@ fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> 
         sum = sum.checked_add(count)?;
     }
     encode::write_integer(out, sum);
+    Some(())
+}
+
+fn merge_last<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    out.extend_from_slice(replies.last()?);
     Some(())
 }
 

@@ -408,7 +408,12 @@ impl Engine {
                 self.bufs.give(round.text);
             }
             Merge::Carry(carry) => self.recycle_carry(*carry),
-            Merge::Sum | Merge::Same | Merge::Fan(_) | Merge::Page(_) => {}
+            Merge::Sum
+            | Merge::Same
+            | Merge::Fan(_)
+            | Merge::Page(_)
+            | Merge::Learn(_)
+            | Merge::Last => {}
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
 use crate::rng::Rng;
+use crate::scripts::Call;
 use crate::slab::Slab;
 use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
@@ -94,9 +95,9 @@ pub struct Engine {
     /// Connections for sessions there are, and may be, over all servers.
     pub(crate) session_links: u64,
     pub(crate) sessions_max: u64,
-    /// Connections that another lane has than the one by whose number they are named, with that
-    /// lane.
-    pub(crate) called: Vec<(ConnId, u32)>,
+    /// By the slot that its connections are named by: the lane. Most are at their own number, see
+    /// [`crate::aside`].
+    pub(crate) lane_at: Vec<u32>,
     pub(crate) clients: Slab<Client>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
@@ -129,6 +130,7 @@ pub(crate) struct Scratch {
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
+    pub(crate) calls: Spares<Box<Call>>,
     pub(crate) places: Vec<crate::deliver::Place>,
 }
 
@@ -137,6 +139,7 @@ impl Scratch {
         self.redis.trim(drop);
         self.memcached.trim(drop);
         self.gathers.trim(drop);
+        self.calls.trim(drop);
         self.keys.clear();
         self.places.clear();
         shrink(&mut self.keys);
@@ -173,7 +176,7 @@ impl Engine {
             private_lanes: Vec::new(),
             session_links: 0,
             sessions_max: u64::MAX,
-            called: Vec::new(),
+            lane_at: Vec::new(),
             clients: Slab::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
@@ -625,7 +628,7 @@ impl Engine {
         if lane.conn == conn {
             return lane.has_connection().then_some(conn.index());
         }
-        self.called_lane(conn)
+        self.lane_elsewhere(conn)
     }
 
     pub(crate) fn client_conn(&self, client: u32) -> ConnId {

@@ -154,7 +154,9 @@ impl Engine {
     fn express_replies_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
-        let is_clear = matches!(lane.link, Link::Ready { .. }) && pool.large_replies.is_empty();
+        let is_clear = matches!(lane.link, Link::Ready { .. })
+            && pool.large_replies.is_empty()
+            && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;
         }
@@ -163,7 +165,7 @@ impl Engine {
         while lane.in_flight > 0 {
             let head = lane.head;
             let request = &mut self.requests[head];
-            // Where nothing of the reply has arrived, the lane's scanner is at its start.
+            // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
             let is_plain = matches!(request.role, Role::Single)
                 && request.client != NONE
                 && !request.silent

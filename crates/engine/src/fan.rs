@@ -14,8 +14,8 @@ mod merge;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{Access, Command, Fan, wrong_arity_error};
-use cashew_protocol::resp::{Version, encode};
+use cashew_protocol::redis::{Access, Command, Fan, Group, wrong_arity_error};
+use cashew_protocol::resp::{self, Version, encode};
 
 use crate::bulk::BULK_SIZE;
 use crate::client::Client;
@@ -27,11 +27,10 @@ use crate::pool::Server;
 use crate::redis::REDIS_VERSION;
 use crate::request::{Merge, Role};
 use crate::slab::NONE;
-use crate::variant::Dialect;
 
 use cursor::Cursor;
 pub(crate) use cursor::Walk;
-pub(crate) use merge::{is_error, is_null, merge, text};
+pub(crate) use merge::{is_null, merge, text};
 
 /// What an argument begins with that names the only server to be asked.
 const ADDRESS: &[u8] = b"server:";
@@ -46,7 +45,7 @@ const QUOTED_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Named {
     fan: Fan,
-    dialect: Dialect,
+    version: Version,
     /// In the order of the fragments.
     names: Vec<Box<str>>,
 }
@@ -142,12 +141,16 @@ impl Engine {
             return plan;
         }
         if fan == Fan::Info && asks_for_own(bytes, args) {
-            let dialect = self.clients[client].session.dialect;
+            let version = self.resp_of(client);
             let info = self.own_info(self.clients[client].pool);
-            return self.say_with(client, |out| write_info(out, dialect, &info));
+            return self.say_with(client, |out| write_info(out, version, &info));
         }
         if fan == Fan::AnyServer {
             return self.forward_anywhere(client, command.access, bytes.len());
+        }
+        if command.group == Group::Scripting {
+            let text = args.get(2).map_or(&b""[..], |arg| arg.of(bytes));
+            self.note_script_command(client, command, text);
         }
         let way = Way::of(fan, bytes.len());
         if way.is_apart() {
@@ -250,7 +253,7 @@ impl Engine {
         let client = &clients[client];
         let config = &pools[client.pool as usize].config.servers;
         let names = servers.iter().map(|&server| config[server as usize].name.as_str().into());
-        let named = Named { fan, dialect: client.session.dialect, names: names.collect() };
+        let named = Named { fan, version: client.session.dialect.resp(), names: names.collect() };
         self.bufs.charge(named.size());
         Merge::Named(Box::new(named))
     }
@@ -300,19 +303,19 @@ impl Engine {
     ) -> Option<()> {
         let replies = self.fragment_replies(fragments);
         if named.fan == Fan::PerServer {
-            merge::per_server(version(named.dialect), &named.names, replies, out);
+            merge::per_server(named.version, &named.names, replies, out);
             return Some(());
         }
         let texts = replies.clone().filter_map(merge::text);
         let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
         if texts.clone().next().is_none() {
-            out.extend_from_slice(replies.clone().find(|reply| is_error(reply))?);
+            out.extend_from_slice(replies.clone().find(|reply| resp::is_error(reply))?);
             return Some(());
         }
         let mut info = info::merge(texts, self.identity.process_id);
         info.push_str("\r\n");
         info.push_str(&self.own_info(self.requests[parent].pool));
-        write_info(out, named.dialect, &info);
+        write_info(out, named.version, &info);
         Some(())
     }
 
@@ -389,7 +392,7 @@ impl Engine {
             }
             return;
         }
-        let version = version(self.clients[client].session.dialect);
+        let version = self.resp_of(client);
         self.end_round(parent, round, |out| encode::write_null(out, version));
     }
 
@@ -552,13 +555,6 @@ fn state_of(server: &Server) -> &'static str {
     }
 }
 
-fn version(dialect: Dialect) -> Version {
-    match dialect {
-        Dialect::Resp3 => Version::Resp3,
-        Dialect::Resp2 | Dialect::Text => Version::Resp2,
-    }
-}
-
-fn write_info(out: &mut Vec<u8>, dialect: Dialect, info: &str) {
-    encode::write_verbatim(out, version(dialect), *b"txt", info.as_bytes());
+fn write_info(out: &mut Vec<u8>, version: Version, info: &str) {
+    encode::write_verbatim(out, version, *b"txt", info.as_bytes());
 }

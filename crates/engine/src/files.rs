@@ -2,9 +2,10 @@
 //! to clients.
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Pool, Protocol};
+use cashew_config::snapshot::{self, Protocol};
 
 use crate::engine::{Engine, lanes_here};
+use crate::pool::Pool;
 use crate::private::PRIVATE_LANES_MAX;
 
 /// The log, the channel to the master, epoll or io_uring with what wakes it, memory that is mapped,
@@ -43,7 +44,8 @@ impl OpenFiles {
     pub fn of(snapshot: &Snapshot, limit: u64) -> Self {
         let workers = snapshot.global.worker_processes;
         let connections = snapshot.pools.iter().map(|pool| {
-            connections_max(pool.servers.len(), lanes_here(pool.server_connections, 0, workers))
+            let shared = lanes_here(pool.server_connections, 0, workers);
+            connections_max(pool.servers.len(), shared, variants_reserved(pool.protocol))
         });
         let sessions = snapshot.pools.iter().map(|pool| sessions_max(pool, 0, workers));
         Self {
@@ -82,13 +84,24 @@ impl OpenFiles {
     }
 }
 
-/// Connections to that many servers at once: shared lanes, one for what is large, private ones.
-fn connections_max(servers: usize, shared_lanes: u32) -> u64 {
-    servers as u64 * (u64::from(shared_lanes) + 1 + PRIVATE_LANES_MAX as u64)
+/// Connections to that many servers at once: shared lanes and one for what is large, of each variant,
+/// and private ones.
+fn connections_max(servers: usize, shared_lanes: u32, variants: usize) -> u64 {
+    let of_variants = variants as u64 * (u64::from(shared_lanes) + 1);
+    servers as u64 * (of_variants + PRIVATE_LANES_MAX as u64)
+}
+
+/// For so many variants clients leave files in any case: most speak RESP2 or RESP3, and stay in the
+/// database that they begin with.
+fn variants_reserved(protocol: Protocol) -> usize {
+    match protocol {
+        Protocol::Redis => 2,
+        Protocol::Memcached => 1,
+    }
 }
 
 /// Connections to all servers of a pool that clients may lease.
-pub(crate) fn sessions_max(pool: &Pool, rank: u32, workers: u32) -> u64 {
+pub(crate) fn sessions_max(pool: &snapshot::Pool, rank: u32, workers: u32) -> u64 {
     match pool.protocol {
         Protocol::Redis => {
             let each = lanes_here(pool.session_connections, rank, workers);
@@ -108,8 +121,12 @@ impl Engine {
     /// How many connections to servers there may be at once, those of removed pools that still have
     /// clients among them.
     pub fn server_connections_max(&self) -> u64 {
-        let servers = self.pools.iter().flat_map(|pool| &pool.servers);
-        servers.map(|server| connections_max(1, server.lanes)).sum()
+        let of_pool = |pool: &Pool| -> u64 {
+            let open = pool.usage.iter().filter(|usage| usage.is_open).count();
+            let variants = open.max(variants_reserved(pool.protocol));
+            pool.servers.iter().map(|server| connections_max(1, server.lanes, variants)).sum()
+        };
+        self.pools.iter().map(of_pool).sum()
     }
 }
 
@@ -128,7 +145,7 @@ mod tests {
             "global: {{worker_processes: {workers}}}
 pools:
   a: {{listen: 127.0.0.1:1, server_connections: 5, servers: ['h:1:1', 'h:2:1', 'h:3:1']}}
-  b: {{listen: 127.0.0.1:2, redis: true, session_connections: 7, servers: ['h:1:1']}}"
+  b: {{redis: true, session_connections: 7, listen: 127.0.0.1:2, servers: ['h:1:1']}}"
         );
         match cashew_config::parse("f", &text, &Context::of_system()) {
             Ok(loaded) => loaded.snapshot,
@@ -140,24 +157,24 @@ pools:
     fn clients_have_what_is_not_reserved() {
         // Of five connections the first of two workers has three.
         let files = OpenFiles::of(&snapshot(2), 1024);
-        assert_eq!(files.server_connections, 3 * (3 + 5) + (1 + 5));
+        assert_eq!(files.server_connections, 3 * (3 + 5) + (2 * 2 + 4));
         assert_eq!((files.session_connections, files.sessions()), (4, 4));
-        assert_eq!(files.reserved(), 30 + 4 + 2 + 32);
-        assert_eq!((files.clients(), files.is_short()), (1024 - 68, false));
+        assert_eq!(files.reserved(), 32 + 4 + 2 + 32);
+        assert_eq!((files.clients(), files.is_short()), (1024 - 70, false));
         assert_eq!(OpenFiles::of(&snapshot(2), 12).sessions(), 3);
         let alone = OpenFiles::of(&snapshot(0), 1024);
-        assert_eq!(alone.server_connections, 3 * (5 + 5) + (1 + 5));
-        assert_eq!(alone.clients(), 1024 - (36 + 7 + 2 + 32 + 2 + 64));
+        assert_eq!(alone.server_connections, 3 * (5 + 5) + (2 * 2 + 4));
+        assert_eq!(alone.clients(), 1024 - (38 + 7 + 2 + 32 + 2 + 64));
     }
 
     #[test]
     fn some_clients_are_let_in_by_the_smallest_limit() {
         let files = |limit| OpenFiles::of(&snapshot(2), limit);
-        assert_eq!((files(76).clients(), files(76).is_short()), (9, true));
-        assert_eq!((files(78).clients(), files(78).is_short()), (10, false));
+        assert_eq!((files(77).clients(), files(77).is_short()), (9, true));
+        assert_eq!((files(80).clients(), files(80).is_short()), (10, false));
         assert_eq!((files(64).clients(), files(64).is_short()), (8, true));
         assert_eq!((files(3).clients(), files(3).is_short()), (1, true));
-        assert_eq!(files(u64::MAX).clients(), u64::MAX - 68);
+        assert_eq!(files(u64::MAX).clients(), u64::MAX - 70);
     }
 
     #[test]

@@ -27,7 +27,10 @@ pub(crate) struct Lane {
     /// What its connection agrees on, by the pool's numbers.
     pub(crate) variant: u16,
     pub(crate) link: Link,
-    /// How many connections it has had, which tells their names apart.
+    /// By which its connections are named, together with `generation`. Two lanes exchange theirs,
+    /// never more than one has the same.
+    pub(crate) slot: u32,
+    /// How many connections have been named by `slot`.
     pub(crate) generation: u32,
     /// The current connection, or the last one.
     pub(crate) conn: ConnId,
@@ -189,6 +192,7 @@ impl Lane {
             server,
             variant,
             link: Link::Idle,
+            slot: NONE,
             generation: 0,
             conn: ConnId::lane(0, 0),
             attempts: 0,
@@ -221,6 +225,12 @@ impl Lane {
             paused: false,
             upload: NONE,
         }
+    }
+
+    /// Makes it another lane, whose connections get names that none had before.
+    pub(crate) fn renew(&mut self, lane: Self) {
+        let Self { slot, generation, .. } = *self;
+        *self = Self { slot, generation, ..lane };
     }
 
     /// Whether nothing is on its way here.

@@ -39,7 +39,7 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let deadline = pool.connect_deadline(self.now);
         lane.generation = lane.generation.wrapping_add(1);
-        lane.conn = ConnId::lane(index, lane.generation);
+        lane.conn = ConnId::lane(lane.slot, lane.generation);
         lane.link = Link::Connecting { deadline };
         self.session_links += u64::from(lane.is_session);
         lane.dirty = false;
@@ -84,6 +84,8 @@ impl Engine {
         let is_greeting = handshake.replies_owed > 0;
         lane.link = Link::Handshaking { deadline };
         let server = self.server_of(index);
+        // It may be another process that has been started in the place of the last one.
+        server.scripts_seen.clear();
         server.connections += 1;
         self.publish_connections(index);
         if is_greeting {
@@ -191,12 +193,12 @@ impl Engine {
                 continue;
             }
             let lane = &mut self.lanes[index as usize];
-            if matches!(lane.link, Link::Handshaking { .. }) {
-                bytes = self.handshake_received(index, bytes);
-                continue;
-            }
             if lane.scanner.is_push(bytes) {
                 bytes = self.push_received(index, bytes);
+                continue;
+            }
+            if matches!(lane.link, Link::Handshaking { .. }) {
+                bytes = self.handshake_received(index, bytes);
                 continue;
             }
             // A request may be refused before all of it is written, an unwritten one may not.
@@ -599,7 +601,11 @@ impl Engine {
                 self.wait_failed(index);
                 return;
             }
-            Role::Single | Role::Parent { .. } | Role::Fragment { .. } | Role::Blocked => {}
+            Role::Single
+            | Role::Parent { .. }
+            | Role::Fragment { .. }
+            | Role::Blocked
+            | Role::Call(_) => {}
         }
         if request.streaming && request.client != NONE {
             // Half of a reply is with the client: nothing sensible can follow it.

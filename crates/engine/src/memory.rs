@@ -13,7 +13,9 @@ use crate::files::{OpenFiles, sessions_max};
 use crate::lease::UNSENT_MAX;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
+use crate::scripts::SCRIPTS_SIZE_MAX;
 use crate::transaction::EARLY_SIZE_MAX;
+use crate::variant::VARIANTS_MAX;
 
 /// The executable and its libraries, its stack, the resolver's thread.
 const PROGRAM: u64 = 12 << 20;
@@ -127,7 +129,15 @@ impl MemoryBound {
 
 fn lanes(pool: &Pool, workers: u32) -> u64 {
     let shared = lanes_here(pool.server_connections, 0, workers);
-    (u64::from(shared) + 1) * pool.servers.len() as u64
+    (u64::from(shared) + 1) * pool.servers.len() as u64 * variants(pool)
+}
+
+/// Of the lanes: of each protocol version and database.
+fn variants(pool: &Pool) -> u64 {
+    match pool.protocol {
+        Protocol::Redis => (2 * u64::from(pool.databases)).min(VARIANTS_MAX as u64),
+        Protocol::Memcached => 1,
+    }
 }
 
 fn private_lanes(pool: &Pool) -> u64 {
@@ -141,7 +151,8 @@ fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
         _ => 0,
     };
     let lanes = lanes(pool, workers) + private_lanes(pool) + sessions_max(pool, 0, workers);
-    POOL + servers * SERVER + slots * SLOT + lanes * LANE
+    let scripts = if pool.protocol == Protocol::Redis { SCRIPTS_SIZE_MAX as u64 } else { 0 };
+    POOL + scripts + servers * SERVER + slots * SLOT + lanes * LANE
 }
 
 fn arguments(pool: &Pool) -> u64 {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, Protocol};
 use cashew_metrics::{PoolId, ServerId};
+use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
 use crate::client::Session;
@@ -12,6 +13,7 @@ use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::router::Router;
+use crate::scripts::{Scripts, Seen};
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::variant::{Dialect, Usage, Variant};
@@ -36,10 +38,17 @@ pub(crate) struct Pool {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    /// Those that are not in the table.
+    pub(crate) commands: CustomCommands,
+    /// What servers told of them.
+    pub(crate) learnt: Vec<Definition>,
+    /// Another one when what was learnt is forgotten; never 0.
+    pub(crate) commands_version: u8,
     /// A server refused RESP3: until then clients are, too.
     pub(crate) no_resp3_until: Time,
     /// What cursors of SCAN are about.
     pub(crate) walk: Walk,
+    pub(crate) scripts: Scripts,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -102,6 +111,7 @@ pub(crate) struct Server {
     /// When it is asked whether it is well, while it is ejected.
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
+    pub(crate) scripts_seen: Seen,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
@@ -174,8 +184,12 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            commands: CustomCommands::default(),
+            learnt: Vec::new(),
+            commands_version: 0,
             no_resp3_until: Time::ZERO,
             walk: Walk::new(&config.servers),
+            scripts: Scripts::default(),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -203,6 +217,9 @@ impl Pool {
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+        self.commands_version = self.commands_version % u8::MAX + 1;
+        self.learnt.clear();
+        self.define_commands();
     }
 
     /// What lanes a client of this session takes.
@@ -252,6 +269,7 @@ impl Server {
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,
             queues: Queues::default(),
+            scripts_seen: Seen::default(),
             private_lanes: Vec::new(),
             waiting: Vec::new(),
             session_lanes: Vec::new(),

@@ -239,8 +239,6 @@ impl Engine {
         (lane.peer_id, lane.leased_at) = (0, 0);
         let link = std::mem::replace(&mut lane.link, Link::Idle);
         lane.generation = lane.generation.wrapping_add(1);
-        let conn = lane.conn;
-        self.called.retain(|&(name, _)| name != conn);
         lane.dirty = false;
         lane.paused = false;
         lane.handshake.output.clear(&mut self.bufs);

@@ -1,9 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{
-    self, Command, CustomCommands, Fan, Local, Lookup, Rule, SessionRule,
-};
+use cashew_protocol::redis::{self, Command, Fan, Group, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -12,6 +10,7 @@ use crate::clients::Plan;
 use crate::dispatch::FragmentText;
 use crate::engine::Engine;
 use crate::request::Merge;
+use crate::session::NO_DATABASE;
 
 /// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
 /// use.
@@ -33,7 +32,13 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
-        let lookup = table::find(bytes, args);
+        let mut lookup = table::find(bytes, args);
+        if let Lookup::UnknownCommand = lookup {
+            match self.look_further(client, bytes, args) {
+                Ok(further) => lookup = further,
+                Err(plan) => return plan,
+            }
+        }
         if self.clients[client].special && self.is_queueing(client) {
             return self.queue_redis(client, lookup, bytes, args);
         }
@@ -45,6 +50,12 @@ impl Engine {
                 self.say(client, NOT_AUTHENTICATED)
             }
             Lookup::Found(command) => match command.rule {
+                Rule::Forward | Rule::Single(_)
+                    if command.names_database()
+                        && self.names_other_database(client, command, bytes, args) =>
+                {
+                    self.say_error(client, NO_DATABASE)
+                }
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
@@ -112,7 +123,7 @@ impl Engine {
             let key = args[key].of(bytes);
             return self.forward_key(client, key, access, Expect::Line, bytes.len());
         }
-        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+        let plan = self.with_keys(client, command, bytes, args, |engine, keys, split| {
             if keys.is_empty() {
                 return engine.forward_anywhere(client, access, bytes.len());
             }
@@ -125,7 +136,11 @@ impl Engine {
                 Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
             }
-        })
+        });
+        if command.group == Group::Scripting {
+            self.note_script_call(client, command, bytes, args, &plan);
+        }
+        plan
     }
 
     /// Finds the keys of a command with the scratch memory for them.
@@ -235,10 +250,13 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => {
                 let version = self.resp_of(client);
-                let custom = CustomCommands::default();
-                self.say_with(client, |out| {
+                let pool = self.clients[client].pool as usize;
+                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let plan = self.say_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
-                })
+                });
+                self.pools[pool].commands = custom;
+                plan
             }
             Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),

@@ -8,6 +8,7 @@ use crate::buffer::BufPool;
 use crate::bulk::Mark;
 use crate::carry::Carry;
 use crate::fan::{Named, Page, Round};
+use crate::scripts::Call;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -61,6 +62,8 @@ pub(crate) enum Role {
         parent: u32,
         next: u32,
     },
+    /// As a single one, but for a reply that says that the server has lost its script.
+    Call(Box<Call>),
     /// Asks an ejected server whether it is well.
     Probe {
         server: u32,
@@ -91,6 +94,8 @@ pub(crate) enum Merge {
     Same,
     /// Arrays whose elements are dealt back to the positions of the keys.
     Elements(Box<Gather>),
+    /// What a server told of the command of this name: nothing for the client.
+    Learn(Box<str>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
     /// As the command says, which has no keys.
@@ -103,6 +108,8 @@ pub(crate) enum Merge {
     Round(Box<Round>),
     /// Stages of a key's way from one server to another.
     Carry(Box<Carry>),
+    /// The last reply is the answer, whatever the others are.
+    Last,
 }
 
 /// Which fragment answers which key.

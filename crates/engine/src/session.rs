@@ -5,6 +5,7 @@
 //! as what follows must not overtake what is on its way.
 
 use cashew_protocol::Span;
+use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Version, encode};
 
 use crate::client::{Client, Session, Skip};
@@ -19,7 +20,7 @@ const DIALECT_REFUSED_MS: u64 = 60_000;
 
 const NO_PROTO: &str = "NOPROTO unsupported protocol version";
 const NO_VARIANT: &str = "ERR too many databases are in use through this gateway at the moment";
-const NO_DATABASE: &str = "ERR DB index is out of range";
+pub(crate) const NO_DATABASE: &str = "ERR DB index is out of range";
 
 /// What HELLO asks for.
 #[derive(Default)]
@@ -82,6 +83,35 @@ impl Engine {
             Ok(Agreed::Yes) => self.say(client, b"+OK\r\n"),
             Ok(Agreed::Later) => Plan::Wait,
             Err(text) => self.say_error(client, text),
+        }
+    }
+
+    /// Whether the command is about a database that clients may not select.
+    pub(crate) fn names_other_database(
+        &self,
+        client: u32,
+        command: &Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> bool {
+        let arg = |at: usize| args.get(at).map(|span| span.of(bytes));
+        let config = &self.pools[self.clients[client].pool as usize].config;
+        let is_other = |text: Option<&[u8]>| {
+            // What is no number is for the server to refuse.
+            let index = text.and_then(resp::integer);
+            index.is_some_and(|index| match config.databases {
+                1 => index != i64::from(config.redis_db),
+                databases => !(0..i64::from(databases)).contains(&index),
+            })
+        };
+        match command.name {
+            "move" => is_other(arg(2)),
+            "swapdb" => is_other(arg(1)) || is_other(arg(2)),
+            "copy" => {
+                let is_db = |at: &usize| arg(*at).is_some_and(|a| a.eq_ignore_ascii_case(b"db"));
+                (3..args.len()).find(is_db).is_some_and(|at| is_other(arg(at + 1)))
+            }
+            _ => false,
         }
     }
 

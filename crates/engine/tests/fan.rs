@@ -29,6 +29,99 @@ fn merges(request: &str, replies: [&str; 3], merged: &str) {
     world.assert_idle();
 }
 
+/// The same for a client that speaks RESP3, whose lanes do, too.
+#[track_caller]
+fn merges_resp3(request: &str, replies: [&str; 3], merged: &str) {
+    let (mut world, client, _) = three_servers();
+    world.send(client, redis("HELLO 3"));
+    assert!(world.received(client).starts_with(b"%7\r\n"));
+    let request = redis(request);
+    world.send(client, &request);
+    for (server, reply) in replies.into_iter().enumerate() {
+        let lane = world.accept(server as u32);
+        world.expect(lane, redis("HELLO 3"));
+        world.send(lane, "%1\r\n+proto\r\n:3\r\n");
+        world.expect(lane, &request);
+        world.expect(client, "");
+        world.send(lane, reply);
+    }
+    world.expect(client, merged);
+    world.assert_idle();
+}
+
+#[test]
+fn replies_in_resp3_are_merged_in_resp3() {
+    merges_resp3("DBSIZE", [":3\r\n", ":0\r\n", ":4\r\n"], ":7\r\n");
+    merges_resp3("DBSIZE", [":3\r\n", "!6\r\nERR no\r\n", ":4\r\n"], "!6\r\nERR no\r\n");
+    merges_resp3("FLUSHALL", ["+OK\r\n"; 3], "+OK\r\n");
+    merges_resp3("LASTSAVE", [":2\r\n", ":1\r\n", ":3\r\n"], ":1\r\n");
+    merges_resp3(
+        "KEYS *",
+        ["*1\r\n$1\r\na\r\n", "*0\r\n", "*1\r\n$1\r\nb\r\n"],
+        "*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+    );
+    merges_resp3(
+        "SCRIPT EXISTS a b",
+        ["*2\r\n:1\r\n:1\r\n", "*2\r\n:1\r\n:0\r\n", "*2\r\n:1\r\n:1\r\n"],
+        "*2\r\n:1\r\n:0\r\n",
+    );
+    let counts = "*2\r\n$1\r\na\r\n:1\r\n";
+    merges_resp3("PUBSUB NUMSUB a", [counts; 3], "*2\r\n$1\r\na\r\n:3\r\n");
+    let idle = "-NOTBUSY none\r\n";
+    merges_resp3("SCRIPT KILL", [idle, idle, "+OK\r\n"], "+OK\r\n");
+    merges_resp3(
+        "MEMORY STATS",
+        ["%1\r\n+a\r\n,1.5\r\n", "_\r\n", "%0\r\n"],
+        "%3\r\n$2\r\ns0\r\n%1\r\n+a\r\n,1.5\r\n$2\r\ns1\r\n_\r\n$2\r\ns2\r\n%0\r\n",
+    );
+}
+
+#[test]
+fn a_client_of_resp3_gets_nulls_texts_and_cursors_in_its_own_way() {
+    let (mut world, client, _) = three_servers();
+    world.send(client, redis("HELLO 3"));
+    world.received(client);
+    let lanes = |world: &mut World| -> Vec<ConnId> {
+        let all: [Option<ConnId>; 3] = world.accept_all();
+        for lane in all.into_iter().flatten() {
+            if world.received(lane).starts_with(redis("HELLO 3").as_bytes()) {
+                world.send(lane, "%1\r\n+proto\r\n:3\r\n");
+            }
+        }
+        all.into_iter().flatten().collect()
+    };
+    world.send(client, redis("INFO"));
+    let [a, b, c] = lanes(&mut world)[..] else { panic!("three lanes") };
+    for lane in [a, b, c] {
+        world.expect(lane, redis("INFO"));
+        world.send(lane, "=14\r\ntxt:# X\r\na:1\r\n\r\n");
+    }
+    let reply = String::from_utf8(world.received(client)).unwrap();
+    let (header, rest) = reply.split_once("\r\n").unwrap();
+    assert_eq!(header, format!("={}", rest.len() - 2));
+    assert!(rest.starts_with("txt:# X\r\na:1\r\n\r\n# Cashew\r\n"), "{rest}");
+
+    world.send(client, redis("RANDOMKEY"));
+    for _ in 0..3 {
+        for lane in [a, b, c] {
+            if !world.received(lane).is_empty() {
+                world.send(lane, "_\r\n");
+            }
+        }
+    }
+    world.expect(client, "_\r\n");
+
+    world.send(client, redis("SCAN 0"));
+    world.expect(a, redis("SCAN 0"));
+    world.send(a, "*2\r\n$1\r\n5\r\n*0\r\n");
+    let (cursor, _) = page(&mut world, client);
+    world.send(client, redis(&format!("SCAN {cursor}")));
+    world.expect(a, redis("SCAN 5"));
+    world.send(a, "*2\r\n$1\r\n0\r\n*0\r\n");
+    page(&mut world, client);
+    world.assert_idle();
+}
+
 #[test]
 fn counts_of_all_servers_are_added() {
     merges("DBSIZE", [":3\r\n", ":0\r\n", ":4\r\n"], ":7\r\n");
@@ -363,6 +456,16 @@ fn info_is_put_together_and_the_gateway_adds_its_own() {
         world.send(lane, "-LOADING wait\r\n");
     }
     world.expect(client, "-LOADING wait\r\n");
+
+    // With what the gateway adds it is longer than a buffer for what it is made of.
+    world.send(client, redis("INFO"));
+    let line = format!("# Long\r\nline:{}\r\n", "x".repeat(900));
+    world.send(lanes[0], format!("${}\r\n{line}\r\n", line.len()));
+    world.send(lanes[1], "-LOADING wait\r\n");
+    world.send(lanes[2], "-LOADING wait\r\n");
+    let reply = String::from_utf8(world.received(client)).unwrap();
+    assert!(reply.len() > 1024 && reply.contains(&line) && reply.contains("# Cashew"), "{reply}");
+
     world.send(client, redis("INFO Cashew") + &redis("INFO gateway"));
     let reply = String::from_utf8(world.received(client)).unwrap();
     assert_eq!(reply.matches("# Cashew\r\ncashew_version:0.0.0\r\n").count(), 2, "{reply}");

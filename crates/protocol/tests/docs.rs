@@ -128,6 +128,9 @@ fn served(command: &Command) -> String {
         Rule::Split(Merge::AllOk) => "split, `+OK` when all say so".into(),
         Rule::Local(_) => "answered here".into(),
         Rule::Fan(fan) => fanned(fan).into(),
+        Rule::Block if command.keys == Keys::Streams => {
+            "forwarded, keys on one server; with BLOCK on a connection of its own".into()
+        }
         Rule::Block => "forwarded on a connection of its own, keys on one server".into(),
         Rule::Session(_) => "session".into(),
         Rule::Subscribe(_) => "subscription".into(),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::counts::Counts;
 use crate::redis_server::OUT_OF_MEMORY;
-use crate::request::{Answer, Outcome, Part, Request};
+use crate::request::{Answer, Outcome, Part, Request, Variant};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
 
@@ -24,6 +24,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) gateway: u32,
     /// The gateway had given the connection up before the server looked at what was on it.
     pub(crate) late: bool,
+    /// What the connection had agreed on.
+    pub(crate) variant: Variant,
     pub(crate) tag: &'a [u8],
     pub(crate) key: &'a [u8],
     pub(crate) payload: Option<&'a [u8]>,
@@ -200,7 +202,7 @@ impl Oracle {
     pub(crate) fn executed(&mut self, client: u32, execution: &Execution<'_>, now: u64) {
         self.counts.executions += 1;
         self.counts.late += u64::from(execution.late);
-        let Execution { pool, server, gateway, late, tag, key, payload, outcome, by_exec } =
+        let Execution { pool, server, gateway, late, tag, key, payload, outcome, by_exec, .. } =
             *execution;
         let what = || {
             let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
@@ -226,6 +228,8 @@ impl Oracle {
         }
         let is_queued = matches!(entry.request.answer, Answer::Session { .. });
         assert_eq!(is_queued, by_exec, "I1: {}: in a transaction or not", what());
+        let (was, due) = (execution.variant, entry.request.variant);
+        assert_eq!(was, due, "I1: {} on a connection of another kind", what());
         let is_here = ledger.pool == pool && ledger.gateways.contains(&gateway);
         assert!(is_here, "I1: {} elsewhere", what());
         // The gateway parses a request when its last byte is there, and no sooner, but what it
@@ -295,7 +299,7 @@ impl Oracle {
             let waited = now.saturating_sub(entry.read_at);
             assert!(waited <= patience_us, "I3: {waited} us for {}", what());
         }
-        if entry.request.expected().is_some_and(|expected| expected == reply) {
+        if entry.request.is_answered_by(reply) {
             let waited = now - entry.sent_at;
             self.counts.slowest_us = self.counts.slowest_us.max(waited);
             let slowest = &mut self.ledgers[client as usize].slowest_us;
@@ -308,7 +312,7 @@ impl Oracle {
                 self.counts.aborts += 1;
                 return;
             }
-            Answer::Wait { nil: true } if reply == NIL_ARRAY => return,
+            Answer::Wait { nil: true } if NILS.contains(&reply) => return,
             _ => {}
         }
         if self.few_sessions && is_session_refusal(&entry.request, reply) {
@@ -554,13 +558,13 @@ fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
     [tag, b"|", key].concat()
 }
 
-const NIL_ARRAY: &[u8] = b"*-1\r\n";
+const NILS: [&[u8]; 2] = [b"*-1\r\n", b"_\r\n"];
 const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
 
 /// What comes of a transaction whose server fails, or refuses a command of it.
 fn is_abort(request: &Request, reply: &[u8]) -> bool {
     let is_session = matches!(request.answer, Answer::Session { .. });
-    is_session && (reply == ABORT || reply == NIL_ARRAY || reply == OUT_OF_MEMORY)
+    is_session && (reply == ABORT || NILS.contains(&reply) || reply == OUT_OF_MEMORY)
 }
 
 /// There was no connection for a transaction or a blocking call.
@@ -570,8 +574,9 @@ fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
 }
 
 fn is_gateway_error(reply: &[u8]) -> bool {
-    const TEXTS: [&str; 11] = [
+    const TEXTS: [&str; 12] = [
         "Connection was taken back, since it was not used while others waited",
+        "DB index is out of range",
         "Connection refused",
         "Connection timed out",
         "Connection reset by peer",

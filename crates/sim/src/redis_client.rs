@@ -8,14 +8,17 @@ use cashew_placement::Distribution;
 use crate::client::{Asking, Keys};
 use crate::random::Random;
 use crate::redis_server::shared;
-use crate::request::{Access, Answer, Framing, Part, Request};
+use crate::request::{Access, Answer, Framing, Part, Request, Variant};
 
 pub(crate) struct RedisClient {
     pub(crate) keys: Keys,
     password: Option<String>,
     authenticated: bool,
     name: Option<String>,
-    database: u32,
+    variant: Variant,
+    /// Which databases it may select, and which one it has at first.
+    databases: u32,
+    redis_db: u32,
     number: u32,
     /// What is left to be asked of a transaction.
     script: VecDeque<Request>,
@@ -26,6 +29,7 @@ pub(crate) struct RedisClient {
 const OK: &[u8] = b"+OK\r\n";
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 const NIL_ARRAY: &[u8] = b"*-1\r\n";
+const NIL: &[u8] = b"_\r\n";
 const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
 const MOVED: &[u8] = b"-EXECABORT Transaction discarded because its keys may have moved to other \
                        servers meanwhile.\r\n";
@@ -38,7 +42,9 @@ impl RedisClient {
             password: config.redis_auth.clone(),
             authenticated: config.redis_auth.is_none(),
             name: None,
-            database: config.redis_db,
+            variant: Variant { resp3: false, database: config.redis_db },
+            databases: config.databases,
+            redis_db: config.redis_db,
             number: 0,
             script: VecDeque::new(),
             can_transact: config.distribution != Distribution::Random,
@@ -46,6 +52,33 @@ impl RedisClient {
     }
 
     pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
+        let may_skip = self.authenticated;
+        let mut request = self.any(asking);
+        // In MULTI it would be refused, and abort; of what waits it is known whether it is owed.
+        let is_session = matches!(request.answer, Answer::Session { .. } | Answer::Wait { .. });
+        let may_skip = may_skip && !is_session;
+        let is_local = matches!(request.answer, Answer::Local(_) | Answer::Greeting);
+        if may_skip && asking.random.percent(asking.temper.oddity / 4) && !request.last {
+            let skip = b"CLIENT REPLY SKIP\r\n".as_slice();
+            // Empty requests are no request to skip.
+            if !is_local || !request.bytes.starts_with(b"\r\n") {
+                request.bytes = [skip, &request.bytes].concat();
+                request.silent = true;
+            }
+        }
+        self.finished(request)
+    }
+
+    /// In the client's present dialect, and for its database.
+    fn finished(&self, mut request: Request) -> Request {
+        request.variant = self.variant;
+        if self.variant.resp3 {
+            request.framing = Framing::Resp3;
+        }
+        request
+    }
+
+    fn any(&mut self, asking: &mut Asking<'_>) -> Request {
         self.number += 1;
         if !self.authenticated {
             return self.introduction(asking);
@@ -150,7 +183,7 @@ impl RedisClient {
             script.push_back(say(&[b"GET"], words.as_bytes(), &[]));
         }
         let fair: &[&'static [u8]] = match asking.temper.unsettled {
-            true => &[NIL_ARRAY, MOVED],
+            true => &[if self.variant.resp3 { NIL } else { NIL_ARRAY }, MOVED],
             false => &[],
         };
         script.push_back(if is_discarded {
@@ -233,7 +266,7 @@ impl RedisClient {
     }
 
     fn oddity(&mut self, asking: &mut Asking<'_>) -> Request {
-        match asking.random.below(14) {
+        match asking.random.below(18) {
             0..=1 => local("PING\r\n", "+PONG\r\n"),
             2 => local("*2\r\n$4\r\nping\r\n$5\r\nhello\r\n", "$5\r\nhello\r\n"),
             3 => {
@@ -254,7 +287,17 @@ impl RedisClient {
                 "*4\r\n$4\r\nmset\r\n$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n",
                 "-ERR wrong number of arguments for 'mset' command\r\n",
             ),
-            7 => local(format!("SELECT {}\r\n", self.database), "+OK\r\n"),
+            7 => self.select(0),
+            14 => {
+                let database = asking.random.below(u64::from(self.databases)) as u32;
+                self.select(database)
+            }
+            15 | 16 => {
+                self.variant.resp3 = asking.random.percent(70);
+                let version = if self.variant.resp3 { 3 } else { 2 };
+                Request::new(format!("HELLO {version}\r\n"), Answer::Greeting, Framing::Resp)
+            }
+            17 => self.select(self.redis_db),
             8 => local("select 77\r\n", "-ERR DB index is out of range\r\n"),
             9 => {
                 let name = format!("n{}", self.number);
@@ -264,6 +307,7 @@ impl RedisClient {
             10 => {
                 let reply = match &self.name {
                     Some(name) => format!("${}\r\n{name}\r\n", name.len()),
+                    None if self.variant.resp3 => "_\r\n".to_owned(),
                     None => "$-1\r\n".to_owned(),
                 };
                 local("*2\r\n$6\r\nCLIENT\r\n$7\r\ngetname\r\n", reply)
@@ -275,9 +319,16 @@ impl RedisClient {
         }
     }
 
+    fn select(&mut self, database: u32) -> Request {
+        if self.databases > 1 {
+            self.variant.database = database;
+        }
+        local(format!("SELECT {database}\r\n"), "+OK\r\n")
+    }
+
     /// The last request: the gateway closes after its reply.
     pub(crate) fn farewell(&mut self, asking: &mut Asking<'_>) -> Request {
-        match asking.random.below(6) {
+        let request = match asking.random.below(6) {
             0..=2 => Request { last: true, ..local("QUIT\r\n", "+OK\r\n") },
             3 => refused(
                 "-ERR Protocol error: invalid multibulk length\r\n",
@@ -292,7 +343,8 @@ impl RedisClient {
                 "-ERR Protocol error: unbalanced quotes in request\r\n",
                 b"SET a \"b\r\n".to_vec(),
             ),
-        }
+        };
+        self.finished(request)
     }
 }
 

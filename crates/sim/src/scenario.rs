@@ -523,7 +523,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         reuseport: false,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
-        databases: 16,
+        databases: random.pick(&[1, 4, 16, 16]),
         preconnect: random.percent(40),
         auto_eject_hosts: random.percent(50),
         server_connections: random.range(1, 3) as u32,

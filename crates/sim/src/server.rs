@@ -10,7 +10,7 @@ use crate::memcached_server::MemcachedServer;
 use crate::network::{Side, piece};
 use crate::oracle::{Execution, owner_of};
 use crate::redis_server::RedisServer;
-use crate::request::Outcome;
+use crate::request::{Outcome, Variant};
 use crate::world::Fabric;
 
 /// Whether and how a server can be reached.
@@ -53,7 +53,7 @@ pub(crate) struct Session {
     output: Vec<u8>,
     /// Of the Redis kind: what has been agreed on.
     pub(crate) authenticated: bool,
-    pub(crate) database: u32,
+    pub(crate) variant: Variant,
     /// The connection's number, as CLIENT ID says it.
     pub(crate) id: u32,
     /// Commands queued since MULTI.
@@ -61,7 +61,7 @@ pub(crate) struct Session {
     /// One of them was refused.
     pub(crate) is_dirty: bool,
     /// Keys watched, and how often they had changed then.
-    pub(crate) watched: Vec<(Vec<u8>, u64)>,
+    pub(crate) watched: Vec<(Place, u64)>,
     /// Whose transaction or watch this is.
     pub(crate) owner: Option<u32>,
     pub(crate) blocked: Option<Blocked>,
@@ -70,6 +70,16 @@ pub(crate) struct Session {
     /// The connection ends in the middle of the next reply of this size at least.
     pub(crate) breaks: Option<usize>,
     planned: bool,
+}
+
+/// A database's number, and a key.
+pub(crate) type Place = (u32, Vec<u8>);
+
+impl Session {
+    /// No array.
+    pub(crate) fn nil(&self) -> &'static [u8] {
+        if self.variant.resp3 { b"_\r\n" } else { b"*-1\r\n" }
+    }
 }
 
 /// A call that waits.
@@ -193,7 +203,7 @@ impl Server {
                 let tail = format!("\r\n${}\r\n{element}\r\n", element.len());
                 [head.as_bytes(), key, tail.as_bytes()].concat()
             }
-            None => b"*-1\r\n".to_vec(),
+            None => session.nil().to_vec(),
         };
         session.output.extend_from_slice(&reply);
         fabric.trace.quote(now, "server ends a wait", [self.id.into(), conn.into(), 0], &reply);
@@ -225,7 +235,8 @@ impl Server {
             return false;
         }
         fabric.oracle.counts.withdrawals += 1;
-        session.output.extend_from_slice(b"*-1\r\n");
+        let nil = session.nil();
+        session.output.extend_from_slice(nil);
         self.flush(conn, fabric);
         self.notice(conn, fabric);
         true
@@ -250,6 +261,7 @@ impl Server {
             server: self.index,
             gateway: fabric.network.conn(conn).gateway,
             late: fabric.network.is_closed(conn, Side::Gateway),
+            variant: self.sessions.get(&conn).map_or_else(Variant::default, |s| s.variant),
             tag,
             key,
             payload,
@@ -300,6 +312,11 @@ impl Server {
             done.reply = format!(":{}\r\n", u8::from(is_done)).into_bytes();
         }
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
+        let variant = session.variant;
+        // What is told unasked comes between replies.
+        if variant.resp3 && fabric.random.percent(5) {
+            session.output.extend_from_slice(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n");
+        }
         session.output.extend_from_slice(&done.reply);
         let (now, number) = (fabric.clock.now(), u64::from(self.id));
         fabric.trace.quote(now, "server executes", [number, u64::from(conn), 0], &done.tag);

@@ -289,6 +289,7 @@ impl Master {
         slots
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
+            .chain(self.reload.poll_timeout())
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.notify.poll_timeout())
@@ -392,8 +393,9 @@ impl Master {
             (ToMaster::Committed { epoch }, Role::Worker { slot }) => {
                 self.epochs.committed(slot, epoch, now);
             }
-            // Nobody waits for the admin: it serves no clients, and takes part in order.
-            (ToMaster::Prepared { .. } | ToMaster::Committed { .. }, Role::Admin) => {}
+            // No worker waits for the admin: it serves no clients, and takes part in order.
+            (ToMaster::Prepared { .. }, Role::Admin) => {}
+            (ToMaster::Committed { epoch }, Role::Admin) => self.admin_tells(epoch),
             (ToMaster::Refused { why, .. }, Role::Admin) => {
                 warn!("admin cannot take the new configuration on, and is started anew: {why}");
                 self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
@@ -401,12 +403,18 @@ impl Master {
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
                 self.take_session(slot, session, descriptors, now);
             }
+            (ToMaster::Adopted, Role::Worker { .. }) => {
+                if let Some(running) = &mut self.member(role).running {
+                    running.adopted();
+                }
+            }
             (
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
                 | ToMaster::ServerUp { .. }
                 | ToMaster::Paused { .. }
-                | ToMaster::HandOver { .. }),
+                | ToMaster::HandOver { .. }
+                | ToMaster::Adopted),
                 Role::Admin,
             ) => warn!("admin has no business to say {message:?}"),
         }

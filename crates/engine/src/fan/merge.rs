@@ -6,11 +6,6 @@
 use cashew_protocol::redis::Fan;
 use cashew_protocol::resp::{self, Reply, ReplyScanner, Scan, Version, encode};
 
-/// Whether a reply is an error, simple or (in RESP3) with any bytes.
-pub(crate) fn is_error(reply: &[u8]) -> bool {
-    matches!(reply.first(), Some(b'-' | b'!'))
-}
-
 /// A null of either dialect.
 pub(crate) fn is_null(reply: &[u8]) -> bool {
     matches!(reply, b"$-1\r\n" | b"_\r\n" | b"*-1\r\n")
@@ -72,7 +67,7 @@ fn any_ok<'r>(
     out: &mut Vec<u8>,
 ) -> Option<()> {
     let says_why = |reply: &&[u8]| !reply.starts_with(b"-NOTBUSY");
-    let good = replies.clone().find(|reply| !is_error(reply));
+    let good = replies.clone().find(|reply| !resp::is_error(reply));
     let chosen = good.or_else(|| replies.clone().find(says_why)).or_else(|| replies.next())?;
     out.extend_from_slice(chosen);
     Some(())

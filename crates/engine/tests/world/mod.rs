@@ -108,6 +108,10 @@ impl World {
             acted = true;
             match action {
                 Action::Connect { conn, server, .. } => {
+                    let slot = |conn: ConnId| conn.token() as u32;
+                    let mut open = self.lanes.values().chain(self.connecting.values()).flatten();
+                    let is_free = open.all(|&other| slot(other) != slot(conn));
+                    assert!(is_free, "a driver has one connection for each slot");
                     self.connecting.entry(server).or_default().push(conn);
                 }
                 Action::Close { conn } => {

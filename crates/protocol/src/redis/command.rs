@@ -267,6 +267,12 @@ impl Command {
         self.group == Group::Server && matches!(self.rule, Rule::Fan(_))
     }
 
+    /// Whether it may name another database than the one its client has.
+    #[inline]
+    pub const fn names_database(&self) -> bool {
+        matches!(self.name.as_bytes(), b"copy" | b"move" | b"swapdb")
+    }
+
     /// First key, last key and step as COMMAND shows them; zeros when they cannot say it.
     pub fn key_range(&self) -> (u16, i16, u16) {
         match self.keys {

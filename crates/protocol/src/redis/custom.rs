@@ -3,6 +3,7 @@
 use super::lookup::{by_name, subcommand_name};
 use super::{Access, Command, Facts, Group, Keys, Lookup, NumkeysFaults, Rule};
 use crate::Span;
+use crate::resp::{Elements, Reply, reply};
 
 /// Commands that a pool may have besides those of the table.
 pub const CUSTOM_MAX: usize = 1024;
@@ -177,12 +178,14 @@ fn uses(access: Access) -> &'static str {
 #[derive(Clone, Debug, Default)]
 pub struct CustomCommands {
     commands: Vec<&'static Command>,
+    /// All that ever were, in the order of their coming: entries stay in memory, and are used again.
+    kept: Vec<&'static Command>,
 }
 
 impl CustomCommands {
-    /// Those of `definitions` that have no fault; the first of a name counts. What `before` has
-    /// already is taken from there: a command that is defined stays in memory for ever.
-    pub fn new(definitions: &[Definition], before: &CustomCommands) -> Self {
+    /// Those of `definitions` that have no fault; the first of a name counts. What there was already
+    /// up to `before` is taken from there.
+    pub fn new(definitions: &[Definition], before: &Self) -> Self {
         let mut definitions: Vec<&Definition> =
             definitions.iter().filter(|definition| definition.fault().is_none()).collect();
         definitions.sort_by_key(|definition| definition.name.to_ascii_lowercase());
@@ -192,18 +195,22 @@ impl CustomCommands {
             let (head, tail) = definition.name.split_at_checked(container.len())?;
             (head.eq_ignore_ascii_case(container) && tail.starts_with('|')).then_some(())
         };
+        let mut kept = before.kept.clone();
         let commands = definitions.iter().map(|definition| {
             let contained =
                 definitions.iter().filter(|other| is_of(other, &definition.name).is_some());
             let subcommands = contained.count().min(usize::from(u8::MAX)) as u8;
-            let old = before.by_name(definition.name.as_bytes());
-            old.filter(|old| is_same(old, definition, subcommands)).unwrap_or_else(|| {
+            let old = kept.iter().copied().find(|old| is_same(old, definition, subcommands));
+            old.unwrap_or_else(|| {
                 let name = definition.name.to_ascii_lowercase().leak();
                 let flags = definition.other_flags().leak();
-                Box::leak(Box::new(definition.entry(name, flags, subcommands)))
+                let command = Box::leak(Box::new(definition.entry(name, flags, subcommands)));
+                kept.push(command);
+                command
             })
         });
-        Self { commands: commands.collect() }
+        let commands = commands.collect();
+        Self { commands, kept }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -256,10 +263,115 @@ impl CustomCommands {
 }
 
 fn is_same(command: &Command, definition: &Definition, subcommands: u8) -> bool {
+    if !command.name.eq_ignore_ascii_case(&definition.name) {
+        return false;
+    }
     let other = definition.entry(command.name, "", subcommands);
     let flags = definition.other_flags();
     let facts = Facts { flags: command.facts.flags, ..other.facts };
     *command == Command { facts, ..other } && command.facts.flags == flags
+}
+
+/// What a server replied, in either version, to COMMAND INFO about this command: the command and its
+/// subcommands, or nothing. The server may know it by another name, which was changed by its
+/// configuration.
+pub fn definitions(name: &str, reply: &[u8]) -> Vec<Definition> {
+    let entries = |encoded| elements(encoded).into_iter().flatten().take(CUSTOM_MAX);
+    let Some(entry) = entries(reply).next() else { return Vec::new() };
+    let parts = parts(entry);
+    let mut all: Vec<Definition> = definition(name.to_owned(), &parts).into_iter().collect();
+    // Which have none of their own.
+    for subcommand in parts.get(9).into_iter().flat_map(|subcommands| entries(subcommands)) {
+        let parts = self::parts(subcommand);
+        let full = parts.first().and_then(|name| text(name)).unwrap_or_default();
+        let Some((_, word)) = full.split_once('|') else { continue };
+        all.extend(definition(format!("{name}|{word}"), &parts));
+    }
+    all.retain(|definition| definition.fault().is_none());
+    all
+}
+
+fn parts(entry: &[u8]) -> Vec<&[u8]> {
+    elements(entry).into_iter().flatten().take(PARTS_MAX).collect()
+}
+
+/// Redis 7 has ten.
+const PARTS_MAX: usize = 16;
+
+fn definition(name: String, parts: &[&[u8]]) -> Option<Definition> {
+    let [_, arity, flags, first, last, step, ..] = parts else { return None };
+    let flags: Vec<String> = elements(flags)?.filter_map(text).collect();
+    let is_movable = flags.iter().any(|flag| flag.eq_ignore_ascii_case("movablekeys"));
+    let keys = match (u16::try_from(number(first)?).ok()?, is_movable) {
+        (_, true) => parts.get(8).map_or(KeyPlaces::Unknown, |specs| counted_keys(specs)),
+        (0, false) => KeyPlaces::None,
+        (first, false) => {
+            let last = i16::try_from(number(last)?).ok()?;
+            let step = u16::try_from(number(step)?).ok()?;
+            KeyPlaces::Range { first, last, step }
+        }
+    };
+    // Modules that do not say how many arguments they want say that one is enough.
+    let needed = match keys {
+        KeyPlaces::Range { first: at, .. } | KeyPlaces::Numkeys { at, .. } => at.checked_add(1)?,
+        KeyPlaces::None | KeyPlaces::Unknown => 0,
+    };
+    let arity = i16::try_from(number(arity)?).ok()?;
+    let arity = if arity < 0 { arity.min(-i16::try_from(needed).ok()?) } else { arity };
+    Some(Definition { name, arity, keys, flags })
+}
+
+/// Where the keys are if the only key specification says where their number is.
+fn counted_keys(specs: &[u8]) -> KeyPlaces {
+    let find = || {
+        let mut specs = elements(specs)?;
+        let (spec, None) = (specs.next()?, specs.next()) else { return None };
+        let begin = field(spec, "begin_search")?;
+        let find = field(spec, "find_keys")?;
+        let is = |of: &[u8], kind: &str| field(of, "type").and_then(text).as_deref() == Some(kind);
+        if !is(begin, "index") || !is(find, "keynum") {
+            return None;
+        }
+        let (begin, find) = (field(begin, "spec")?, field(find, "spec")?);
+        let of = |spec, name| field(spec, name).and_then(number);
+        let index = of(begin, "index")?;
+        let place = |name| index.checked_add(of(find, name)?)?.try_into().ok();
+        let step = u16::try_from(of(find, "keystep")?).ok()?;
+        Some(KeyPlaces::Numkeys { at: place("keynumidx")?, first: place("firstkey")?, step })
+    };
+    find().unwrap_or(KeyPlaces::Unknown)
+}
+
+/// The value of a name in a map, which RESP2 has as an array.
+fn field<'a>(map: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut rest = elements(map)?;
+    while let (Some(key), Some(value)) = (rest.next(), rest.next()) {
+        if text(key).as_deref() == Some(name) {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn elements(encoded: &[u8]) -> Option<Elements<'_>> {
+    match reply(encoded)? {
+        Reply::Array(elements) | Reply::Set(elements) | Reply::Map(elements) => Some(elements),
+        _ => None,
+    }
+}
+
+fn text(encoded: &[u8]) -> Option<String> {
+    match reply(encoded)? {
+        Reply::Bulk(text) | Reply::Status(text) => String::from_utf8(text.to_vec()).ok(),
+        _ => None,
+    }
+}
+
+fn number(encoded: &[u8]) -> Option<i64> {
+    match reply(encoded)? {
+        Reply::Integer(number) => Some(number),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -332,6 +444,67 @@ mod tests {
             assert_eq!(std::ptr::eq(old, new), new.arity == old.arity, "{}", definition.name);
         }
         assert!(second.by_name(b"x.many").is_none());
+        let third = CustomCommands::new(&some(), &second);
+        for definition in some() {
+            let name = definition.name.as_bytes();
+            let (old, new) = (first.by_name(name).unwrap(), third.by_name(name).unwrap());
+            assert!(std::ptr::eq(old, new), "{}", definition.name);
+        }
+    }
+
+    #[test]
+    fn what_servers_tell_is_understood() {
+        let flags = "*2\r\n+readonly\r\n+module\r\n";
+        let entry = |name: &str, arity: i64, flags: &str, range: &str, specs: &str, subs: &str| {
+            format!(
+                "*10\r\n${}\r\n{name}\r\n:{arity}\r\n{flags}{range}*0\r\n*0\r\n{specs}{subs}",
+                name.len()
+            )
+        };
+        let first = ":1\r\n:1\r\n:1\r\n";
+        let none = ":0\r\n:0\r\n:0\r\n";
+        let movable = "~2\r\n+write\r\n+movablekeys\r\n";
+        let counted = "~1\r\n%3\r\n$5\r\nflags\r\n~0\r\n$12\r\nbegin_search\r\n%2\r\n$4\r\ntype\r\n\
+                       $5\r\nindex\r\n$4\r\nspec\r\n%1\r\n$5\r\nindex\r\n:2\r\n$9\r\nfind_keys\r\n%2\r\n\
+                       $4\r\ntype\r\n$6\r\nkeynum\r\n$4\r\nspec\r\n%3\r\n$9\r\nkeynumidx\r\n:0\r\n\
+                       $8\r\nfirstkey\r\n:1\r\n$7\r\nkeystep\r\n:1\r\n";
+        let inner = entry("c|sub", 3, flags, ":2\r\n:2\r\n:1\r\n", "*0\r\n", "*0\r\n");
+        let key = |at| KeyPlaces::Range { first: at, last: at as i16, step: 1 };
+        let counted_at_2 = KeyPlaces::Numkeys { at: 2, first: 3, step: 1 };
+        for (entry, expected) in [
+            (
+                entry("JSON.GET", -1, flags, first, "*0\r\n", "*0\r\n"),
+                vec![definition("x", -2, key(1), "readonly module")],
+            ),
+            (
+                entry("x", 2, flags, none, "*0\r\n", "*0\r\n"),
+                vec![definition("x", 2, KeyPlaces::None, "readonly module")],
+            ),
+            (
+                entry("x", -1, movable, none, counted, "*0\r\n"),
+                vec![definition("x", -3, counted_at_2, "write movablekeys")],
+            ),
+            (
+                entry("x", -1, movable, none, "*0\r\n", "*0\r\n"),
+                vec![definition("x", -1, KeyPlaces::Unknown, "write movablekeys")],
+            ),
+            (
+                entry("c", -2, "*0\r\n", none, "*0\r\n", &format!("*1\r\n{inner}")),
+                vec![
+                    definition("x", -2, KeyPlaces::None, ""),
+                    definition("x|sub", 3, key(2), "readonly module"),
+                ],
+            ),
+        ] {
+            assert_eq!(definitions("x", format!("*1\r\n{entry}").as_bytes()), expected);
+        }
+        let known = format!("*1\r\n{}", entry("get", 2, flags, first, "*0\r\n", "*0\r\n"));
+        assert_eq!(definitions("get", known.as_bytes()), []);
+        for senseless in
+            ["", "*1\r\n$-1\r\n", "*1\r\n", "-ERR no\r\n", "*1\r\n*1\r\n*1\r\n:1\r\n", ":1\r\n"]
+        {
+            assert_eq!(definitions("x", senseless.as_bytes()), [], "{senseless:?}");
+        }
     }
 
     #[test]

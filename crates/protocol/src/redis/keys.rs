@@ -297,6 +297,15 @@ mod tests {
         }
     }
 
+    /// Who forwards by it looks at that argument without asking whether it is there.
+    #[test]
+    fn the_only_key_is_among_the_fewest_arguments() {
+        for command in COMMANDS {
+            let fewest = usize::from(command.arity.unsigned_abs());
+            assert!(command.single_key().is_none_or(|at| at < fewest), "{}", command.name);
+        }
+    }
+
     #[test]
     fn any_number_of_arguments_is_survived() {
         let buf = b"1";

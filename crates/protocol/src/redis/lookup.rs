@@ -124,7 +124,8 @@ const fn plain() -> [Plain; PLAIN_SLOTS] {
     let mut at = 0;
     while at < COMMANDS.len() {
         let command = &COMMANDS[at];
-        let is_keyed = matches!(command.keys, Keys::Range { first: 1, last: 1, .. });
+        let is_keyed = matches!(command.keys, Keys::Range { first: 1, last: 1, .. })
+            && !command.names_database();
         if let (Rule::Forward, true, Some(name)) =
             (command.rule, is_keyed, resp::name_word(command.name.as_bytes()))
         {

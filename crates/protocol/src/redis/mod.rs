@@ -17,7 +17,7 @@ pub use command::{
     Subscription,
 };
 pub use custom::{
-    CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, Fault, FaultOf, KeyPlaces,
+    CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, Fault, FaultOf, KeyPlaces, definitions,
 };
 pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};

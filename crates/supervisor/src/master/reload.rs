@@ -4,14 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cashew_config::{Difference, Snapshot};
 use tracing::{error, info, warn};
 
 use super::{Master, Phase};
 use crate::CommandLine;
-use crate::child::Spawn;
+use crate::child::{Role, Spawn};
 use crate::command::{self, Command, Nobody, Reply};
 use crate::errand::Errand;
 use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
@@ -39,7 +39,12 @@ enum Stage {
     Quieting { askers: Vec<Asker>, snapshot: Box<Snapshot> },
     /// The workers are being changed.
     Changing { askers: Vec<Asker> },
+    /// All of them have changed. Who asks for the statistics once the reload is over is told of it.
+    Telling { askers: Vec<Asker>, deadline: Instant },
 }
+
+/// How long a reload waits for the admin, once everybody else has changed.
+const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 
 struct Asker {
     dry_run: bool,
@@ -57,7 +62,20 @@ impl Reload {
     pub(super) fn loading(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Loading { loading, .. } => Some(loading.as_fd()),
-            Stage::Idle | Stage::Quieting { .. } | Stage::Changing { .. } => None,
+            Stage::Idle
+            | Stage::Quieting { .. }
+            | Stage::Changing { .. }
+            | Stage::Telling { .. } => None,
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Telling { deadline, .. } => Some(*deadline),
+            Stage::Idle
+            | Stage::Loading { .. }
+            | Stage::Quieting { .. }
+            | Stage::Changing { .. } => None,
         }
     }
 
@@ -105,7 +123,8 @@ impl Reload {
             Stage::Idle => Vec::new(),
             Stage::Loading { askers, .. }
             | Stage::Quieting { askers, .. }
-            | Stage::Changing { askers } => askers,
+            | Stage::Changing { askers }
+            | Stage::Telling { askers, .. } => askers,
         }
     }
 }
@@ -146,8 +165,17 @@ impl Master {
                     }
                 }
             }
+            Stage::Telling { askers, deadline } if deadline <= now || !self.is_admin_told() => {
+                self.succeed(askers);
+            }
             stage => self.reload.stage = stage,
         }
+    }
+
+    /// Whether there is one to hear from.
+    fn is_admin_told(&self) -> bool {
+        let admin = self.members.get(&Role::Admin).and_then(|admin| admin.running.as_ref());
+        admin.is_some_and(|running| running.mail().is_some())
     }
 
     fn load(&mut self) {
@@ -221,10 +249,24 @@ impl Master {
         Ok(())
     }
 
-    pub(super) fn reload_done(&mut self) {
+    /// All workers have changed.
+    pub(super) fn reload_done(&mut self, now: Instant) {
         let askers = self.reload.take_askers();
         info!("epoch {} is in effect", self.current.snapshot.epoch);
-        self.succeed(askers);
+        if self.phase != Phase::Serving || !self.is_admin_told() {
+            return self.succeed(askers);
+        }
+        self.reload.stage = Stage::Telling { askers, deadline: now + TELL_TIMEOUT };
+    }
+
+    pub(super) fn admin_tells(&mut self, epoch: u64) {
+        if epoch != self.current.snapshot.epoch {
+            return;
+        }
+        match std::mem::take(&mut self.reload.stage) {
+            Stage::Telling { askers, .. } => self.succeed(askers),
+            stage => self.reload.stage = stage,
+        }
     }
 
     pub(super) fn reload_failed(&mut self, why: &str) {

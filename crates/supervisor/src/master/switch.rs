@@ -134,15 +134,15 @@ impl Master {
                 Output::Done => {
                     let stats = |it: InEffect| it.snapshot.global.stats_listen();
                     let stats_before = self.previous.take().map(stats);
-                    // Only now: the new counters of a worker are behind the old ones until it has
-                    // carried them over.
-                    self.tell(Role::Admin, Step::Commit, now);
                     if stats_before != Some(self.current.snapshot.global.stats_listen()) {
                         self.tell_stats_socket(now);
                     }
+                    // Only now: the new counters of a worker are behind the old ones until it has
+                    // carried them over.
+                    self.tell(Role::Admin, Step::Commit, now);
                     self.rings.thaw(now);
                     self.is_unsettled = true;
-                    self.reload_done();
+                    self.reload_done(now);
                 }
                 Output::Aborted(why) => {
                     self.next = None;

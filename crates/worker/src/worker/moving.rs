@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use cashew_control::{SESSION_VERSION, Session, seal};
+use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, seal};
 use cashew_driver::{CloseKind, Driver, Token};
 use cashew_engine::{ConnId, Dialect, Export, Profile, SessionParts, Silence};
 
@@ -61,6 +61,27 @@ impl<D: Driver> Worker<D> {
                 self.core.shared.give(quota);
                 self.writer.add_sessions_cut(1);
             }
+        }
+    }
+
+    /// Adopts the sessions that have come, each once the master knows of it: before, it may give the
+    /// session to somebody else, should this worker die.
+    pub(super) fn take_arrivals(&mut self, control: &ChildChannel) {
+        while let Some((session, descriptors)) = self.arrivals.pop_front() {
+            match control.send(&ToMaster::Adopted, &[]) {
+                // Without a master nobody else takes it.
+                Ok(()) | Err(SendError::Closed) => {}
+                Err(SendError::WouldBlock) => {
+                    return self.arrivals.push_front((session, descriptors));
+                }
+                Err(error) => {
+                    tracing::error!("cannot tell the master of a session: {error}");
+                    continue;
+                }
+            }
+            self.core.tick();
+            self.act();
+            self.adopt(session, descriptors);
         }
     }
 
