@@ -212,6 +212,13 @@ impl Oracle {
             panic!("I1: {}, who does not exist", what());
         };
         let name = tag_of(tag, key);
+        if !ledger.tags.contains_key(&name)
+            && let Some(part) = ledger.waiting(key).filter(|_| self.has_faults)
+        {
+            // What it was given got lost with the connection, and it was asked for anew.
+            part.outcome = Some(outcome.clone());
+            return;
+        }
         let Some((index, left)) = ledger.tags.get_mut(&name) else {
             panic!("I3: {}, who did not ask for it, or it was executed before", what());
         };
@@ -528,6 +535,15 @@ impl Oracle {
 }
 
 impl Ledger {
+    /// The key of the call that waits, if its server has answered it.
+    fn waiting(&mut self, key: &[u8]) -> Option<&mut Part> {
+        let &index = self.owed.front()?;
+        let request = &mut self.requests[index as usize].request;
+        let is_wait = matches!(request.answer, Answer::Wait { .. });
+        let part = request.parts.first_mut().filter(|_| is_wait)?;
+        (part.key == key && part.outcome.is_some()).then_some(part)
+    }
+
     /// Whether it is owed the answer to a call that waits: who says no more is not waited for.
     fn may_wait(&self) -> bool {
         let may_wait = |&index: &u32| {
