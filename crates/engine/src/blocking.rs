@@ -38,6 +38,8 @@ pub(crate) struct Blocking {
     text: Vec<u8>,
     /// The server was told to end the wait.
     pub(crate) is_withdrawn: bool,
+    /// It is to be told as soon as it has said what to call the connection.
+    is_due: bool,
     /// The server may still be about to do as it was told, so that nobody else may wait there.
     is_marked: bool,
 }
@@ -124,8 +126,15 @@ impl Engine {
         let slot = &mut self.requests[request];
         slot.expect = Expect::Line;
         slot.role = Role::Blocked;
-        let blocking =
-            Blocking { lane, request, until, text, is_withdrawn: false, is_marked: false };
+        let blocking = Blocking {
+            lane,
+            request,
+            until,
+            text,
+            is_withdrawn: false,
+            is_due: false,
+            is_marked: false,
+        };
         let state = &mut self.clients[client];
         state.blocking = Some(Box::new(blocking));
         state.fenced = true;
@@ -144,6 +153,20 @@ impl Engine {
     /// Has the server end the wait of a client, whose request is put back then. It does nothing
     /// where the server cannot be told.
     pub(crate) fn withdraw(&mut self, client: u32) {
+        let Some(blocking) = &self.clients[client].blocking else { return };
+        let (index, request) = (blocking.lane, blocking.request);
+        if !self.is_engaged(index) {
+            // The server knows nothing of it yet.
+            self.break_session(index, Failure::Removed);
+            return;
+        }
+        let lane = self.lane(index);
+        if lane.head != request && lane.peer_id == 0 {
+            if let Some(blocking) = &mut self.clients[client].blocking {
+                blocking.is_due = true;
+            }
+            return;
+        }
         if self.tell_to_end(client, false)
             && let Some(blocking) = &mut self.clients[client].blocking
         {
@@ -174,6 +197,14 @@ impl Engine {
             blocking.is_marked = true;
         }
         true
+    }
+
+    /// The server has said, or not, what to call the connection where the next request waits.
+    pub(crate) fn withdraw_due(&mut self, lane: u32) {
+        if self.blocked_at(lane).is_some_and(|blocking| blocking.is_due) {
+            let client = self.requests[self.lane(lane).head].client;
+            self.withdraw(client);
+        }
     }
 
     /// Withdraws what clients of these pools wait for.

@@ -572,13 +572,18 @@ impl Engine {
             }
         }
         for client in self.clients.indices().collect::<Vec<u32>>() {
+            let conn = self.client_conn(client);
             let state = &self.clients[client];
             if let Some(blocking) = &state.blocking
                 && pools(state.pool)
                 && !blocking.is_withdrawn
+                && !self.requests[blocking.request].has_begun()
             {
                 // Its server could not be told.
                 self.break_session(blocking.lane, Failure::Removed);
+                if !self.clients.is_current(client, conn.generation()) {
+                    continue;
+                }
             }
             let state = &mut self.clients[client];
             let Some(transaction) = &mut state.transaction else { continue };

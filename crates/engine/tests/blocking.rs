@@ -393,3 +393,48 @@ fn replicas_of_all_servers_are_waited_for_and_the_least_counts() {
     world.close(client, CloseReason::Reset);
     world.assert_idle();
 }
+#[test]
+fn what_the_server_has_not_got_yet_is_taken_back_at_once() {
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("BLPOP c 0"));
+    assert!(world.connects_to(0));
+    let mut next = pool(OPTIONS, 3);
+    next.epoch += 1;
+    world.engine.handle_prepare(Plan::whole(&next, 0, 1), world.now);
+    world.tick();
+    world.accept(2);
+    world.engine.handle_pause(60_000, world.now);
+    world.tick();
+    assert!(is_paused(&world) && !world.connects_to(0));
+    commit(&mut world, &next);
+    let lane = world.accept(1);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
+    world.send(lane, ":9\r\n$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+    // A worker that stops forgets who asked for it.
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("BLPOP a 0"));
+    world.engine.handle_drain(world.now);
+    world.tick();
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
+
+#[test]
+fn a_connection_is_waited_for_that_has_not_said_its_name() {
+    let (mut world, client, [shared, _]) = two_servers();
+    world.send(client, redis("BLPOP c 0"));
+    let lane = world.accept(0);
+    world.received(lane);
+    let mut next = pool(OPTIONS, 3);
+    prepare(&mut world, &mut next);
+    assert!(!is_paused(&world));
+    world.expect(shared, "");
+    world.send(lane, ":77\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(lane, "*-1\r\n");
+    world.send(shared, ":1\r\n");
+    assert!(is_paused(&world));
+    world.expect(client, "");
+}
