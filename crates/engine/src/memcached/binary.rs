@@ -17,6 +17,7 @@ use crate::clients::{Plan, Step};
 use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::request::Merge;
+use crate::slab::NONE;
 use crate::upload::{Begun, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::variant::Dialect;
 
@@ -214,7 +215,13 @@ impl Engine {
             Opcode::Flush => {
                 let mut text = bytes.to_vec();
                 text[1] = opcode.byte();
-                self.tell_all(client, &text, Expect::Packet, Merge::Packets(None))
+                let plan = self.tell_all(client, &text, Expect::Packet, Merge::Packets(None));
+                let owner = &self.clients[client];
+                if owner.head != NONE {
+                    // The last request is this one, or an answer that is complete.
+                    self.requests[owner.tail].expect = expect;
+                }
+                plan
             }
             Opcode::Verbosity => self.verbosity_by_binary(client, parser, bytes),
             Opcode::Stat => self.stats_by_binary(client, parser.key().of(bytes)),
