@@ -635,7 +635,9 @@ impl Engine {
     fn say_nil_array(&mut self, client: u32) -> Plan {
         match self.clients[client].session.dialect {
             Dialect::Resp3 => self.say(client, b"_\r\n"),
-            Dialect::Resp2 | Dialect::Text | Dialect::Binary => self.say_with(client, encode::write_nil_array),
+            Dialect::Resp2 | Dialect::Text | Dialect::Binary => {
+                self.say_with(client, encode::write_nil_array)
+            }
         }
     }
 }
