@@ -1,8 +1,8 @@
 //! The binary protocol, from bytes to requests.
 //!
 //! It has lanes of its own. To have its requests travel as meta commands would spare connections,
-//! but not all of them can: a key of more than 186 bytes that is not text has no form there, nor has
-//! a counter that starts anywhere, and a server older than 1.6 knows no meta commands.
+//! but not all of them can: a key of more than 186 bytes that is not text has no form there, and a
+//! server older than 1.6 knows no meta commands.
 
 use cashew_protocol::memcached::binary::{
     Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
