@@ -346,6 +346,11 @@ impl Options<'_> {
             client_requests_max,
             client_output_pause,
             client_output_max,
+            pubsub_output_max,
+            pubsub_output_soft_max,
+            pubsub_output_soft_ms,
+            client_subscriptions_max,
+            subscriptions_max,
             server_queue_max,
             server_queue_size_max,
             server_connect_timeout_ms,
@@ -354,12 +359,19 @@ impl Options<'_> {
             ("request_size_max", request_size_max, new.request_size_max),
             ("client_output_pause", client_output_pause, new.client_output_pause),
             ("client_output_max", client_output_max, new.client_output_max),
+            ("pubsub_output_max", pubsub_output_max, new.pubsub_output_max),
+            ("pubsub_output_soft_max", pubsub_output_soft_max, new.pubsub_output_soft_max),
             ("server_queue_size_max", server_queue_size_max, new.server_queue_size_max),
         ];
         for (key, old, new) in sizes {
             self.size_changed(key, Some(*old), Some(new));
         }
         self.changed("client_requests_max", client_requests_max, &new.client_requests_max);
+        let (old_ms, new_ms) = (pubsub_output_soft_ms, &new.pubsub_output_soft_ms);
+        self.changed("pubsub_output_soft_time", old_ms, new_ms);
+        let (old_max, new_max) = (client_subscriptions_max, &new.client_subscriptions_max);
+        self.changed("client_subscriptions_max", old_max, new_max);
+        self.changed("subscriptions_max", subscriptions_max, &new.subscriptions_max);
         self.changed("server_queue_max", server_queue_max, &new.server_queue_max);
         self.changed(
             "server_connect_timeout",

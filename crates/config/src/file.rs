@@ -178,6 +178,19 @@ section! {
         client_output_pause: Size<1024, 4294967296> = "1mb",
         /// Bytes of replies waiting for one client beyond which the client is closed.
         client_output_max: Size<65536, 17179869184> = "1gb",
+        /// Bytes waiting for one client that is subscribed to anything beyond which it is closed, and
+        /// the largest message that such a client may be sent. Redis pools only, as what follows.
+        pubsub_output_max: Size<65536, 17179869184> = "32mb",
+        /// Bytes waiting for one client that is subscribed to anything beyond which it is closed when
+        /// there are as many for `pubsub_output_soft_time`.
+        pubsub_output_soft_max: Size<1024, 17179869184> = "8mb",
+        /// Milliseconds that a client may have more than `pubsub_output_soft_max` waiting.
+        pubsub_output_soft_time: Number<1000, 86400000> = "60000",
+        /// Channels and patterns that one client may be subscribed to.
+        client_subscriptions_max: Number<1, 16777216> = "65536",
+        /// Channels and patterns that all clients of one worker may be subscribed to, each counted as
+        /// often as it has clients.
+        subscriptions_max: Number<1, 1073741824> = "1048576",
         /// Requests queued or in flight on one server connection. Beyond it requests get an error.
         server_queue_max: Number<1, 16777216> = "262144",
         /// Bytes waiting to be written on one server connection. Beyond it requests get an error,

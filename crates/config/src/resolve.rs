@@ -319,6 +319,11 @@ fn limits(section: &PoolSection) -> Limits {
         client_requests_max: section.client_requests_max.value.0 as u32,
         client_output_pause: section.client_output_pause.value.0,
         client_output_max: section.client_output_max.value.0,
+        pubsub_output_max: section.pubsub_output_max.value.0,
+        pubsub_output_soft_max: section.pubsub_output_soft_max.value.0,
+        pubsub_output_soft_ms: section.pubsub_output_soft_time.value.0,
+        client_subscriptions_max: section.client_subscriptions_max.value.0 as u32,
+        subscriptions_max: section.subscriptions_max.value.0 as u32,
         server_queue_max: section.server_queue_max.value.0 as u32,
         server_queue_size_max: section.server_queue_size_max.value.0,
         server_connect_timeout_ms: section.server_connect_timeout.value.0,
@@ -404,6 +409,16 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if let Some(databases) = &section.databases {
         refuse("databases", databases.pos);
+    }
+    let given = [
+        ("pubsub_output_max", section.pubsub_output_max.pos),
+        ("pubsub_output_soft_max", section.pubsub_output_soft_max.pos),
+        ("pubsub_output_soft_time", section.pubsub_output_soft_time.pos),
+        ("client_subscriptions_max", section.client_subscriptions_max.pos),
+        ("subscriptions_max", section.subscriptions_max.pos),
+    ];
+    for (key, pos) in given.into_iter().filter(|&(_, pos)| pos != Pos::NONE) {
+        refuse(key, pos);
     }
 }
 

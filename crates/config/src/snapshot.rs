@@ -343,6 +343,15 @@ pub struct Limits {
     pub client_output_pause: u64,
     /// Replies waiting for one client; beyond it the client is closed.
     pub client_output_max: u64,
+    /// Bytes waiting for one subscriber; beyond it the subscriber is closed.
+    pub pubsub_output_max: u64,
+    /// Bytes waiting for one subscriber; beyond it for that long the subscriber is closed.
+    pub pubsub_output_soft_max: u64,
+    pub pubsub_output_soft_ms: u64,
+    /// Subscriptions of one client; beyond it they are refused with an error.
+    pub client_subscriptions_max: u32,
+    /// Subscriptions of all clients of one worker; beyond it they are refused with an error.
+    pub subscriptions_max: u32,
     /// Requests queued or in flight on one server connection; beyond it requests are refused
     /// with an error.
     pub server_queue_max: u32,
@@ -360,6 +369,11 @@ impl Default for Limits {
             client_requests_max: 1024,
             client_output_pause: 1 << 20,
             client_output_max: 1 << 30,
+            pubsub_output_max: 32 << 20,
+            pubsub_output_soft_max: 8 << 20,
+            pubsub_output_soft_ms: 60_000,
+            client_subscriptions_max: 65_536,
+            subscriptions_max: 1 << 20,
             server_queue_max: 262_144,
             server_queue_size_max: 256 << 20,
             server_connect_timeout_ms: 5000,

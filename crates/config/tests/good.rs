@@ -223,6 +223,7 @@ fn the_sectioned_dialect_loads() {
             server_queue_max: 100,
             server_queue_size_max: 64 << 10,
             server_connect_timeout_ms: 250,
+            ..Limits::default()
         },
         ..pool(
             "cached",

@@ -173,10 +173,16 @@ impl Engine {
         let until = now.plus_millis(drain_ms);
         let Some(change) = &mut self.change else { return };
         change.phase = Phase::Pausing { until };
-        for pool in change.steps.iter().filter_map(Step::paused) {
+        let mut sounded = Vec::new();
+        for step in &change.steps {
+            let Some(pool) = step.paused() else { continue };
+            sounded.extend([Some(pool), step.coming()]);
             let pool = &mut self.pools[pool as usize];
             pool.paused = true;
             pool.update_held();
+        }
+        for pool in sounded.into_iter().flatten() {
+            self.sound_feeds(pool);
         }
         let pools = &self.pools;
         let paused: Vec<bool> = pools.iter().map(|pool| pool.paused).collect();
@@ -245,6 +251,11 @@ impl Engine {
                     Step::New { coming, displaced: named, ring_version }
                 }
             });
+        }
+        for step in &steps {
+            if let Step::Rerouted { pool, coming, kept, .. } = step {
+                self.prepare_topics(*pool, *coming, kept);
+            }
         }
         self.change =
             Some(Change { epoch, rank, workers, memory_max, leave_ms, phase, steps, awaited });
@@ -315,7 +326,13 @@ impl Engine {
                     let link = self.lane(lane).link;
                     matches!(link, Link::Connecting { .. } | Link::Handshaking { .. })
                 };
-                if self.now < until && change.awaited.iter().any(is_open) {
+                let mut concerned = change
+                    .steps
+                    .iter()
+                    .flat_map(|step| step.old().into_iter().chain(step.coming()));
+                let is_awaited = change.awaited.iter().any(is_open)
+                    || concerned.any(|pool| self.awaits_feeds(pool));
+                if self.now < until && is_awaited {
                     return true;
                 }
                 self.actions.push_back(Action::Prepared { epoch });
@@ -323,7 +340,13 @@ impl Engine {
             }
             Phase::Pausing { until } => {
                 let paused = || change.steps.iter().filter_map(Step::paused);
-                if self.now < until && paused().any(|pool| self.is_awaited(pool)) {
+                let mut concerned = change.steps.iter().filter(|step| step.paused().is_some());
+                let hears = |step: &Step| {
+                    let mut pools = step.paused().into_iter().chain(step.coming());
+                    pools.any(|pool| self.awaits_feeds(pool))
+                };
+                let is_awaited = paused().any(|pool| self.is_awaited(pool)) || concerned.any(hears);
+                if self.now < until && is_awaited {
                     return true;
                 }
                 let unfinished = paused().map(|pool| self.requests_on_lanes(pool)).sum();
@@ -368,6 +391,11 @@ impl Engine {
             pool.paused = false;
             pool.update_held();
         }
+        for step in &change.steps {
+            if let Step::Rerouted { pool, .. } = step {
+                self.abort_topics(*pool);
+            }
+        }
         for pool in change.steps.iter().filter_map(Step::coming) {
             self.dissolve(pool);
         }
@@ -383,6 +411,7 @@ impl Engine {
         for server in 0..self.pools[pool_index as usize].servers.len() as u32 {
             self.close_server(pool_index, server);
         }
+        self.drop_topics(pool_index);
         let pool = &mut self.pools[pool_index as usize];
         pool.standing = Standing::Gone;
         pool.servers = Vec::new();
@@ -428,9 +457,14 @@ impl Engine {
         let state = &mut self.pools[pool as usize].servers[server as usize];
         let private = std::mem::take(&mut state.private_lanes);
         let sessions = std::mem::take(&mut state.session_lanes);
+        let feed = state.feed.take().map(|feed| {
+            self.lanes[feed.lane as usize].output.clear(&mut self.bufs);
+            self.bufs.give(feed.partial);
+            feed.lane
+        });
         self.private_lanes.retain(|lane| !private.contains(lane));
         own.into_iter().for_each(|range| self.vacate(range));
-        for lane in private.into_iter().chain(sessions) {
+        for lane in private.into_iter().chain(sessions).chain(feed) {
             self.vacate(lane..lane + 1);
         }
     }
@@ -470,6 +504,7 @@ impl Engine {
         self.follow_clients(&changes);
         for (pool, change) in changes.into_iter().enumerate() {
             self.follow(pool as u32, change);
+            self.commit_topics(pool as u32);
         }
         self.arm_probes();
         self.publish_all();

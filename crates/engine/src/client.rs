@@ -9,6 +9,7 @@ use crate::crowd::Crowd;
 use crate::id::ConnId;
 use crate::lease::Turn;
 use crate::memcached::Many;
+use crate::pubsub::Subscriber;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -85,6 +86,8 @@ pub(crate) struct Client {
     /// How far the request at the front of what it has sent has been dispatched, if that one is
     /// taken apart: see [`Many`].
     pub(crate) many: Option<Box<Many>>,
+    /// There while it is subscribed to anything, or wants to be.
+    pub(crate) subscriber: Option<Box<Subscriber>>,
     pub(crate) session: Session,
 }
 
@@ -261,9 +264,9 @@ impl Client {
 
     /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_special(&mut self) {
-        let has_transaction = self.transaction.is_some();
-        let is_quiet = self.noreply || self.skip != Skip::No;
-        self.special = self.undecided || has_transaction || is_quiet;
+        let has_mode = self.transaction.is_some() || self.subscriber.is_some();
+        let replies_oddly = self.noreply || self.skip != Skip::No;
+        self.special = has_mode || self.undecided || replies_oddly;
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -307,6 +310,7 @@ impl Client {
             has_place: false,
             departure: Departure::No,
             many: None,
+            subscriber: None,
             session,
         }
     }

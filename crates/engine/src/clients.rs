@@ -375,8 +375,12 @@ impl Engine {
             self.tally.add(pool, latency, &self.metrics);
         });
         if client.requests < before {
+            let is_special = client.special;
             self.mark_client(index);
             self.unblock(index);
+            if is_special {
+                self.release_held(index);
+            }
         }
     }
 
@@ -476,6 +480,9 @@ impl Engine {
         if client.fenced {
             self.abandon_paused();
         }
+        if let Some(subscriber) = client.subscriber.take() {
+            self.forget_subscriber(index, client.pool, *subscriber);
+        }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);
         if let Some(parser) = client.parser {
@@ -501,6 +508,7 @@ impl Engine {
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
             Role::Single
+            | Role::Counted(_)
             | Role::Fragment { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -523,6 +531,7 @@ impl Engine {
             Role::Call(call) => self.recycle_call(call),
             Role::Single
             | Role::Fragment { .. }
+            | Role::Counted(_)
             | Role::Probe { .. }
             | Role::Blocked
             | Role::Own(_) => {}

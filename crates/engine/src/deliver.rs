@@ -2,6 +2,7 @@
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached;
+use cashew_protocol::redis::Fan;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
@@ -10,6 +11,7 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::fan;
 use crate::memcached::{merge_packets, merge_stats};
+use crate::pubsub::publish;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -26,6 +28,7 @@ impl Engine {
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             Role::Single
+            | Role::Counted(_)
             | Role::Parent { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -116,7 +119,10 @@ impl Engine {
     }
 
     /// A whole reply in a buffer; the request has left its lane.
-    pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+    pub(crate) fn deliver_buf(&mut self, index: u32, mut reply: Vec<u8>) {
+        if let Role::Counted(_) = self.requests[index].role {
+            reply = self.correct_reply(index, reply);
+        }
         if let Role::Call(_) = self.requests[index].role {
             self.call_is_over(index);
         }
@@ -151,19 +157,19 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
-            Role::Call(_) => unreachable!("it was ended above"),
+            Role::Call(_) | Role::Counted(_) => unreachable!("it was ended above"),
         }
     }
 
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
-        if self.requests[index].expect.is_sifted() {
-            return self.deliver_part_sifted(index, bytes);
-        }
         if let Role::Call(_) = self.requests[index].role
             && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
         {
             self.call_is_over(index);
+        }
+        if self.requests[index].expect.is_sifted() {
+            return self.deliver_part_sifted(index, bytes);
         }
         let request = &mut self.requests[index];
         request.arrived += bytes.len() as u64;
@@ -263,6 +269,10 @@ impl Engine {
             self.end_stage(parent, fragments, carry);
             return;
         }
+        if let Merge::Functions(call) = merge {
+            self.functions_fetched(parent, fragments, call);
+            return;
+        }
         if self.requests[parent].client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
@@ -325,12 +335,16 @@ impl Engine {
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Numsub(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
+            Merge::Fan(_)
+            | Merge::Named(_)
+            | Merge::Round(_)
+            | Merge::Carry(_)
+            | Merge::Functions(_)
+            | Merge::Last => |_| false,
             Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
-            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) | Merge::Last => {
-                |_| false
-            }
         };
         let is_part = match merge {
             Merge::Values(gather) if gather.is_part => {
@@ -379,10 +393,15 @@ impl Engine {
                 merged
             }
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Numsub(corrections) => {
+                let mut sums = Vec::new();
+                fan::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
+                    .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
+            }
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
-            Merge::Round(_) | Merge::Carry(_) => {
+            Merge::Round(_) | Merge::Carry(_) | Merge::Functions(_) => {
                 unreachable!("their replies are seen to elsewhere")
             }
         };

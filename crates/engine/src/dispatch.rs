@@ -483,11 +483,13 @@ impl Engine {
                 self.bufs.give(round.text);
             }
             Merge::Carry(carry) => self.recycle_carry(*carry),
+            Merge::Functions(call) => self.recycle_call(call),
             Merge::Sum
             | Merge::Same
-            | Merge::Fan(_)
-            | Merge::Page(_)
             | Merge::Learn(_)
+            | Merge::Fan(_)
+            | Merge::Numsub(_)
+            | Merge::Page(_)
             | Merge::Last
             | Merge::FirstOdd
             | Merge::Stats(_)

@@ -9,6 +9,7 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
 use crate::buffer::{BufPool, LARGE, Output};
+use crate::calls::Call;
 use crate::change::Change;
 use crate::client::{Client, Dirty, Session, State};
 use crate::crowd::Crowd;
@@ -23,7 +24,6 @@ use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
 use crate::rng::Rng;
-use crate::scripts::Call;
 use crate::slab::Slab;
 use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
@@ -405,6 +405,8 @@ impl Engine {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_feeds();
+                    self.tend_strained();
                     self.tend_sessions();
                     self.tend_variants();
                     self.check_stall();
@@ -422,6 +424,7 @@ impl Engine {
         self.notes.trim(&self.requests);
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
+        self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
         shrink(&mut self.dirty_clients);
         shrink(&mut self.patient_clients);
         shrink(&mut self.dirty_lanes);

@@ -84,6 +84,7 @@ pub(crate) fn tolerates(fan: Fan) -> bool {
         | Fan::Scan
         | Fan::RandomKey
         | Fan::Least
+        | Fan::Most
         | Fan::LeastEach
         | Fan::SumPairs
         | Fan::AnyServer => false,
@@ -110,6 +111,7 @@ impl Way {
             | Fan::Scan
             | Fan::RandomKey
             | Fan::Least
+            | Fan::Most
             | Fan::LeastEach
             | Fan::SumPairs
             | Fan::Info
@@ -169,6 +171,7 @@ impl Engine {
             | Fan::Same
             | Fan::Concat
             | Fan::Least
+            | Fan::Most
             | Fan::LeastEach
             | Fan::SumPairs
             | Fan::AnyOk

@@ -68,6 +68,8 @@ pub(crate) struct Lane {
     pub(crate) dirty: bool,
     /// One client at a time has it: see [`crate::private`] and [`crate::lease`].
     pub(crate) is_private: bool,
+    /// Messages come on it, and nobody's replies: see [`crate::pubsub`].
+    pub(crate) is_feed: bool,
     /// It is for transactions and blocking calls; other private lanes have one request at a time.
     pub(crate) is_session: bool,
     /// The client that has it for its next requests, too, or [`NONE`].
@@ -228,6 +230,7 @@ impl Lane {
             armed: Time::NEVER,
             dirty: false,
             is_private: false,
+            is_feed: false,
             is_session: false,
             lease: NONE,
             leased_at: 0,

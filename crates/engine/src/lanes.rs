@@ -98,6 +98,7 @@ impl Engine {
         let server = self.server_of(index);
         // It may be another process that has been started in the place of the last one.
         server.scripts_seen.clear();
+        server.functions_seen = false;
         server.connections += 1;
         self.publish_connections(index);
         if is_greeting {
@@ -118,6 +119,9 @@ impl Engine {
             self.mark_lane(index);
         }
         self.rearm(index);
+        if self.lanes[index as usize].is_feed {
+            self.feed_ready(index);
+        }
     }
 
     /// Bytes of the lane's output are written.
@@ -127,6 +131,10 @@ impl Engine {
         lane.progress_at = self.now;
         if matches!(lane.link, Link::Handshaking { .. }) {
             lane.handshake.output.advance(bytes, &mut self.bufs);
+            return;
+        }
+        if lane.is_feed {
+            lane.output.advance(bytes, &mut self.bufs);
             return;
         }
         if lane.upload != NONE {
@@ -205,6 +213,10 @@ impl Engine {
                 continue;
             }
             let lane = &mut self.lanes[index as usize];
+            if lane.is_feed {
+                bytes = self.feed_received(index, bytes);
+                continue;
+            }
             if lane.scanner.is_push(bytes) {
                 bytes = self.push_received(index, bytes);
                 continue;
@@ -410,6 +422,12 @@ impl Engine {
     /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
     /// for the next connection, unless the server cannot be reached.
     pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        if self.lanes[index as usize].is_feed {
+            self.feed_lost(index);
+            self.connection_down(index, failure, closed);
+            self.feed_settled(index);
+            return;
+        }
         let holder = self.lane(index).lease;
         self.connection_down(index, failure, closed);
         if self.lane(index).unsent == 0 {
@@ -439,6 +457,7 @@ impl Engine {
         if !is_clean && failure.is_of_server() {
             self.note_failure(index, failure);
         }
+        let is_feed_wanted = self.is_feed_wanted(index);
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
         let server = &pool.servers[lane.server as usize];
@@ -446,6 +465,7 @@ impl Engine {
         let is_missed = server.failing && !server.ejected;
         let is_kept = match lane.is_private {
             true => false,
+            false if lane.is_feed => is_feed_wanted,
             false if lane.variant == 0 => pool.preconnect || is_missed,
             false => is_missed && pool.usage[usize::from(lane.variant)].clients > 0,
         };
@@ -623,6 +643,7 @@ impl Engine {
             Role::Single
             | Role::Parent { .. }
             | Role::Fragment { .. }
+            | Role::Counted(_)
             | Role::Blocked
             | Role::Call(_) => {}
         }
@@ -683,6 +704,7 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let is_used = lane.variant == 0 || pool.usage[usize::from(lane.variant)].clients > 0;
         let is_ejected = pool.servers[lane.server as usize].ejected;
+        let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
         if is_ejected || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
             self.lanes[index as usize].link = Link::Idle;
         } else {
@@ -696,6 +718,9 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         if lane.paused {
             return Time::NEVER;
+        }
+        if lane.is_feed {
+            return self.feed_deadline(index);
         }
         if lane.in_flight > 0
             && let Some(blocking) = self.blocked_at(index)

@@ -130,7 +130,7 @@ impl Engine {
     }
 
     fn is_movable(&self, index: u32) -> bool {
-        self.pools[self.clients[index].pool as usize].is_in_use()
+        self.pools[self.clients[index].pool as usize].is_in_use() && !self.is_subscriber(index)
     }
 
     /// Takes [`Engine::leave_all`] back, and all that was told to leave, but for those who have been
@@ -184,7 +184,8 @@ impl Engine {
 
     fn leave(&mut self, index: u32) {
         let client = &mut self.clients[index];
-        if client.departure != Departure::No || client.state == State::Closing {
+        let is_pinned = client.subscriber.is_some();
+        if client.departure != Departure::No || client.state == State::Closing || is_pinned {
             return;
         }
         client.departure = Departure::Asked;
@@ -247,8 +248,10 @@ impl Engine {
         if client.departure != Departure::Asked || client.state == State::Closing {
             return true;
         }
-        let is_amid = client.transaction.is_some() || client.many.is_some();
-        if client.head != NONE || client.state == State::Uploading || is_amid {
+        let is_amidst = client.state == State::Uploading
+            || client.transaction.is_some()
+            || client.many.is_some();
+        if client.head != NONE || is_amidst {
             return false;
         }
         // What it is answered goes by the next write, as a rule; it would take longer elsewhere.

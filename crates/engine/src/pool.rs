@@ -12,6 +12,7 @@ use crate::client::Session;
 use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
 use crate::scripts::{Scripts, Seen};
 use crate::slab::NONE;
@@ -40,6 +41,7 @@ pub(crate) struct Pool {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    pub(crate) pubsub: PubSub,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What servers told of them.
@@ -114,10 +116,16 @@ pub(crate) struct Server {
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
     pub(crate) scripts_seen: Seen,
+    /// Some function has been called there since it was connected.
+    pub(crate) functions_seen: bool,
+    /// When it may be given those of another server.
+    pub(crate) functions_at: Time,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
+    /// What its messages come on, once somebody has subscribed to anything there.
+    pub(crate) feed: Option<Box<Feed>>,
     /// Lanes for transactions and blocking calls.
     pub(crate) session_lanes: Vec<u32>,
     /// Clients that wait for one of these, in the order of their coming, and until when.
@@ -187,6 +195,7 @@ impl Pool {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            pubsub: PubSub::new(&config.name),
             commands: CustomCommands::default(),
             learnt: Vec::new(),
             commands_version: 0,
@@ -279,8 +288,11 @@ impl Server {
             probe_at: Time::NEVER,
             queues: Queues::default(),
             scripts_seen: Seen::default(),
+            functions_seen: false,
+            functions_at: Time::ZERO,
             private_lanes: Vec::new(),
             waiting: Vec::new(),
+            feed: None,
             session_lanes: Vec::new(),
             line: VecDeque::new(),
             session_queues: Queues::default(),
@@ -303,8 +315,9 @@ impl Server {
     }
 
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
+        let feed = self.feed.iter().map(|feed| feed.lane);
         let private = self.private_lanes.iter().chain(&self.session_lanes);
-        self.own_lanes().flatten().chain(private.copied())
+        self.own_lanes().flatten().chain(private.copied()).chain(feed)
     }
 
     #[inline]

@@ -6,10 +6,11 @@ use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
+use crate::calls::Call;
 use crate::carry::Carry;
 use crate::fan::{Named, Page, Round};
 use crate::memcached::{Aggregate, Asked};
-use crate::scripts::Call;
+use crate::pubsub::Correction;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -67,7 +68,9 @@ pub(crate) enum Role {
         parent: u32,
         next: u32,
     },
-    /// As a single one, but for a reply that says that the server has lost its script.
+    /// As [`Role::Single`], but for numbers of subscribers that it is answered.
+    Counted(Correction),
+    /// As a single one, but for a reply that says that the server has lost what is called.
     Call(Box<Call>),
     /// Asks an ejected server whether it is well.
     Probe {
@@ -111,6 +114,8 @@ pub(crate) enum Merge {
     Packets(Option<Box<Aggregate>>),
     /// As the command says, which has no keys.
     Fan(redis::Fan),
+    /// The sum for each channel, to which so much is to be added.
+    Numsub(Box<[i32]>),
     /// The same where servers are told by their names.
     Named(Box<Named>),
     /// One page of a SCAN over all servers.
@@ -119,6 +124,8 @@ pub(crate) enum Merge {
     Round(Box<Round>),
     /// Stages of a key's way from one server to another.
     Carry(Box<Carry>),
+    /// The functions of another server, for one that has been called and lacks them.
+    Functions(Box<Call>),
     /// The last reply is the answer, whatever the others are.
     Last,
 }

@@ -22,7 +22,6 @@ use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
 use crate::request::Own;
 use crate::slab::NONE;
-use crate::variant::Dialect;
 
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
 pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
@@ -633,12 +632,8 @@ impl Engine {
     }
 
     fn say_nil_array(&mut self, client: u32) -> Plan {
-        match self.clients[client].session.dialect {
-            Dialect::Resp3 => self.say(client, b"_\r\n"),
-            Dialect::Resp2 | Dialect::Text | Dialect::Binary => {
-                self.say_with(client, encode::write_nil_array)
-            }
-        }
+        let version = self.resp_of(client);
+        self.say_with(client, |out| encode::write_null_array(out, version))
     }
 }
 

@@ -127,6 +127,9 @@ fn served(command: &Command) -> String {
         Rule::Split(Merge::Sum) => "split, sum".into(),
         Rule::Split(Merge::AllOk) => "split, `+OK` when all say so".into(),
         Rule::Local(_) => "answered here".into(),
+        Rule::Fan(fan) if command.is_addressable() => {
+            format!("{}, or [the one named](#one-of-several-servers)", fanned(fan))
+        }
         Rule::Fan(fan) => fanned(fan).into(),
         Rule::Block if command.keys == Keys::Streams => {
             "forwarded, keys on one server; with BLOCK on a connection of its own".into()
@@ -151,6 +154,7 @@ fn fanned(fan: Fan) -> &'static str {
         Fan::Scan => "one server after the other",
         Fan::RandomKey => "a random server that has a key",
         Fan::Least => "every server, the least",
+        Fan::Most => "every server, the greatest",
         Fan::LeastEach => "every server, the least at each place",
         Fan::SumPairs => "every server, sum for each name",
         Fan::AnyOk => "every server, the first answer that is no error",

@@ -20,6 +20,7 @@ pub(crate) fn merge<'r>(
     match fan {
         Fan::Sum => fold_integers(replies, i64::checked_add, out),
         Fan::Least => fold_integers(replies, |a, b| Some(a.min(b)), out),
+        Fan::Most => fold_integers(replies, |a, b| Some(a.max(b)), out),
         Fan::Same => first(replies, out),
         Fan::AnyOk => any_ok(replies, out),
         Fan::Concat => concat(replies, out),
