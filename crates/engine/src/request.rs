@@ -8,8 +8,8 @@ use crate::buffer::BufPool;
 use crate::bulk::Mark;
 use crate::carry::Carry;
 use crate::fan::{Named, Page, Round};
-use crate::scripts::Call;
 use crate::pubsub::Correction;
+use crate::scripts::Call;
 use crate::slab::NONE;
 use crate::time::Time;
 
