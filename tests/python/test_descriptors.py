@@ -8,9 +8,9 @@ import pytest
 
 from harness import ReplyError, resp, server_lines, wait_until
 
-# Of 64 files: 32 for the worker and sessions on their way, a listener, and 6 for each of 3 servers.
+# Of 64 files: 32 for the worker and sessions on their way, a listener, and 7 for each of 3 servers.
 LIMIT = 64
-MOST = LIMIT - 32 - 1 - 3 * 6
+MOST = LIMIT - 32 - 1 - 3 * 7
 LARGE = 300_000
 
 
@@ -41,6 +41,7 @@ def test_clients_leave_descriptors_to_servers(place, io_engine):
     redises = [place.redis() for _ in range(3)]
     gateway = place.cashew(
         {"alpha": {"redis": True, "timeout": 5000, "server_failure_limit": 1,
+                   "session_connections": 1,
                    "servers": server_lines(redises)}},
         {"worker_processes": 1, "max_openfiles": LIMIT, "io_engine": io_engine})
     [worker] = wait_until(gateway.workers, "a worker")
@@ -98,14 +99,15 @@ def test_clients_leave_descriptors_to_servers(place, io_engine):
 def test_some_clients_are_let_in_by_the_smallest_limit(place):
     redis = place.redis()
     gateway = place.cashew(
-        {"alpha": {"redis": True, "servers": server_lines([redis])}},
+        {"alpha": {"redis": True, "session_connections": 1, "servers": server_lines([redis])}},
         {"worker_processes": 1, "max_openfiles": LIMIT})
     names = [f"s{number}" for number in range(8)]
     assert "are for servers and for itself" not in gateway.log()
     gateway.configure(
-        {"alpha": {"redis": True, "servers": server_lines([redis] * len(names), names)}})
+        {"alpha": {"redis": True, "session_connections": 1,
+                   "servers": server_lines([redis] * len(names), names)}})
     gateway.reload()
-    told = "of 64 files that each worker may open 81 are for servers and for itself: 8 clients"
+    told = "of 64 files that each worker may open 89 are for servers and for itself: 8 clients"
     assert gateway.log().count(told) == 1
     with contextlib.ExitStack() as stack:
         conns = [stack.enter_context(gateway.connect()) for _ in range(30)]
