@@ -74,9 +74,19 @@ def free_port():
         except OSError:
             os.close(lock)
             continue
-        _port_locks.append(lock)
+        _port_locks.append(out_of_the_way(lock))
         return port
     raise AssertionError("no free port found")
+
+
+def out_of_the_way(descriptor):
+    """The same with a high number: select(2), which some clients use, knows only low ones."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 4096)
+    except OSError:
+        return descriptor
+    os.close(descriptor)
+    return moved
 
 
 def temporary_directory():
@@ -733,7 +743,8 @@ class Conn:
             f"expected silence, got {self.socket.recv(300)!r}")
 
     def reply(self, seconds=None):
-        """One RESP2 reply: str for a status, bytes or None for a bulk, ReplyError for an error."""
+        """One reply: str for a status, bytes or None for a bulk, ReplyError for an error, and what
+        comes nearest to it for the types of RESP3."""
         line = self.read_line(seconds)
         kind, rest = line[:1], line[1:]
         if kind == b"+":
@@ -750,7 +761,21 @@ class Conn:
             return data[:-2]
         if kind == b"*":
             return None if rest == b"-1" else [self.reply(seconds) for _ in range(int(rest))]
-        raise AssertionError(f"not a RESP2 reply: {line[:300]!r}")
+        if kind == b"_":
+            return None
+        if kind == b"#":
+            return rest == b"t"
+        if kind == b",":
+            return float(rest)
+        if kind == b"(":
+            return int(rest)
+        if kind == b"~":
+            return {self.reply(seconds) for _ in range(int(rest))}
+        if kind == b"%":
+            return {self.reply(seconds): self.reply(seconds) for _ in range(int(rest))}
+        if kind == b"=":
+            return self.read(int(rest) + 2, seconds)[4:-2]
+        raise AssertionError(f"not a reply: {line[:300]!r}")
 
     def call(self, *words, seconds=None):
         """One command and its reply; an error reply is raised."""
@@ -768,16 +793,19 @@ class Conn:
         return str(reply)
 
     def raw_reply(self, seconds=None):
-        """The bytes of one RESP2 reply as they came."""
+        """The bytes of one reply as they came."""
         line = self.read_line(seconds)
         data = line + b"\r\n"
         kind, rest = line[:1], line[1:]
-        if kind == b"$" and rest != b"-1":
+        if rest == b"-1" and kind in b"$*":
+            return data
+        if kind in b"$=!":
             data += self.read(int(rest) + 2, seconds)
-        elif kind == b"*" and rest != b"-1":
-            data += b"".join(self.raw_reply(seconds) for _ in range(int(rest)))
-        elif kind not in (b"+", b"-", b":", b"$", b"*"):
-            raise AssertionError(f"not a RESP2 reply: {line[:300]!r}")
+        elif kind in b"*~%":
+            count = int(rest) * (2 if kind == b"%" else 1)
+            data += b"".join(self.raw_reply(seconds) for _ in range(count))
+        elif kind not in b"+-:_#,(":
+            raise AssertionError(f"not a reply: {line[:300]!r}")
         return data
 
 

@@ -54,7 +54,7 @@ def test_commands_are_described_as_redis_describes_them(gateway, protocol):
             assert client.execute_command(*asked) == server.execute_command(*asked)
         assert client.command_list(category="geo")
         # A server's own, with all that it has to say.
-        docs = ["COMMAND DOCS", "get", "object"]
+        docs = ["COMMAND DOCS", "get", "lmove"]
         assert client.execute_command(*docs) == server.execute_command(*docs)
 
 

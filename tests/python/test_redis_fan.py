@@ -1,7 +1,9 @@
 """Commands without keys over one and over three real redis-servers."""
 
+import random
 import re
 import threading
+import time
 
 import pytest
 import redis as redis_py
@@ -168,6 +170,35 @@ def test_a_cursor_outlives_a_reload_but_not_another_list_of_servers(place):
         gateway.reload()
         error = conn.error("SCAN", before)
         assert error.startswith("ERR invalid cursor: the servers of this pool are not those")
+
+
+def test_a_long_list_of_keys_is_bounded_and_given_back(place):
+    servers = [place.redis() for _ in range(3)]
+    for server in servers:
+        server.call("DEBUG", "POPULATE", "200000", "some:long:name:of:a:key")
+    pool = {**POOL, "servers": server_lines(servers)}
+    gateway = place.cashew(
+        {
+            "wide": pool,
+            "narrow": {**pool, "client_output_max": "4mb", "client_output_pause": "1mb"},
+        },
+        {"worker_processes": 1},
+    )
+    gateway.wait_serving()
+    with gateway.connect("wide", timeout=60) as conn, gateway.connect("wide") as other:
+        before = gateway.memory()
+        conn.send(resp("KEYS", "*"))
+        # Others are served meanwhile.
+        assert other.call("GET", "a") is None
+        assert len(conn.reply(60)) == 600_000
+        # Replies, and the one made of them.
+        assert gateway.memory() < before + 100 * (1 << 20)
+        wait_until(lambda: gateway.memory() < before + 16 * (1 << 20), "the memory is given back")
+    with gateway.connect("narrow", timeout=60) as conn:
+        conn.send(resp("KEYS", "*"))
+        conn.expect_closed(60)
+    with gateway.connect("narrow") as conn:
+        assert conn.call("DBSIZE") == 600_000
 
 
 def test_scripts_and_functions_are_everywhere(stack, conn):
@@ -417,7 +448,7 @@ def test_keys_are_carried_where_it_is_asked_for(stack, place):
         assert conn.call("TTL", b) == -1
         assert conn.error("COPY", b, a, "DB", "1").startswith("CROSSSLOT COPY ")
         # A large value, and a request behind it in the same write.
-        conn.call("SET", a, "v" * 3_000_000)
+        conn.call("SET", a, random.Random(1).randbytes(3_000_000))
         conn.send(resp("RENAME", a, b) + resp("STRLEN", b) + resp("EXISTS", a))
         assert [conn.reply() for _ in range(3)] == ["OK", 3_000_000, 0]
         assert sum(server.call("DBSIZE") for server in stack.servers) == 1
@@ -458,3 +489,61 @@ def test_a_server_that_lost_its_scripts_gets_them_back(place):
         assert conn.error("EVALSHA", "0" * 40, 1, "key").startswith("NOSCRIPT ")
         conn.call("SCRIPT", "FLUSH")
         assert conn.error("EVALSHA", loaded, 1, "key").startswith("NOSCRIPT ")
+
+
+def test_a_new_server_gets_the_functions_of_the_others(place):
+    servers = [place.redis() for _ in range(3)]
+    pool = {**POOL, "servers": server_lines(servers[:2])}
+    gateway = place.cashew({"p": pool}, {"worker_processes": 2})
+    gateway.wait_serving()
+    library = "#!lua name=lib\nredis.register_function('f', function(k) return k[1] end)"
+    with gateway.connect() as conn:
+        assert conn.call("FUNCTION", "LOAD", library) == b"lib"
+        gateway.configure({"p": {**pool, "servers": server_lines(servers)}})
+        gateway.reload()
+        assert servers[2].call("FUNCTION", "LIST") == []
+        for n in range(30):
+            assert conn.call("FCALL", "f", 1, f"key:{n}") == b"key:%d" % n
+        assert len(servers[2].call("FUNCTION", "LIST")) == 1
+        assert conn.error("FCALL", "nosuch", 1, "key") == "ERR Function not found"
+        # What is deleted does not come back.
+        assert conn.call("FUNCTION", "DELETE", "lib") == "OK"
+        assert {conn.error("FCALL", "f", 1, f"key:{n}") for n in range(30)} == {
+            "ERR Function not found"
+        }
+
+
+# ---------------------------------------------------------------------------------------- waiting
+
+
+def test_replicas_of_every_server_are_waited_for(place):
+    masters = [place.redis() for _ in range(2)]
+    replicas = [place.redis("--replicaof", f"{HOST} {m.port}", "--repl-diskless-sync-delay", "0")
+                for m in masters]
+    pool = {**POOL, "servers": server_lines(masters)}
+    one = {**POOL, "servers": server_lines(masters[:1])}
+    gateway = place.cashew({"two": pool, "one": one}, {"worker_processes": 1})
+    gateway.wait_serving()
+    for replica in replicas:
+        wait_until(lambda: b"master_link_status:up" in replica.call("INFO", "replication"),
+                   "the replica follows")
+    for name in ("one", "two"):
+        with gateway.connect(name) as conn, gateway.connect(name) as other:
+            conn.send(b"".join(resp("SET", f"key:{n}", "x") for n in range(100)) + resp("WAIT", 1, 9000))
+            conn.expect(b"+OK\r\n" * 100)
+            assert conn.reply() == 1
+            assert sum(replica.call("DBSIZE") for replica in replicas) >= 100
+            # Nobody else waits, though the time is spent; what follows does.
+            conn.send(resp("WAIT", 5, 700) + resp("ECHO", "after"))
+            began = time.monotonic()
+            assert other.call("GET", "key:1") == b"x"
+            assert conn.reply() == 1
+            assert time.monotonic() - began > 0.5
+            assert conn.reply() == b"after"
+            assert conn.error("WAIT", "x", "1") == "ERR value is not an integer or out of range"
+    # Who has lost its replica is the least.
+    replicas[0].stop()
+    with gateway.connect("two") as conn:
+        conn.send(b"".join(resp("SET", f"key:{n}", "y") for n in range(10)))
+        conn.expect(b"+OK\r\n" * 10)
+        assert conn.call("WAIT", 1, 200) == 0

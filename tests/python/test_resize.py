@@ -150,8 +150,11 @@ def test_what_a_session_knows_moves_with_it(place):
         for number, conn in enumerate(conns):
             assert "NOAUTH" in conn.error("GET", "a")
             if number % 3:
-                assert conn.call("AUTH", "secret") == "OK"
+                version = 2 + number % 2
+                conn.call("HELLO", version, "AUTH", "default", "secret")
+                assert conn.call("SELECT", number % 4) == "OK"
                 assert conn.call("CLIENT", "SETNAME", f"client-{number}") == "OK"
+                assert conn.call("CLIENT", "SETINFO", "LIB-NAME", "tests") == "OK"
                 ids.append(conn.call("CLIENT", "ID"))
                 assert conn.call("SET", f"a{number}", number) == "OK"
                 # Half of the next request is there already.
@@ -163,10 +166,20 @@ def test_what_a_session_knows_moves_with_it(place):
                 conn.send(resp("GET", f"a{number}")[-4:])
                 assert conn.reply() == b"%d" % number
                 assert conn.call("CLIENT", "GETNAME") == b"client-%d" % number
+                info = conn.call("CLIENT", "INFO").decode()
+                assert f" db={number % 4} " in info and f" resp={2 + number % 2} " in info
+                assert " lib-name=tests " in info
+                conn.send(resp("GET", "none"))
+                assert conn.raw_reply() == (b"_\r\n" if number % 2 else b"$-1\r\n")
                 found.append(conn.call("CLIENT", "ID"))
             else:
                 assert "NOAUTH" in conn.error("GET", "a")
         assert found == ids and len(set(ids)) == len(ids)
+        for number in range(24):
+            if number % 3:
+                with server.connect() as direct:
+                    direct.call("SELECT", number % 4)
+                    assert direct.call("GET", f"a{number}") == b"%d" % number
         fresh = stack.enter_context(gateway.connect())
         assert fresh.call("AUTH", "secret") == "OK"
         assert fresh.call("CLIENT", "ID") > max(ids)

@@ -94,7 +94,8 @@ def test_sessions_and_the_instance_are_what_they_were(place):
         conns = [stack.enter_context(gateway.connect()) for _ in range(12)]
         ids = []
         for number, conn in enumerate(conns):
-            conn.call("AUTH", "secret")
+            conn.call("HELLO", 2 + number % 2, "AUTH", "default", "secret")
+            conn.call("SELECT", number % 5)
             conn.call("CLIENT", "SETNAME", f"client-{number}")
             ids.append(conn.call("CLIENT", "ID"))
             conn.call("SET", f"a{number}", number)
@@ -107,6 +108,10 @@ def test_sessions_and_the_instance_are_what_they_were(place):
             conn.send(resp("GET", f"a{number}")[-4:])
             assert conn.reply() == b"%d" % number
             assert conn.call("CLIENT", "GETNAME") == b"client-%d" % number
+            info = conn.call("CLIENT", "INFO").decode()
+            assert f" db={number % 5} " in info and f" resp={2 + number % 2} " in info
+            conn.send(resp("GET", "none"))
+            assert conn.raw_reply() == (b"_\r\n" if number % 2 else b"$-1\r\n")
         assert [conn.call("CLIENT", "ID") for conn in conns] == ids
         # The limit counts who was there before.
         with gateway.connect() as refused:

@@ -67,6 +67,7 @@ class Bare:
 
     def __init__(self, directory):
         self.server = server(directory, 0)
+        self.servers = [self.server]
         self.port = self.server.port
 
     def cut(self):
@@ -185,7 +186,7 @@ class Runner:
         skipfile.write_text("".join(f"{test}\n" for test in sorted(skipped)))
         process = subprocess.Popen(
             ["tclsh", HERE / "unit.tcl", name, str(target.port), self.protocol, skipfile,
-             *self.options],
+             ",".join(str(each.port) for each in target.servers), *self.options],
             cwd=self.source, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )

@@ -1,16 +1,16 @@
 # Runs one unit of Redis's own test suite against a server that listens already:
 #
-#     tclsh unit.tcl UNIT PORT resp2|resp3 SKIPFILE [OPTION OF THE SUITE...]
+#     tclsh unit.tcl UNIT PORT resp2|resp3 SKIPFILE SERVERS [OPTION OF THE SUITE...]
 #
-# to be started in the suite's source directory. It is the suite's client (tests/test_helper.tcl
+# SERVERS are the ports of the servers themselves, with commas. It is to be started in the suite's source directory. It is the suite's client (tests/test_helper.tcl
 # with --client) without its server: what happens is told on standard output, an event a line,
 # "@STATE<tab>TEST<tab>MILLISECONDS<tab>DETAIL", to the program that started it. A test that raises
 # an error other than an assertion is a failed test and no more, and what follows a failed test
-# begins with a connection of its own.
+# begins with a connection of its own, and with servers that run no script and are not paused.
 
-lassign $argv unit port protocol skipfile
+lassign $argv unit port protocol skipfile servers_behind
 set argv [concat [list --host 127.0.0.1 --port $port --durable --skipfile $skipfile \
-    --single $unit --tags -slow] [lrange $argv 4 end]]
+    --single $unit --tags -slow] [lrange $argv 5 end]]
 
 # The suite's procedures and options, without the end of the file that starts it all.
 set file [open tests/test_helper.tcl]
@@ -50,14 +50,31 @@ proc tell {status name {elapsed 0} {details {}}} {
     puts "@[join $line \t]"
 }
 
+
+interp alias {} plain_client {} redis
+
 rename test suite_test
 proc test args {
     set failed_before $::num_failed
     set retval [uplevel 1 [list suite_test {*}$args]]
     if {$::num_failed != $failed_before} {
+        relieve_servers
         catch {reconnect}
     }
     return $retval
+}
+
+# Ends what a test that failed half-way may have left behind on the servers.
+proc relieve_servers {} {
+    foreach port [split $::servers_behind ,] {
+        catch {
+            set server [plain_client 127.0.0.1 $port]
+            foreach command {{script kill} {function kill} {client unpause}} {
+                catch {$server {*}$command}
+            }
+            $server close
+        }
+    }
 }
 
 # What opens and closes a block of tests. The suite ends at the first of these steps that fails;
@@ -101,6 +118,7 @@ proc run_external_server_test {code overrides} {
 
 if {$protocol eq "resp3"} {
     rename redis resp2_client
+    interp alias {} plain_client {} resp2_client
     proc redis {{server 127.0.0.1} {port 6379} {defer 0} {tls 0} {tlsoptions {}} {readraw 0}} {
         set client [resp2_client $server $port $defer $tls $tlsoptions $readraw]
         set id $::redis::id

@@ -32,7 +32,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const POOL_STATS: [PoolStat; 13] = [
+pub(crate) const POOL_STATS: [PoolStat; 15] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -46,6 +46,8 @@ pub(crate) const POOL_STATS: [PoolStat; 13] = [
     PoolStat::Counter(PoolCounter::Requests),
     PoolStat::Counter(PoolCounter::Responses),
     PoolStat::Gauge(PoolGauge::RingVersion),
+    PoolStat::Gauge(PoolGauge::Subscriptions),
+    PoolStat::Counter(PoolCounter::MessagesDelivered),
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
@@ -351,8 +353,10 @@ mod tests {
             "clients_overflowed",
             "clients_refused",
             "clients_shed",
+            "messages_delivered",
             "request_latency",
             "ring_version",
+            "subscriptions",
         ];
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
         let server_additions =

@@ -10,8 +10,8 @@ use cashew_placement::HashTag;
 
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server,
-    Snapshot, Topology,
+    Affinity, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Memcached,
+    OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
 };
 use crate::value::RoundSize;
 
@@ -140,6 +140,7 @@ impl Difference {
             reuseport,
             redis_auth,
             redis_db,
+            memcached,
             databases,
             preconnect,
             auto_eject_hosts,
@@ -171,13 +172,9 @@ impl Difference {
         option.changed("tcpkeepalive", tcp_keepalive, &new.tcp_keepalive);
         option.changed("tcp_quickack", tcp_quickack, &new.tcp_quickack);
         option.changed("reuseport", reuseport, &new.reuseport);
-        match (redis_auth, &new.redis_auth) {
-            (None, Some(_)) => option.say("redis_auth: set"),
-            (Some(_), None) => option.say("redis_auth: removed"),
-            (old, new) if old != new => option.say("redis_auth: changed"),
-            _ => {}
-        }
+        option.secret("redis_auth", redis_auth.as_ref(), new.redis_auth.as_ref());
         option.changed("redis_db", redis_db, &new.redis_db);
+        option.memcached(memcached, &new.memcached);
         option.changed("databases", databases, &new.databases);
         option.changed("preconnect", preconnect, &new.preconnect);
         option.changed("auto_eject_hosts", auto_eject_hosts, &new.auto_eject_hosts);
@@ -289,6 +286,34 @@ struct Options<'a> {
 }
 
 impl Options<'_> {
+    fn memcached(&mut self, old: &Memcached, new: &Memcached) {
+        let Memcached { wire, on_failure, client_auth, server_auth } = old;
+        let wire_of = |wire: Wire| match wire {
+            Wire::Auto => "auto",
+            Wire::Text => "text",
+            Wire::Binary => "binary",
+        };
+        let failure = |on_failure: OnFailure| match on_failure {
+            OnFailure::Error => "error",
+            OnFailure::Miss => "miss",
+        };
+        self.changed("protocol", &wire_of(*wire), &wire_of(new.wire));
+        self.changed("on_failure", &failure(*on_failure), &failure(new.on_failure));
+        let some = |auth: &'_ [Credentials]| (!auth.is_empty()).then(|| auth.to_vec());
+        self.secret("client_auth", some(client_auth).as_ref(), some(&new.client_auth).as_ref());
+        self.secret("server_auth", server_auth.as_ref(), new.server_auth.as_ref());
+    }
+
+    /// That it changed, but not from what to what.
+    fn secret<T: PartialEq>(&mut self, key: &str, old: Option<&T>, new: Option<&T>) {
+        match (old, new) {
+            (None, Some(_)) => self.say(&format!("{key}: set")),
+            (Some(_), None) => self.say(&format!("{key}: removed")),
+            (old, new) if old != new => self.say(&format!("{key}: changed")),
+            _ => {}
+        }
+    }
+
     fn say(&mut self, what: &str) {
         self.lines.push(match self.pool {
             Some(pool) => format!("pool '{pool}': {what}"),
@@ -321,6 +346,11 @@ impl Options<'_> {
             client_requests_max,
             client_output_pause,
             client_output_max,
+            pubsub_output_max,
+            pubsub_output_soft_max,
+            pubsub_output_soft_ms,
+            client_subscriptions_max,
+            subscriptions_max,
             server_queue_max,
             server_queue_size_max,
             server_connect_timeout_ms,
@@ -329,12 +359,19 @@ impl Options<'_> {
             ("request_size_max", request_size_max, new.request_size_max),
             ("client_output_pause", client_output_pause, new.client_output_pause),
             ("client_output_max", client_output_max, new.client_output_max),
+            ("pubsub_output_max", pubsub_output_max, new.pubsub_output_max),
+            ("pubsub_output_soft_max", pubsub_output_soft_max, new.pubsub_output_soft_max),
             ("server_queue_size_max", server_queue_size_max, new.server_queue_size_max),
         ];
         for (key, old, new) in sizes {
             self.size_changed(key, Some(*old), Some(new));
         }
         self.changed("client_requests_max", client_requests_max, &new.client_requests_max);
+        let (old_ms, new_ms) = (pubsub_output_soft_ms, &new.pubsub_output_soft_ms);
+        self.changed("pubsub_output_soft_time", old_ms, new_ms);
+        let (old_max, new_max) = (client_subscriptions_max, &new.client_subscriptions_max);
+        self.changed("client_subscriptions_max", old_max, new_max);
+        self.changed("subscriptions_max", subscriptions_max, &new.subscriptions_max);
         self.changed("server_queue_max", server_queue_max, &new.server_queue_max);
         self.changed(
             "server_connect_timeout",
@@ -528,6 +565,20 @@ mod tests {
             let expected: Vec<_> =
                 expected.lines().map(|line| format!("pool 'alpha': {line}")).collect();
             assert_eq!(words(&old, &new), expected.join("\n"));
+        }
+    }
+
+    #[test]
+    fn options_of_memcached_are_told_without_secrets() {
+        let old = snapshot(GLOBAL, SERVERS);
+        for (text, expected) in [
+            ("protocol: binary", "protocol: auto -> binary"),
+            ("on_failure: miss", "on_failure: error -> miss"),
+            ("client_auth: 'a:b'", "client_auth: set"),
+            ("server_auth: 'a:b'", "server_auth: set"),
+        ] {
+            let new = snapshot(GLOBAL, &format!("{text}, {SERVERS}"));
+            assert_eq!(words(&old, &new), format!("pool 'alpha': {expected}"));
         }
     }
 

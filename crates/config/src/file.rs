@@ -7,11 +7,11 @@ use crate::address::ListenText;
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
-use crate::snapshot::{Affinity, IoEngine};
+use crate::snapshot::{Affinity, IoEngine, OnFailure, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
-    FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen, Switch, Text,
-    Timeout, Value, Workers,
+    CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
+    Switch, Text, Timeout, Value, Workers,
 };
 
 section! {
@@ -135,6 +135,17 @@ section! {
         /// there is only `redis_db`, which clients know as 0. Redis pools only; 16 unless `redis_db`
         /// is set, else 1.
         databases: Number<1, 2147483647> = none,
+        /// Which of memcached's protocols clients may speak: `auto` goes by the first byte of each
+        /// connection, `text` has the meta commands. memcached pools only.
+        protocol: Wire = "auto",
+        /// What a `get` is answered whose server fails: `error`, or `miss` as if the key were not
+        /// there. memcached pools only.
+        on_failure: OnFailure = "error",
+        /// Who may come: `user:password`, several with spaces between them. Asked for by SASL in the
+        /// binary protocol, by a first `set` in text. memcached pools only.
+        client_auth: CredentialList = none,
+        /// What servers are given: `user:password`. memcached pools only.
+        server_auth: CredentialList = none,
         /// Whether workers connect to every server when they start.
         preconnect: Switch = "false",
         /// Whether a server that keeps failing is taken out of the ring for a while.
@@ -167,6 +178,19 @@ section! {
         client_output_pause: Size<1024, 4294967296> = "1mb",
         /// Bytes of replies waiting for one client beyond which the client is closed.
         client_output_max: Size<65536, 17179869184> = "1gb",
+        /// Bytes waiting for one client that is subscribed to anything beyond which it is closed, and
+        /// the largest message that such a client may be sent. Redis pools only, as what follows.
+        pubsub_output_max: Size<65536, 17179869184> = "32mb",
+        /// Bytes waiting for one client that is subscribed to anything beyond which it is closed when
+        /// there are as many for `pubsub_output_soft_time`.
+        pubsub_output_soft_max: Size<1024, 17179869184> = "8mb",
+        /// Milliseconds that a client may have more than `pubsub_output_soft_max` waiting.
+        pubsub_output_soft_time: Number<1000, 86400000> = "60000",
+        /// Channels and patterns that one client may be subscribed to.
+        client_subscriptions_max: Number<1, 16777216> = "65536",
+        /// Channels and patterns that all clients of one worker may be subscribed to, each counted as
+        /// often as it has clients.
+        subscriptions_max: Number<1, 1073741824> = "1048576",
         /// Requests queued or in flight on one server connection. Beyond it requests get an error.
         server_queue_max: Number<1, 16777216> = "262144",
         /// Bytes waiting to be written on one server connection. Beyond it requests get an error,

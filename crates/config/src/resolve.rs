@@ -14,8 +14,10 @@ use crate::address::{ListenText, ServerLine, check_name};
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::memory;
-use crate::snapshot::{Global, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology};
-use crate::value::{Memory, StatsListen, WORKERS_MAX, Workers};
+use crate::snapshot::{
+    Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
+};
+use crate::value::{CredentialList, Memory, StatsListen, WORKERS_MAX, Workers};
 
 /// Most pools of one instance.
 pub const POOLS_MAX: usize = 4096;
@@ -254,6 +256,7 @@ fn resolve_pool(
 ) -> Option<Pool> {
     let protocol = if section.redis.value.0 { Protocol::Redis } else { Protocol::Memcached };
     check_redis_options(section, protocol, report);
+    check_memcached_options(section, protocol, report);
     check_databases(section, report);
     check_limits(section, report);
     warn_of_crc32(section, report);
@@ -283,6 +286,7 @@ fn resolve_pool(
         reuseport: section.reuseport.value.0,
         redis_auth: section.redis_auth.as_ref().map(|auth| auth.value.0.clone()),
         redis_db: section.redis_db.value.0 as u32,
+        memcached: memcached(section),
         databases: databases(section),
         preconnect: section.preconnect.value.0,
         auto_eject_hosts: section.auto_eject_hosts.value.0,
@@ -315,9 +319,26 @@ fn limits(section: &PoolSection) -> Limits {
         client_requests_max: section.client_requests_max.value.0 as u32,
         client_output_pause: section.client_output_pause.value.0,
         client_output_max: section.client_output_max.value.0,
+        pubsub_output_max: section.pubsub_output_max.value.0,
+        pubsub_output_soft_max: section.pubsub_output_soft_max.value.0,
+        pubsub_output_soft_ms: section.pubsub_output_soft_time.value.0,
+        client_subscriptions_max: section.client_subscriptions_max.value.0 as u32,
+        subscriptions_max: section.subscriptions_max.value.0 as u32,
         server_queue_max: section.server_queue_max.value.0 as u32,
         server_queue_size_max: section.server_queue_size_max.value.0,
         server_connect_timeout_ms: section.server_connect_timeout.value.0,
+    }
+}
+
+fn memcached(section: &PoolSection) -> Memcached {
+    let list = |auth: &Option<At<CredentialList>>| {
+        auth.as_ref().map(|auth| auth.value.0.clone()).unwrap_or_default()
+    };
+    Memcached {
+        wire: section.protocol.value,
+        on_failure: section.on_failure.value,
+        client_auth: list(&section.client_auth),
+        server_auth: list(&section.server_auth).into_iter().next(),
     }
 }
 
@@ -389,6 +410,16 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     if let Some(databases) = &section.databases {
         refuse("databases", databases.pos);
     }
+    let given = [
+        ("pubsub_output_max", section.pubsub_output_max.pos),
+        ("pubsub_output_soft_max", section.pubsub_output_soft_max.pos),
+        ("pubsub_output_soft_time", section.pubsub_output_soft_time.pos),
+        ("client_subscriptions_max", section.client_subscriptions_max.pos),
+        ("subscriptions_max", section.subscriptions_max.pos),
+    ];
+    for (key, pos) in given.into_iter().filter(|&(_, pos)| pos != Pos::NONE) {
+        refuse(key, pos);
+    }
 }
 
 fn check_databases(section: &PoolSection, report: &mut Report<'_>) {
@@ -398,6 +429,33 @@ fn check_databases(section: &PoolSection, report: &mut Report<'_>) {
         let message = format!("\"redis_db\" is {index}, which is not among {count} databases");
         let hint = "clients have it at first and must be able to come back to it";
         report.error(databases.pos, Complaint::new(message).hint(hint));
+    }
+}
+
+fn check_memcached_options(section: &PoolSection, protocol: Protocol, report: &mut Report<'_>) {
+    if let Some(auth) = section.server_auth.as_ref().filter(|auth| auth.value.0.len() > 1) {
+        let complaint = Complaint::new("option \"server_auth\" has more than one user");
+        report.error(auth.pos, complaint.hint("expected user:password"));
+    }
+    if protocol == Protocol::Memcached {
+        return;
+    }
+    let mut refuse = |key: &str, pos: Pos| {
+        let message = format!("option \"{key}\" is only valid for a memcached pool");
+        let hint = "a memcached pool has no \"redis: true\"";
+        report.error(pos, Complaint::new(message).hint(hint));
+    };
+    if section.protocol.value != Wire::Auto {
+        refuse("protocol", section.protocol.pos);
+    }
+    if section.on_failure.value != OnFailure::Error {
+        refuse("on_failure", section.on_failure.pos);
+    }
+    if let Some(auth) = &section.client_auth {
+        refuse("client_auth", auth.pos);
+    }
+    if let Some(auth) = &section.server_auth {
+        refuse("server_auth", auth.pos);
     }
 }
 

@@ -132,6 +132,8 @@ pub struct Pool {
     pub redis_db: u32,
     /// Clients may select those below; if it is 1, only `redis_db`.
     pub databases: u32,
+    #[serde(default)]
+    pub memcached: Memcached,
     pub preconnect: bool,
     pub auto_eject_hosts: bool,
     /// Shared connections per server over all workers; each worker has at least one.
@@ -244,6 +246,50 @@ pub enum Protocol {
     Memcached,
 }
 
+/// What only pools of memcached have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memcached {
+    pub wire: Wire,
+    pub on_failure: OnFailure,
+    /// Who may come; everybody if there is none.
+    pub client_auth: Vec<Credentials>,
+    /// What servers are given.
+    pub server_auth: Option<Credentials>,
+}
+
+/// Which of memcached's protocols clients may speak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wire {
+    /// Each connection's first byte tells.
+    #[default]
+    Auto,
+    /// Text, with the meta commands.
+    Text,
+    Binary,
+}
+
+/// What becomes of a request for values whose server fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    #[default]
+    Error,
+    Miss,
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    pub user: String,
+    pub password: String,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:***", self.user)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Listen {
@@ -297,6 +343,15 @@ pub struct Limits {
     pub client_output_pause: u64,
     /// Replies waiting for one client; beyond it the client is closed.
     pub client_output_max: u64,
+    /// Bytes waiting for one subscriber; beyond it the subscriber is closed.
+    pub pubsub_output_max: u64,
+    /// Bytes waiting for one subscriber; beyond it for that long the subscriber is closed.
+    pub pubsub_output_soft_max: u64,
+    pub pubsub_output_soft_ms: u64,
+    /// Subscriptions of one client; beyond it they are refused with an error.
+    pub client_subscriptions_max: u32,
+    /// Subscriptions of all clients of one worker; beyond it they are refused with an error.
+    pub subscriptions_max: u32,
     /// Requests queued or in flight on one server connection; beyond it requests are refused
     /// with an error.
     pub server_queue_max: u32,
@@ -314,6 +369,11 @@ impl Default for Limits {
             client_requests_max: 1024,
             client_output_pause: 1 << 20,
             client_output_max: 1 << 30,
+            pubsub_output_max: 32 << 20,
+            pubsub_output_soft_max: 8 << 20,
+            pubsub_output_soft_ms: 60_000,
+            client_subscriptions_max: 65_536,
+            subscriptions_max: 1 << 20,
             server_queue_max: 262_144,
             server_queue_size_max: 256 << 20,
             server_connect_timeout_ms: 5000,

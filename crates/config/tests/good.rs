@@ -44,6 +44,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         tcp_quickack: false,
         reuseport: false,
         redis_auth: None,
+        memcached: Default::default(),
         redis_db: 0,
         databases: 16,
         preconnect: false,
@@ -90,6 +91,7 @@ fn the_flat_dialect_loads() {
         distribution: Distribution::Modula,
         timeout_ms: Some(400),
         redis_auth: Some("0123".to_owned()),
+        memcached: Default::default(),
         redis_db: 3,
         databases: 1,
         tcp_keepalive: true,
@@ -221,6 +223,7 @@ fn the_sectioned_dialect_loads() {
             server_queue_max: 100,
             server_queue_size_max: 64 << 10,
             server_connect_timeout_ms: 250,
+            ..Limits::default()
         },
         ..pool(
             "cached",

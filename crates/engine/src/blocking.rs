@@ -85,10 +85,9 @@ impl Engine {
                 },
             };
             if is_keyless {
-                // WAIT counts from the last command of its connection.
-                engine.ask(lane, Own::Whatever, &["PING"]);
+                engine.catch_up(lane);
             }
-            engine.block_on(client, lane, command.wait(bytes, args), bytes);
+            engine.block_on(client, lane, command.wait(bytes, args), bytes, bytes);
             if engine.leased(client, server).is_none() {
                 // Until it is answered nobody else gets the lane.
                 engine.release(lane);
@@ -97,7 +96,23 @@ impl Engine {
         })
     }
 
-    fn block_on(&mut self, client: u32, lane: u32, wait: Wait, bytes: &[u8]) {
+    /// WAIT counts from what its connection did last, which is to be later than all that the client
+    /// wrote by others: from its last command (up to 7.0), or from its last one that replicas get.
+    /// That one nobody sees who does not subscribe to this channel.
+    pub(crate) fn catch_up(&mut self, lane: u32) {
+        self.ask(lane, Own::Whatever, &["PING"]);
+        self.ask(lane, Own::Whatever, &["SPUBLISH", "cashew:wait", ""]);
+    }
+
+    /// Sends `sent`, which the server may let wait; `bytes` is what the client has sent.
+    pub(crate) fn block_on(
+        &mut self,
+        client: u32,
+        lane: u32,
+        wait: Wait,
+        bytes: &[u8],
+        sent: &[u8],
+    ) {
         if self.lane(lane).peer_id == 0 {
             self.ask(lane, Own::PeerId { lane }, &["CLIENT", "ID"]);
         }
@@ -125,7 +140,7 @@ impl Engine {
         state.fenced = true;
         // Whoever waits here is not somebody whom others wait for.
         self.crowd.leave();
-        self.send(lane, request, Payload::Bytes(bytes));
+        self.send(lane, request, Payload::Bytes(sent));
     }
 
     /// Ends the wait of a client, at somebody's wish: it is answered as if its time were up, or by
@@ -232,7 +247,8 @@ impl Engine {
         // The wait is not counted among the times that answers take.
         request.started = self.now;
         request.role = Role::Single;
-        let is_for_nothing = blocking.is_withdrawn && is_nil(&reply);
+        let is_for_nothing =
+            (blocking.is_withdrawn && is_nil(&reply)) || self.end_leg(client, &reply);
         if !is_for_nothing {
             self.bufs.give(blocking.text);
             self.deliver_buf(index, reply);

@@ -173,10 +173,16 @@ impl Engine {
         let until = now.plus_millis(drain_ms);
         let Some(change) = &mut self.change else { return };
         change.phase = Phase::Pausing { until };
-        for pool in change.steps.iter().filter_map(Step::paused) {
+        let mut sounded = Vec::new();
+        for step in &change.steps {
+            let Some(pool) = step.paused() else { continue };
+            sounded.extend([Some(pool), step.coming()]);
             let pool = &mut self.pools[pool as usize];
             pool.paused = true;
             pool.update_held();
+        }
+        for pool in sounded.into_iter().flatten() {
+            self.sound_feeds(pool);
         }
         let pools = &self.pools;
         let paused: Vec<bool> = pools.iter().map(|pool| pool.paused).collect();
@@ -224,8 +230,10 @@ impl Engine {
         for planned in pools {
             let named = by_name.get(&planned.config.name).copied();
             let ring_version = planned.ring_version;
-            let is_alike =
-                |&pool: &u32| self.pools[pool as usize].protocol == planned.config.protocol;
+            let is_alike = |&pool: &u32| {
+                let old = &self.pools[pool as usize].config;
+                Dialect::first_of(old) == Dialect::first_of(&planned.config)
+            };
             steps.push(match named.filter(is_alike) {
                 Some(pool) if places_alike(&self.pools[pool as usize], &planned) => {
                     Step::Same { pool, config: Box::new(planned.config) }
@@ -244,6 +252,11 @@ impl Engine {
                 }
             });
         }
+        for step in &steps {
+            if let Step::Rerouted { pool, coming, kept, .. } = step {
+                self.prepare_topics(*pool, *coming, kept);
+            }
+        }
         self.change =
             Some(Change { epoch, rank, workers, memory_max, leave_ms, phase, steps, awaited });
     }
@@ -257,7 +270,7 @@ impl Engine {
         awaited: &mut Vec<u32>,
     ) -> u32 {
         let PlannedPool { config, router, lanes, quota, .. } = planned;
-        let (index, dialect) = (self.pools.len() as u32, Dialect::first_of(config.protocol));
+        let (index, dialect) = (self.pools.len() as u32, Dialect::first_of(&config));
         let void = self.metrics.void_server();
         let servers = kept.iter().zip(0..).map(|(kept, server)| match kept {
             Some(_) => Server::new(void, NONE, 0),
@@ -313,7 +326,13 @@ impl Engine {
                     let link = self.lane(lane).link;
                     matches!(link, Link::Connecting { .. } | Link::Handshaking { .. })
                 };
-                if self.now < until && change.awaited.iter().any(is_open) {
+                let mut concerned = change
+                    .steps
+                    .iter()
+                    .flat_map(|step| step.old().into_iter().chain(step.coming()));
+                let is_awaited = change.awaited.iter().any(is_open)
+                    || concerned.any(|pool| self.awaits_feeds(pool));
+                if self.now < until && is_awaited {
                     return true;
                 }
                 self.actions.push_back(Action::Prepared { epoch });
@@ -321,7 +340,13 @@ impl Engine {
             }
             Phase::Pausing { until } => {
                 let paused = || change.steps.iter().filter_map(Step::paused);
-                if self.now < until && paused().any(|pool| self.is_awaited(pool)) {
+                let mut concerned = change.steps.iter().filter(|step| step.paused().is_some());
+                let hears = |step: &Step| {
+                    let mut pools = step.paused().into_iter().chain(step.coming());
+                    pools.any(|pool| self.awaits_feeds(pool))
+                };
+                let is_awaited = paused().any(|pool| self.is_awaited(pool)) || concerned.any(hears);
+                if self.now < until && is_awaited {
                     return true;
                 }
                 let unfinished = paused().map(|pool| self.requests_on_lanes(pool)).sum();
@@ -366,6 +391,11 @@ impl Engine {
             pool.paused = false;
             pool.update_held();
         }
+        for step in &change.steps {
+            if let Step::Rerouted { pool, .. } = step {
+                self.abort_topics(*pool);
+            }
+        }
         for pool in change.steps.iter().filter_map(Step::coming) {
             self.dissolve(pool);
         }
@@ -381,6 +411,7 @@ impl Engine {
         for server in 0..self.pools[pool_index as usize].servers.len() as u32 {
             self.close_server(pool_index, server);
         }
+        self.drop_topics(pool_index);
         let pool = &mut self.pools[pool_index as usize];
         pool.standing = Standing::Gone;
         pool.servers = Vec::new();
@@ -426,9 +457,14 @@ impl Engine {
         let state = &mut self.pools[pool as usize].servers[server as usize];
         let private = std::mem::take(&mut state.private_lanes);
         let sessions = std::mem::take(&mut state.session_lanes);
+        let feed = state.feed.take().map(|feed| {
+            self.lanes[feed.lane as usize].output.clear(&mut self.bufs);
+            self.bufs.give(feed.partial);
+            feed.lane
+        });
         self.private_lanes.retain(|lane| !private.contains(lane));
         own.into_iter().for_each(|range| self.vacate(range));
-        for lane in private.into_iter().chain(sessions) {
+        for lane in private.into_iter().chain(sessions).chain(feed) {
             self.vacate(lane..lane + 1);
         }
     }
@@ -468,6 +504,7 @@ impl Engine {
         self.follow_clients(&changes);
         for (pool, change) in changes.into_iter().enumerate() {
             self.follow(pool as u32, change);
+            self.commit_topics(pool as u32);
         }
         self.arm_probes();
         self.publish_all();
@@ -644,7 +681,7 @@ impl Engine {
             let Some(changed) = changes.get(client.pool as usize) else { continue };
             if changed.is_rerouted || changed.has_auth {
                 // Nobody can be asked any more for what there is no password for.
-                client.session.authenticated |= self.pools[client.pool as usize].auth.is_none();
+                client.session.authenticated |= self.pools[client.pool as usize].is_open();
                 // What is still on its way must not be overtaken on another server.
                 client.fenced |= changed.is_rerouted && client.requests > 0;
             }
@@ -778,7 +815,8 @@ impl Changed {
     fn of(old: &snapshot::Pool, new: &snapshot::Pool) -> Self {
         Self {
             is_rerouted: false,
-            has_auth: old.redis_auth != new.redis_auth,
+            has_auth: old.redis_auth != new.redis_auth
+                || old.memcached.client_auth != new.memcached.client_auth,
             has_database: old.redis_db != new.redis_db,
             has_timeout: old.timeout_ms != new.timeout_ms,
             has_preconnect: old.preconnect != new.preconnect,
@@ -791,6 +829,7 @@ fn lanes_alike(old: &Pool, new: &PlannedPool) -> bool {
     let (was, is) = (&*old.config, &new.config);
     was.redis_auth == is.redis_auth
         && was.redis_db == is.redis_db
+        && was.memcached.server_auth == is.memcached.server_auth
         && old.servers.iter().all(|server| server.lanes == new.lanes)
 }
 

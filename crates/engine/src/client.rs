@@ -8,6 +8,8 @@ use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
 use crate::id::ConnId;
 use crate::lease::Turn;
+use crate::memcached::Many;
+use crate::pubsub::Subscriber;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -62,6 +64,8 @@ pub(crate) struct Client {
     pub(crate) read_closed: bool,
     /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
     pub(crate) noreply: bool,
+    /// Its first byte is still to tell which of memcached's protocols it speaks.
+    pub(crate) undecided: bool,
     /// The pool's `commands_version` when a server was asked about the command of the request at the
     /// front, or 0.
     pub(crate) looked_up: u8,
@@ -80,6 +84,11 @@ pub(crate) struct Client {
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
+    /// How far the request at the front of what it has sent has been dispatched, if that one is
+    /// taken apart: see [`Many`].
+    pub(crate) many: Option<Box<Many>>,
+    /// There while it is subscribed to anything, or wants to be.
+    pub(crate) subscriber: Option<Box<Subscriber>>,
     pub(crate) session: Session,
 }
 
@@ -161,6 +170,7 @@ pub(crate) enum Skip {
 pub(crate) enum Parser {
     Redis(Box<resp::RequestParser>),
     Memcached(Box<memcached::RequestParser>),
+    Binary(Box<memcached::binary::RequestParser>),
     Upload(Box<Upload>),
 }
 
@@ -170,6 +180,7 @@ impl Parser {
         match self {
             Self::Redis(parser) => size_of_val(&**parser) + parser.allocated(),
             Self::Memcached(parser) => size_of_val(&**parser) + parser.allocated(),
+            Self::Binary(parser) => size_of_val(&**parser),
             Self::Upload(upload) => size_of_val(&**upload),
         }
     }
@@ -254,8 +265,9 @@ impl Client {
 
     /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_special(&mut self) {
-        let has_transaction = self.transaction.is_some();
-        self.special = has_transaction || self.noreply || self.skip != Skip::No;
+        let has_mode = self.transaction.is_some() || self.subscriber.is_some();
+        let replies_oddly = self.noreply || self.skip != Skip::No;
+        self.special = has_mode || self.undecided || replies_oddly;
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -288,6 +300,7 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            undecided: false,
             looked_up: 0,
             skip: Skip::No,
             special: false,
@@ -297,6 +310,8 @@ impl Client {
             turn: Turn::No,
             has_place: false,
             departure: Departure::No,
+            many: None,
+            subscriber: None,
             session,
         }
     }

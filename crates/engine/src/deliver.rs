@@ -2,6 +2,7 @@
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached;
+use cashew_protocol::redis::Fan;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
@@ -9,6 +10,8 @@ use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::fan;
+use crate::memcached::{merge_packets, merge_stats};
+use crate::pubsub::publish;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -25,6 +28,7 @@ impl Engine {
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             Role::Single
+            | Role::Counted(_)
             | Role::Parent { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -60,6 +64,9 @@ impl Engine {
     /// The last bytes of a reply; the request has left its lane.
     #[inline]
     pub(crate) fn deliver(&mut self, index: u32, bytes: &[u8]) {
+        if self.requests[index].expect.is_sifted() {
+            return self.deliver_sifted(index, bytes);
+        }
         self.learn_size(index, bytes.len());
         let request = &mut self.requests[index];
         if let Role::Single = request.role {
@@ -112,7 +119,10 @@ impl Engine {
     }
 
     /// A whole reply in a buffer; the request has left its lane.
-    pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+    pub(crate) fn deliver_buf(&mut self, index: u32, mut reply: Vec<u8>) {
+        if let Role::Counted(_) = self.requests[index].role {
+            reply = self.correct_reply(index, reply);
+        }
         if let Role::Call(_) = self.requests[index].role {
             self.call_is_over(index);
         }
@@ -132,7 +142,7 @@ impl Engine {
             Role::Fragment { parent, .. } => {
                 self.bufs.give(std::mem::replace(&mut request.reply, reply));
                 request.done = true;
-                self.fragment_done(parent);
+                self.fragment_done(index, parent);
             }
             Role::Probe { server } => {
                 let pool = request.pool;
@@ -147,7 +157,7 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
-            Role::Call(_) => unreachable!("it was ended above"),
+            Role::Call(_) | Role::Counted(_) => unreachable!("it was ended above"),
         }
     }
 
@@ -157,6 +167,9 @@ impl Engine {
             && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
         {
             self.call_is_over(index);
+        }
+        if self.requests[index].expect.is_sifted() {
+            return self.deliver_part_sifted(index, bytes);
         }
         let request = &mut self.requests[index];
         request.arrived += bytes.len() as u64;
@@ -171,6 +184,7 @@ impl Engine {
             let client = self.waiting_client(index);
             if client != NONE {
                 self.check_output(client);
+                self.stream_values(index);
             }
             return;
         }
@@ -190,7 +204,7 @@ impl Engine {
     }
 
     /// Sends what has come of a large reply when it is worth a write: each one wakes the client.
-    fn mark_streaming(&mut self, client: u32) {
+    pub(crate) fn mark_streaming(&mut self, client: u32) {
         let owner = &self.clients[client];
         // What is kept back must not make a client that reads look like one that does not.
         let allowed = self.pools[owner.pool as usize].limits.client_output_max / 4;
@@ -214,7 +228,7 @@ impl Engine {
     }
 
     /// Keeps bytes of a reply with its request, as far as somebody waits for them.
-    fn hold(&mut self, index: u32, mut bytes: &[u8]) {
+    pub(crate) fn hold(&mut self, index: u32, mut bytes: &[u8]) {
         if self.waiting_client(index) == NONE {
             let request = &self.requests[index];
             let (Role::Probe { .. } | Role::Own(_)) = request.role else { return };
@@ -225,7 +239,7 @@ impl Engine {
     }
 
     /// Cuts a client off that lets replies pile up.
-    fn check_output(&mut self, index: u32) {
+    pub(crate) fn check_output(&mut self, index: u32) {
         let client = &self.clients[index];
         let limit = self.pools[client.pool as usize].limits.client_output_max;
         if client.output.len() + client.held > limit {
@@ -233,12 +247,13 @@ impl Engine {
         }
     }
 
-    fn fragment_done(&mut self, parent: u32) {
+    fn fragment_done(&mut self, index: u32, parent: u32) {
         let Role::Parent { pending, .. } = &mut self.requests[parent].role else {
             unreachable!("a fragment's parent is a parent");
         };
         *pending -= 1;
         if *pending > 0 {
+            self.stream_values(index);
             return;
         }
         self.fragments_done(parent);
@@ -254,6 +269,10 @@ impl Engine {
             self.end_stage(parent, fragments, carry);
             return;
         }
+        if let Merge::Functions(call) = merge {
+            self.functions_fetched(parent, fragments, call);
+            return;
+        }
         if self.requests[parent].client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
@@ -264,7 +283,12 @@ impl Engine {
             self.end_turn(parent, fragments, round);
             return;
         }
-        let reply = self.merge(parent, fragments, &merge);
+        let mut reply = self.merge(parent, fragments, &merge);
+        let client = self.requests[parent].client;
+        if let Some(many) = &mut self.clients[client].many {
+            many.add_bytes(reply.len());
+        }
+        self.sift_merged(parent, &mut reply);
         self.free_fragments(fragments);
         self.recycle_merge(merge);
         self.charge(parent, reply.len());
@@ -311,13 +335,26 @@ impl Engine {
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Numsub(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
-            Merge::Fan(_) | Merge::Named(_) | Merge::Round(_) | Merge::Carry(_) | Merge::Last => {
-                |_| false
-            }
+            Merge::Fan(_)
+            | Merge::Named(_)
+            | Merge::Round(_)
+            | Merge::Carry(_)
+            | Merge::Functions(_)
+            | Merge::Last => |_| false,
+            Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
         };
-        if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
+        let is_part = match merge {
+            Merge::Values(gather) if gather.is_part => {
+                self.take_faults(parent, fragments, gather);
+                true
+            }
+            _ => false,
+        };
+        let errors = self.fragment_replies(fragments).filter(|reply| is_error(reply));
+        if let Some(error) = errors.take(usize::from(!is_part)).next() {
             out.extend_from_slice(error);
             return out;
         }
@@ -331,11 +368,40 @@ impl Engine {
                 self.merge_elements(fragments, gather, &mut places, &mut out)
             }
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
+            Merge::FirstOdd => {
+                let is_odd = |reply: &&[u8]| *reply != b"OK\r\n";
+                let odd = self.fragment_replies(fragments).find(is_odd);
+                out.extend_from_slice(odd.unwrap_or(b"OK\r\n"));
+                Some(())
+            }
+            Merge::Stats(aggregate) => {
+                let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
+                let mut table = Vec::new();
+                merge_stats(aggregate, &replies, &mut table);
+                // With names of servers it is longer than what it is made of.
+                self.bufs.reserve(&mut out, table.len());
+                out.extend_from_slice(&table);
+                Some(())
+            }
+            Merge::Packets(aggregate) => {
+                let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
+                let asked = self.requests[parent].asked;
+                let mut table = Vec::new();
+                let merged = merge_packets(aggregate.as_deref(), &replies, asked, &mut table);
+                self.bufs.reserve(&mut out, table.len());
+                out.extend_from_slice(&table);
+                merged
+            }
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Numsub(corrections) => {
+                let mut sums = Vec::new();
+                fan::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
+                    .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
+            }
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
             Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
-            Merge::Round(_) | Merge::Carry(_) => {
+            Merge::Round(_) | Merge::Carry(_) | Merge::Functions(_) => {
                 unreachable!("their replies are seen to elsewhere")
             }
         };
@@ -405,8 +471,9 @@ impl Engine {
         places: &mut Vec<Place>,
         out: &mut Vec<u8>,
     ) -> Option<()> {
-        self.places(fragments, |_| Some(0), places);
-        for (key, &owner) in gather.keys.iter().zip(&gather.owners) {
+        self.places_of_values(fragments, gather, places);
+        let keys = gather.keys.iter().zip(&gather.owners);
+        for (key, &owner) in keys.skip(gather.dealt as usize) {
             let place = &mut places[owner as usize];
             let next = memcached::Values::new(self.undealt(*place)?).next();
             if let Some(hit) = next.filter(|hit| hit.key == key.of(&gather.text)) {
@@ -416,6 +483,9 @@ impl Engine {
         }
         for &place in &*places {
             let rest = self.undealt(place)?;
+            if gather.is_part && memcached::is_error(rest) {
+                continue;
+            }
             if memcached::is_error(rest) {
                 // The server broke off behind its first hits.
                 out.clear();
@@ -426,7 +496,9 @@ impl Engine {
                 return None;
             }
         }
-        out.extend_from_slice(b"END\r\n");
+        if !gather.is_part {
+            out.extend_from_slice(b"END\r\n");
+        }
         Some(())
     }
 }
@@ -434,8 +506,8 @@ impl Engine {
 /// How far a fragment's reply is dealt out.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    fragment: u32,
-    at: usize,
+    pub(crate) fragment: u32,
+    pub(crate) at: usize,
 }
 
 fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {

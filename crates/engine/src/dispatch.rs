@@ -1,5 +1,6 @@
 //! From a request to the lanes that carry it.
 
+use cashew_config::snapshot::Protocol;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
@@ -62,6 +63,11 @@ impl Split {
         }
         self.parts.clear();
         self.owners.clear();
+    }
+
+    /// Whether no part of it has a lane.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.parts.iter().all(|part| part.lane == NONE)
     }
 
     /// Gives the room back that a huge request needed.
@@ -155,6 +161,9 @@ impl Engine {
     pub(crate) fn fail(&mut self, client: u32, failure: Failure) -> Plan {
         let protocol = self.protocol_of(client);
         self.count_forward_error(self.clients[client].pool);
+        if protocol == Protocol::Memcached {
+            return self.fail_unsent_memcached(client, failure);
+        }
         self.answer(client, |out| failure.write_reply(protocol, out));
         Plan::Done
     }
@@ -307,21 +316,64 @@ impl Engine {
                 }
             }
         }
+        self.write_fragments(client, split, merge, request)
+    }
+
+    /// As [`Engine::send_fragments`], but a server that cannot be sent its fragment is taken to
+    /// have answered that it has none of the keys. Why is in [`crate::memcached::Asking`]. Nothing
+    /// is sent, and nothing answered, if none of them can.
+    pub(crate) fn send_fragments_that_can(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        merge: Merge,
+        request: FragmentText<'_>,
+    ) {
+        for at in 0..split.parts.len() {
+            match self.lane_for(client, split.parts[at].server, request.size) {
+                Ok(lane) => split.parts[at].lane = lane,
+                Err(failure) => self.asking.failure = Some(failure),
+            }
+        }
+        if split.is_unsent() {
+            self.recycle_merge(merge);
+        } else {
+            self.write_fragments(client, split, merge, request);
+        }
+    }
+
+    /// Writes fragments to the lanes that parts have; those that have none are answered as misses.
+    fn write_fragments(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        merge: Merge,
+        request: FragmentText<'_>,
+    ) -> Plan {
         // Beyond it, what is written makes its own room.
         let room = request.size.min(LARGE);
-        for part in &mut split.parts {
+        for part in split.parts.iter_mut().filter(|part| part.lane != NONE) {
             let output = &mut self.lanes[part.lane as usize].output;
             part.start = output.len();
             output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
         }
         for (position, &owner) in split.owners.iter().enumerate() {
-            let output = &mut self.lanes[split.parts[owner as usize].lane as usize].output;
+            let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane as usize) else {
+                continue;
+            };
+            let output = &mut lane.output;
             output.write_with(&mut self.bufs, room, |out| (request.key)(out, position));
         }
         let parent = self.new_request(client);
         let pool = self.clients[client].pool;
         let mut next = NONE;
+        let mut pending = 0;
         for part in split.parts.iter().rev() {
+            if part.lane == NONE {
+                next = self.missing_fragment(client, parent, next);
+                continue;
+            }
+            pending += 1;
             let output = &mut self.lanes[part.lane as usize].output;
             output.write_with(&mut self.bufs, request.foot.len(), |out| {
                 out.extend_from_slice(request.foot)
@@ -331,18 +383,41 @@ impl Engine {
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;
+            slot.asked = self.asking.asked;
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;
         }
-        let pending = split.parts.len() as u32;
         self.requests[parent].role = Role::Parent { fragments: next, pending, merge };
         let metrics = self.pools[pool as usize].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
         Plan::Done
     }
 
+    /// A fragment that is answered already: none of its keys is there.
+    fn missing_fragment(&mut self, client: u32, parent: u32, next: u32) -> u32 {
+        let pool = self.clients[client].pool;
+        let (fragment, _) = self.requests.add(pool, NONE, self.now);
+        let slot = &mut self.requests[fragment];
+        slot.role = Role::Fragment { parent, next };
+        slot.done = true;
+        slot.hold(b"END\r\n", &mut self.bufs);
+        self.charge(fragment, b"END\r\n".len());
+        fragment
+    }
+
     /// Sends the same bytes to every live server of the pool.
     pub(crate) fn broadcast(&mut self, client: u32, text: &[u8]) -> Plan {
+        self.tell_all(client, text, Expect::Line, Merge::Same)
+    }
+
+    /// As [`Engine::broadcast`], with other replies than equal lines.
+    pub(crate) fn tell_all(
+        &mut self,
+        client: u32,
+        text: &[u8],
+        expect: Expect,
+        merge: Merge,
+    ) -> Plan {
         let mut split = std::mem::take(&mut self.scratch.split);
         let pool = &self.pools[self.clients[client].pool as usize];
         split.begin(pool.servers.len());
@@ -358,10 +433,10 @@ impl Engine {
                 head: &|_, _| {},
                 key: &|out, _| out.extend_from_slice(text),
                 foot: b"",
-                expect: Expect::Line,
+                expect,
                 size: text.len(),
             };
-            self.send_fragments(client, &mut split, Merge::Same, request)
+            self.send_fragments(client, &mut split, merge, request)
         };
         self.scratch.split = split;
         plan
@@ -408,12 +483,17 @@ impl Engine {
                 self.bufs.give(round.text);
             }
             Merge::Carry(carry) => self.recycle_carry(*carry),
+            Merge::Functions(call) => self.recycle_call(call),
             Merge::Sum
             | Merge::Same
-            | Merge::Fan(_)
-            | Merge::Page(_)
             | Merge::Learn(_)
-            | Merge::Last => {}
+            | Merge::Fan(_)
+            | Merge::Numsub(_)
+            | Merge::Page(_)
+            | Merge::Last
+            | Merge::FirstOdd
+            | Merge::Stats(_)
+            | Merge::Packets(_) => {}
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The engine's public face: events in, work out.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::snapshot::{self, Protocol};
@@ -9,6 +9,7 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
 use crate::buffer::{BufPool, LARGE, Output};
+use crate::calls::Call;
 use crate::change::Change;
 use crate::client::{Client, Dirty, Session, State};
 use crate::crowd::Crowd;
@@ -16,18 +17,19 @@ use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::memcached::{Asking, Notes};
 use crate::moving::Moving;
 use crate::pool::Pool;
 use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
 use crate::rng::Rng;
-use crate::scripts::Call;
 use crate::slab::Slab;
 use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
+use crate::tour::Tour;
 use crate::vacant::Vacant;
 
 /// How often memory that a peak left behind is given back.
@@ -99,6 +101,8 @@ pub struct Engine {
     /// [`crate::aside`].
     pub(crate) lane_at: Vec<u32>,
     pub(crate) clients: Slab<Client>,
+    /// By client, which waits for several servers.
+    pub(crate) tours: HashMap<u32, Tour>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
     pub(crate) tally: Tally,
@@ -114,6 +118,8 @@ pub struct Engine {
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
     pub(crate) scratch: Scratch,
+    pub(crate) asking: Asking,
+    pub(crate) notes: Notes,
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
     pub(crate) clients_seen: u64,
@@ -125,6 +131,7 @@ pub struct Engine {
 pub(crate) struct Scratch {
     pub(crate) redis: Spares<Box<resp::RequestParser>>,
     pub(crate) memcached: Spares<Box<memcached::RequestParser>>,
+    pub(crate) binary: Spares<Box<memcached::binary::RequestParser>>,
     pub(crate) keys: Vec<Span>,
     pub(crate) split: crate::dispatch::Split,
     /// A reply while it is written.
@@ -138,6 +145,7 @@ impl Scratch {
     fn trim(&mut self) {
         self.redis.trim(drop);
         self.memcached.trim(drop);
+        self.binary.trim(drop);
         self.gathers.trim(drop);
         self.calls.trim(drop);
         self.keys.clear();
@@ -178,6 +186,7 @@ impl Engine {
             sessions_max: u64::MAX,
             lane_at: Vec::new(),
             clients: Slab::new(),
+            tours: HashMap::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
             tally: Tally::default(),
@@ -192,6 +201,8 @@ impl Engine {
             resumable: Vec::new(),
             moving: Moving::default(),
             scratch: Scratch::default(),
+            asking: Asking::default(),
+            notes: Notes::default(),
             departed: Vec::new(),
             clients_seen: 0,
             draining: false,
@@ -220,7 +231,7 @@ impl Engine {
             protocol: config.protocol,
             dialect: config.variants[0].dialect,
             database: None,
-            authenticated: config.auth.is_none(),
+            authenticated: config.is_open(),
             profile: None,
             no_evict: false,
             since_us: now.as_micros() as i64,
@@ -231,7 +242,13 @@ impl Engine {
         config.places_taken += u64::from(has_place);
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let lane_choice = self.clients_seen as u32;
-        let client = Client { has_place, ..Client::new(pool, lane_choice, session) };
+        let undecided = self.is_undecided(pool);
+        let client = Client {
+            has_place,
+            undecided,
+            special: undecided,
+            ..Client::new(pool, lane_choice, session)
+        };
         let (index, generation) = self.clients.insert(client);
         let conn = ConnId::client(index, generation);
         self.leave_new(index);
@@ -392,6 +409,8 @@ impl Engine {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_feeds();
+                    self.tend_strained();
                     self.tend_sessions();
                     self.tend_variants();
                     self.check_stall();
@@ -406,8 +425,10 @@ impl Engine {
     fn give_back(&mut self) {
         self.bufs.trim();
         self.scratch.trim();
+        self.notes.trim(&self.requests);
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
+        self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
         shrink(&mut self.dirty_clients);
         shrink(&mut self.patient_clients);
         shrink(&mut self.dirty_lanes);

@@ -80,12 +80,20 @@ impl Failure {
     }
 
     pub(crate) fn write_reply(self, protocol: Protocol, out: &mut Vec<u8>) {
-        let prefix = match protocol {
-            Protocol::Redis if self == Self::DialectRefused => "-NOPROTO ",
-            Protocol::Redis => "-ERR ",
-            Protocol::Memcached => "SERVER_ERROR ",
-        };
-        out.extend_from_slice(prefix.as_bytes());
+        match protocol {
+            Protocol::Redis if self == Self::DialectRefused => self.write_line(b"-NOPROTO ", out),
+            Protocol::Redis => self.write_line(b"-ERR ", out),
+            Protocol::Memcached => self.write_text(out),
+        }
+    }
+
+    /// As memcached's text protocol has it.
+    pub(crate) fn write_text(self, out: &mut Vec<u8>) {
+        self.write_line(b"SERVER_ERROR ", out);
+    }
+
+    fn write_line(self, prefix: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(prefix);
         out.extend_from_slice(self.text().as_bytes());
         out.extend_from_slice(b"\r\n");
     }

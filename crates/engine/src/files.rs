@@ -45,7 +45,7 @@ impl OpenFiles {
         let workers = snapshot.global.worker_processes;
         let connections = snapshot.pools.iter().map(|pool| {
             let shared = lanes_here(pool.server_connections, 0, workers);
-            connections_max(pool.servers.len(), shared, variants_reserved(pool.protocol))
+            connections_max(pool.protocol, pool.servers.len(), shared, 0)
         });
         let sessions = snapshot.pools.iter().map(|pool| sessions_max(pool, 0, workers));
         Self {
@@ -84,20 +84,19 @@ impl OpenFiles {
     }
 }
 
-/// Connections to that many servers at once: shared lanes and one for what is large, of each variant,
-/// and private ones.
-fn connections_max(servers: usize, shared_lanes: u32, variants: usize) -> u64 {
-    let of_variants = variants as u64 * (u64::from(shared_lanes) + 1);
-    servers as u64 * (of_variants + PRIVATE_LANES_MAX as u64)
-}
+/// For so many variants of a Redis pool clients leave files in any case: most speak RESP2 or RESP3,
+/// and stay in the database that they begin with.
+const VARIANTS_RESERVED: usize = 2;
 
-/// For so many variants clients leave files in any case: most speak RESP2 or RESP3, and stay in the
-/// database that they begin with.
-fn variants_reserved(protocol: Protocol) -> usize {
-    match protocol {
-        Protocol::Redis => 2,
-        Protocol::Memcached => 1,
-    }
+/// Connections to that many servers at once: shared lanes and one for what is large, of each variant,
+/// private ones, and one that messages come on.
+fn connections_max(protocol: Protocol, servers: usize, shared_lanes: u32, variants: usize) -> u64 {
+    let (reserved, feeds) = match protocol {
+        Protocol::Redis => (VARIANTS_RESERVED, 1),
+        Protocol::Memcached => (1, 0),
+    };
+    let of_variants = variants.max(reserved) as u64 * (u64::from(shared_lanes) + 1);
+    servers as u64 * (of_variants + PRIVATE_LANES_MAX as u64 + feeds)
 }
 
 /// Connections to all servers of a pool that clients may lease.
@@ -123,8 +122,8 @@ impl Engine {
     pub fn server_connections_max(&self) -> u64 {
         let of_pool = |pool: &Pool| -> u64 {
             let open = pool.usage.iter().filter(|usage| usage.is_open).count();
-            let variants = open.max(variants_reserved(pool.protocol));
-            pool.servers.iter().map(|server| connections_max(1, server.lanes, variants)).sum()
+            let servers = pool.servers.iter();
+            servers.map(|server| connections_max(pool.protocol, 1, server.lanes, open)).sum()
         };
         self.pools.iter().map(of_pool).sum()
     }
@@ -157,24 +156,24 @@ pools:
     fn clients_have_what_is_not_reserved() {
         // Of five connections the first of two workers has three.
         let files = OpenFiles::of(&snapshot(2), 1024);
-        assert_eq!(files.server_connections, 3 * (3 + 5) + (2 * 2 + 4));
+        assert_eq!(files.server_connections, 3 * (3 + 5) + (2 * 2 + 5));
         assert_eq!((files.session_connections, files.sessions()), (4, 4));
-        assert_eq!(files.reserved(), 32 + 4 + 2 + 32);
-        assert_eq!((files.clients(), files.is_short()), (1024 - 70, false));
+        assert_eq!(files.reserved(), 33 + 4 + 2 + 32);
+        assert_eq!((files.clients(), files.is_short()), (1024 - 71, false));
         assert_eq!(OpenFiles::of(&snapshot(2), 12).sessions(), 3);
         let alone = OpenFiles::of(&snapshot(0), 1024);
-        assert_eq!(alone.server_connections, 3 * (5 + 5) + (2 * 2 + 4));
-        assert_eq!(alone.clients(), 1024 - (38 + 7 + 2 + 32 + 2 + 64));
+        assert_eq!(alone.server_connections, 3 * (5 + 5) + (2 * 2 + 5));
+        assert_eq!(alone.clients(), 1024 - (39 + 7 + 2 + 32 + 2 + 64));
     }
 
     #[test]
     fn some_clients_are_let_in_by_the_smallest_limit() {
         let files = |limit| OpenFiles::of(&snapshot(2), limit);
         assert_eq!((files(77).clients(), files(77).is_short()), (9, true));
-        assert_eq!((files(80).clients(), files(80).is_short()), (10, false));
+        assert_eq!((files(81).clients(), files(81).is_short()), (10, false));
         assert_eq!((files(64).clients(), files(64).is_short()), (8, true));
         assert_eq!((files(3).clients(), files(3).is_short()), (1, true));
-        assert_eq!(files(u64::MAX).clients(), u64::MAX - 70);
+        assert_eq!(files(u64::MAX).clients(), u64::MAX - 71);
     }
 
     #[test]

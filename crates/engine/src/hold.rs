@@ -40,12 +40,16 @@ impl Engine {
         state.update_held();
         state.ring_version = version;
         self.metrics.set_pool(state.metrics, PoolGauge::RingVersion, version);
-        if state.router.live() != live {
+        let is_other = state.router.live() != live;
+        if is_other {
             state.router.set_live(live.to_vec());
             self.uproot(|of| of == pool);
         }
         for (server, &live) in live.iter().enumerate() {
             self.set_ejected(pool, server as u32, !live, wall_us);
+        }
+        if is_other {
+            self.place_topics(pool);
         }
         self.unblock_clients(|of| of == pool);
     }
@@ -86,7 +90,9 @@ impl Engine {
         let server = &self.pools[pool as usize].servers[server as usize];
         let (first, own, is_failing) =
             (server.first_lane, server.own_lanes().flatten().collect::<Vec<u32>>(), server.failing);
-        for &lane in server.private_lanes.iter().chain(&server.session_lanes) {
+        let feed = server.feed.as_ref().map(|feed| feed.lane);
+        let private = server.private_lanes.iter().chain(&server.session_lanes);
+        for &lane in private.chain(&feed) {
             let link = &mut self.lanes[lane as usize].link;
             if let Link::Backoff { .. } = link {
                 *link = Link::Idle;

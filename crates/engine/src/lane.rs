@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use cashew_config::snapshot::Limits;
-use cashew_protocol::memcached::{self, Expect};
+use cashew_protocol::memcached::{self, Expect, binary};
 use cashew_protocol::resp;
 
 use crate::buffer::Output;
@@ -68,6 +68,8 @@ pub(crate) struct Lane {
     pub(crate) dirty: bool,
     /// One client at a time has it: see [`crate::private`] and [`crate::lease`].
     pub(crate) is_private: bool,
+    /// Messages come on it, and nobody's replies: see [`crate::pubsub`].
+    pub(crate) is_feed: bool,
     /// It is for transactions and blocking calls; other private lanes have one request at a time.
     pub(crate) is_session: bool,
     /// The client that has it for its next requests, too, or [`NONE`].
@@ -132,6 +134,7 @@ pub(crate) struct Batch {
 pub(crate) enum Scanner {
     Redis(resp::ReplyScanner),
     Memcached(memcached::ReplyScanner),
+    Binary(binary::ReplyScanner),
 }
 
 pub(crate) enum Scan {
@@ -142,11 +145,23 @@ pub(crate) enum Scan {
     Invalid,
 }
 
+impl From<memcached::Scan> for Scan {
+    #[inline]
+    fn from(scan: memcached::Scan) -> Self {
+        match scan {
+            memcached::Scan::Complete(len) => Self::Complete(len),
+            memcached::Scan::Partial => Self::Partial,
+            memcached::Scan::Invalid => Self::Invalid,
+        }
+    }
+}
+
 impl Scanner {
     pub(crate) fn new(dialect: Dialect) -> Self {
         match dialect {
             Dialect::Resp2 | Dialect::Resp3 => Self::Redis(resp::ReplyScanner::default()),
             Dialect::Text => Self::Memcached(memcached::ReplyScanner::default()),
+            Dialect::Binary => Self::Binary(binary::ReplyScanner::default()),
         }
     }
 
@@ -155,6 +170,7 @@ impl Scanner {
         match self {
             Self::Redis(scanner) => scanner.remaining_hint(),
             Self::Memcached(scanner) => scanner.remaining_hint(),
+            Self::Binary(scanner) => scanner.remaining_hint(),
         }
     }
 
@@ -163,7 +179,7 @@ impl Scanner {
     pub(crate) fn is_push(&self, bytes: &[u8]) -> bool {
         match self {
             Self::Redis(scanner) => scanner.is_push(bytes),
-            Self::Memcached(_) => false,
+            Self::Memcached(_) | Self::Binary(_) => false,
         }
     }
 
@@ -175,11 +191,8 @@ impl Scanner {
                 resp::Scan::Partial => Scan::Partial,
                 resp::Scan::Invalid => Scan::Invalid,
             },
-            Self::Memcached(scanner) => match scanner.scan(expect, bytes) {
-                memcached::Scan::Complete(len) => Scan::Complete(len),
-                memcached::Scan::Partial => Scan::Partial,
-                memcached::Scan::Invalid => Scan::Invalid,
-            },
+            Self::Memcached(scanner) => scanner.scan(expect, bytes).into(),
+            Self::Binary(scanner) => scanner.scan(expect, bytes).into(),
         }
     }
 }
@@ -217,6 +230,7 @@ impl Lane {
             armed: Time::NEVER,
             dirty: false,
             is_private: false,
+            is_feed: false,
             is_session: false,
             lease: NONE,
             leased_at: 0,

@@ -11,6 +11,7 @@ use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::id::ConnId;
 use crate::lane::{Batch, Lane, Link, Scan, Scanner};
+use crate::memcached::{greet, is_greeted};
 use crate::pool::Server;
 use crate::request::Role;
 use crate::slab::NONE;
@@ -25,6 +26,13 @@ const BACKOFF_MAX_MS: u64 = 1000;
 const SETTLED_AFTER_US: u64 = 1_000_000;
 /// How long the ejection of a server is waited for before it is asked for again.
 const ASK_AGAIN_MS: u64 = 1000;
+/// A packet that asks for the version.
+const BINARY_VERSION: [u8; 24] = {
+    let mut packet = [0; 24];
+    packet[0] = 0x80;
+    packet[1] = 0x0b;
+    packet
+};
 /// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
 const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
 
@@ -62,6 +70,10 @@ impl Engine {
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
         handshake.replies_owed = 0;
+        if let Some(credentials) = &pool.config.memcached.server_auth {
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| greet(dialect, credentials, out));
+        }
         if let Some(password) = &pool.auth {
             handshake.replies_owed += 1;
             handshake.output.write_with(&mut self.bufs, 0, |out| {
@@ -86,6 +98,7 @@ impl Engine {
         let server = self.server_of(index);
         // It may be another process that has been started in the place of the last one.
         server.scripts_seen.clear();
+        server.functions_seen = false;
         server.connections += 1;
         self.publish_connections(index);
         if is_greeting {
@@ -139,6 +152,9 @@ impl Engine {
             self.mark_lane(index);
         }
         self.rearm(index);
+        if self.lanes[index as usize].is_feed {
+            self.feed_ready(index);
+        }
     }
 
     /// Bytes of the lane's output are written.
@@ -148,6 +164,10 @@ impl Engine {
         lane.progress_at = self.now;
         if matches!(lane.link, Link::Handshaking { .. }) {
             lane.handshake.output.advance(bytes, &mut self.bufs);
+            return;
+        }
+        if lane.is_feed {
+            lane.output.advance(bytes, &mut self.bufs);
             return;
         }
         if lane.upload != NONE {
@@ -226,6 +246,10 @@ impl Engine {
                 continue;
             }
             let lane = &mut self.lanes[index as usize];
+            if lane.is_feed {
+                bytes = self.feed_received(index, bytes);
+                continue;
+            }
             if lane.scanner.is_push(bytes) {
                 bytes = self.push_received(index, bytes);
                 continue;
@@ -382,8 +406,15 @@ impl Engine {
             return &[];
         }
         if complete {
-            // A map, or an array, is the answer to HELLO.
-            let is_ok = matches!(handshake.reply.first(), Some(b'+' | b'%' | b'*'));
+            let dialect =
+                self.pools[lane.pool as usize].variants[usize::from(lane.variant)].dialect;
+            let is_ok = match dialect {
+                // A map, or an array, is the answer to HELLO.
+                Dialect::Resp2 | Dialect::Resp3 => {
+                    matches!(handshake.reply.first(), Some(b'+' | b'%' | b'*'))
+                }
+                Dialect::Text | Dialect::Binary => is_greeted(dialect, &handshake.reply),
+            };
             if !is_ok {
                 let failure = self.refusal_of(index);
                 self.lane_down(index, failure, Closed::ByUs);
@@ -424,6 +455,12 @@ impl Engine {
     /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
     /// for the next connection, unless the server cannot be reached.
     pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        if self.lanes[index as usize].is_feed {
+            self.feed_lost(index);
+            self.connection_down(index, failure, closed);
+            self.feed_settled(index);
+            return;
+        }
         let holder = self.lane(index).lease;
         self.connection_down(index, failure, closed);
         if self.lane(index).unsent == 0 {
@@ -453,6 +490,7 @@ impl Engine {
         if !is_clean && failure.is_of_server() {
             self.note_failure(index, failure);
         }
+        let is_feed_wanted = self.is_feed_wanted(index);
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
         let server = &pool.servers[lane.server as usize];
@@ -460,6 +498,7 @@ impl Engine {
         let is_missed = server.failing && !server.ejected;
         let is_kept = match lane.is_private {
             true => false,
+            false if lane.is_feed => is_feed_wanted,
             false if lane.variant == 0 => pool.preconnect || is_missed,
             false => is_missed && pool.usage[usize::from(lane.variant)].clients > 0,
         };
@@ -637,6 +676,7 @@ impl Engine {
             Role::Single
             | Role::Parent { .. }
             | Role::Fragment { .. }
+            | Role::Counted(_)
             | Role::Blocked
             | Role::Call(_) => {}
         }
@@ -649,6 +689,9 @@ impl Engine {
         let pool = request.pool;
         let protocol = self.pools[pool as usize].protocol;
         self.count_forward_error(pool);
+        if protocol == Protocol::Memcached {
+            return self.fail_sent_memcached(index, failure);
+        }
         self.answer_instead(index, |out| failure.write_reply(protocol, out));
     }
 
@@ -694,6 +737,7 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let is_used = lane.variant == 0 || pool.usage[usize::from(lane.variant)].clients > 0;
         let is_ejected = pool.servers[lane.server as usize].ejected;
+        let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
         if is_ejected || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
             self.lanes[index as usize].link = Link::Idle;
         } else {
@@ -707,6 +751,9 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         if lane.paused {
             return Time::NEVER;
+        }
+        if lane.is_feed {
+            return self.feed_deadline(index);
         }
         if lane.in_flight > 0
             && let Some(blocking) = self.blocked_at(index)
@@ -753,9 +800,10 @@ impl Engine {
             return;
         }
         let lane = server.first_lane;
-        let text: &[u8] = match pool.protocol {
-            Protocol::Redis => b"*1\r\n$4\r\nPING\r\n",
-            Protocol::Memcached => b"version\r\n",
+        let (text, expect): (&[u8], _) = match pool.variants[0].dialect {
+            Dialect::Resp2 | Dialect::Resp3 => (b"*1\r\n$4\r\nPING\r\n", Expect::Line),
+            Dialect::Text => (b"version\r\n", Expect::Line),
+            Dialect::Binary => (&BINARY_VERSION, Expect::Packet),
         };
         self.arm_probe(pool_index, server_index);
         let link = self.lanes[lane as usize].link;
@@ -769,6 +817,7 @@ impl Engine {
         }
         let (request, _) = self.requests.add(pool_index, NONE, self.now);
         self.requests[request].role = Role::Probe { server: server_index };
+        self.requests[request].expect = expect;
         self.send(lane, request, Payload::Bytes(text));
     }
 
@@ -783,7 +832,8 @@ impl Engine {
     pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
         let pool = &self.pools[lane_pool as usize];
         let is_ejected = pool.is_in_use() && pool.servers[lane_server as usize].ejected;
-        let is_well = reply.starts_with(b"+") || reply.starts_with(b"VERSION");
+        let is_well =
+            [&b"+"[..], b"VERSION", b"\x81\x0b"].iter().any(|start| reply.starts_with(start));
         // Every time: it may be too early yet for this one to come back.
         if is_well && is_ejected {
             self.actions.push_back(Action::Readmit { pool: lane_pool, server: lane_server });

@@ -13,6 +13,7 @@ use crate::files::{OpenFiles, sessions_max};
 use crate::lease::UNSENT_MAX;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
+use crate::pubsub::subscription_size;
 use crate::scripts::SCRIPTS_SIZE_MAX;
 use crate::transaction::EARLY_SIZE_MAX;
 use crate::variant::VARIANTS_MAX;
@@ -84,6 +85,7 @@ impl MemoryBound {
         let by_lanes = pools.iter().fold(0, |sum: u64, pool| {
             sum.saturating_add(held_by_lane(pool).saturating_mul(lanes(pool, workers)))
                 .saturating_add(private_lanes(pool) * held_by_upload(pool))
+                .saturating_add(held_by_subscriptions(pool))
                 .saturating_add(session_lanes(pool).saturating_mul(held_by_session(pool)))
         });
         Self {
@@ -150,7 +152,9 @@ fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
         Distribution::Modula => pool.servers.iter().map(|server| u64::from(server.weight)).sum(),
         _ => 0,
     };
+    let feeds = if pool.protocol == Protocol::Redis { servers } else { 0 };
     let lanes = lanes(pool, workers) + private_lanes(pool) + sessions_max(pool, 0, workers);
+    let lanes = lanes + feeds;
     let scripts = if pool.protocol == Protocol::Redis { SCRIPTS_SIZE_MAX as u64 } else { 0 };
     POOL + scripts + servers * SERVER + slots * SLOT + lanes * LANE
 }
@@ -187,6 +191,17 @@ fn held_by_upload(pool: &Pool) -> u64 {
     BUFFER_ROOM_FACTOR * AHEAD_MAX.min(pool.limits.request_size_max)
 }
 
+/// All subscriptions of different topics, and the message that comes from each server.
+fn held_by_subscriptions(pool: &Pool) -> u64 {
+    if pool.protocol != Protocol::Redis {
+        return 0;
+    }
+    let limits = &pool.limits;
+    let messages = (pool.servers.len() as u64).saturating_mul(limits.pubsub_output_max);
+    let subscriptions = u64::from(limits.subscriptions_max).saturating_mul(subscription_size());
+    subscriptions.saturating_add(BUFFER_ROOM_FACTOR.saturating_mul(messages))
+}
+
 /// What one client may have said there that is not written, beside its last request.
 fn held_by_session(pool: &Pool) -> u64 {
     BUFFER_ROOM_FACTOR * (UNSENT_MAX + pool.limits.request_size_max)
@@ -212,8 +227,8 @@ impl fmt::Display for MemoryBound {
             ),
         )?;
         part(self.clients_at_rest(), &format!("{clients} clients ({why}) of {CLIENT} bytes"))?;
-        let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max and \
-                      server_queue_size_max";
+        let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max, \
+                      server_queue_size_max and subscriptions_max";
         match self.memory_max {
             Some(max) if max < self.allowed => part(
                 max,

@@ -130,7 +130,7 @@ impl Engine {
     }
 
     fn is_movable(&self, index: u32) -> bool {
-        self.pools[self.clients[index].pool as usize].is_in_use()
+        self.pools[self.clients[index].pool as usize].is_in_use() && !self.is_subscriber(index)
     }
 
     /// Takes [`Engine::leave_all`] back, and all that was told to leave, but for those who have been
@@ -184,7 +184,8 @@ impl Engine {
 
     fn leave(&mut self, index: u32) {
         let client = &mut self.clients[index];
-        if client.departure != Departure::No || client.state == State::Closing {
+        let is_pinned = client.subscriber.is_some();
+        if client.departure != Departure::No || client.state == State::Closing || is_pinned {
             return;
         }
         client.departure = Departure::Asked;
@@ -247,7 +248,10 @@ impl Engine {
         if client.departure != Departure::Asked || client.state == State::Closing {
             return true;
         }
-        if client.head != NONE || client.state == State::Uploading || client.transaction.is_some() {
+        let is_amidst = client.state == State::Uploading
+            || client.transaction.is_some()
+            || client.many.is_some();
+        if client.head != NONE || is_amidst {
             return false;
         }
         // What it is answered goes by the next write, as a rule; it would take longer elsewhere.
@@ -295,7 +299,7 @@ impl Engine {
             id,
             authenticated,
             swallow: client.swallow,
-            dialect: Some(dialect),
+            dialect: (!client.undecided).then_some(dialect),
             database,
             profile: profile.map(|profile| *profile).unwrap_or_default(),
             no_evict,
@@ -318,13 +322,14 @@ impl Engine {
         self.now = now;
         self.clients_seen += 1;
         let SessionParts { id, authenticated, swallow, dialect, database, profile, .. } = parts;
+        let undecided = dialect.is_none() && self.is_undecided(pool);
         let config = &mut self.pools[pool as usize];
         let session = Session {
             id,
             protocol: config.protocol,
             dialect: dialect.unwrap_or(config.variants[0].dialect),
             database,
-            authenticated: authenticated || config.auth.is_none(),
+            authenticated: authenticated || config.is_open(),
             profile: (profile != Profile::default()).then(|| Box::new(profile)),
             no_evict: parts.no_evict,
             since_us: now.as_micros() as i64 - parts.age_us as i64,
@@ -335,6 +340,8 @@ impl Engine {
         let mut client = Client::new(pool, self.clients_seen as u32, session);
         client.has_place = true;
         client.swallow = swallow;
+        client.undecided = undecided;
+        client.special = undecided;
         (client.noreply, client.skip) = match parts.silence {
             Silence::None => (false, Skip::No),
             Silence::Next => (true, Skip::This),

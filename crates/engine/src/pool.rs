@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use cashew_config::snapshot::{self, Limits, Protocol};
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_metrics::{PoolId, ServerId};
 use cashew_protocol::redis::{CustomCommands, Definition};
 
@@ -12,6 +12,7 @@ use crate::client::Session;
 use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
 use crate::scripts::{Scripts, Seen};
 use crate::slab::NONE;
@@ -33,11 +34,14 @@ pub(crate) struct Pool {
     timeout_us: u64,
     pub(crate) limits: Limits,
     pub(crate) auth: Option<String>,
+    /// A get whose server fails is a miss.
+    pub(crate) misses: bool,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    pub(crate) pubsub: PubSub,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What servers told of them.
@@ -112,10 +116,16 @@ pub(crate) struct Server {
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
     pub(crate) scripts_seen: Seen,
+    /// Some function has been called there since it was connected.
+    pub(crate) functions_seen: bool,
+    /// When it may be given those of another server.
+    pub(crate) functions_at: Time,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
+    /// What its messages come on, once somebody has subscribed to anything there.
+    pub(crate) feed: Option<Box<Feed>>,
     /// Lanes for transactions and blocking calls.
     pub(crate) session_lanes: Vec<u32>,
     /// Clients that wait for one of these, in the order of their coming, and until when.
@@ -167,7 +177,7 @@ impl Pool {
         metrics: PoolId,
         servers: Vec<Server>,
     ) -> Self {
-        let dialect = Dialect::first_of(config.protocol);
+        let dialect = Dialect::first_of(&config);
         let mut pool = Self {
             protocol: config.protocol,
             standing: Standing::Coming,
@@ -179,11 +189,13 @@ impl Pool {
             timeout_us: u64::MAX,
             limits: config.limits,
             auth: None,
+            misses: false,
             preconnect: false,
             auto_eject: false,
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            pubsub: PubSub::new(&config.name),
             commands: CustomCommands::default(),
             learnt: Vec::new(),
             commands_version: 0,
@@ -212,6 +224,7 @@ impl Pool {
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
+        self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.variants[0].database = config.redis_db;
         self.preconnect = config.preconnect;
         self.auto_eject = config.auto_eject_hosts;
@@ -226,6 +239,11 @@ impl Pool {
     pub(crate) fn variant_of(&self, session: &Session) -> Variant {
         let database = session.database.unwrap_or(self.variants[0].database);
         Variant { dialect: session.dialect, database }
+    }
+
+    /// Whether clients need not say who they are.
+    pub(crate) fn is_open(&self) -> bool {
+        self.auth.is_none() && self.config.memcached.client_auth.is_empty()
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -270,8 +288,11 @@ impl Server {
             probe_at: Time::NEVER,
             queues: Queues::default(),
             scripts_seen: Seen::default(),
+            functions_seen: false,
+            functions_at: Time::ZERO,
             private_lanes: Vec::new(),
             waiting: Vec::new(),
+            feed: None,
             session_lanes: Vec::new(),
             line: VecDeque::new(),
             session_queues: Queues::default(),
@@ -294,8 +315,9 @@ impl Server {
     }
 
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
+        let feed = self.feed.iter().map(|feed| feed.lane);
         let private = self.private_lanes.iter().chain(&self.session_lanes);
-        self.own_lanes().flatten().chain(private.copied())
+        self.own_lanes().flatten().chain(private.copied()).chain(feed)
     }
 
     #[inline]

@@ -49,6 +49,12 @@ impl Engine {
             {
                 self.say(client, NOT_AUTHENTICATED)
             }
+            Lookup::Found(command)
+                if self.clients[client].special
+                    && let Some(text) = self.refused_while_subscribed(client, command) =>
+            {
+                self.say_error(client, &text)
+            }
             Lookup::Found(command) => match command.rule {
                 Rule::Forward | Rule::Single(_)
                     if command.names_database()
@@ -62,6 +68,9 @@ impl Engine {
                 Rule::Block if !command.blocks(bytes, args) => {
                     self.forward_redis(client, command, bytes, args)
                 }
+                Rule::Fan(fan) if command.group == Group::Pubsub => {
+                    self.pubsub_redis(client, command, fan, bytes, args)
+                }
                 Rule::Block => self.block_redis(client, command, bytes, args),
                 Rule::Session(rule) => self.session_redis(client, rule, command, bytes, args),
                 Rule::Fan(Fan::Least | Fan::LeastEach)
@@ -74,11 +83,8 @@ impl Engine {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
                 },
-                Rule::Subscribe(_) | Rule::Publish => {
-                    let text =
-                        format!("ERR '{}' is not supported by this gateway yet", command.name);
-                    self.say_error(client, &text)
-                }
+                Rule::Subscribe(which) => self.subscription(client, which, bytes, args),
+                Rule::Publish => self.publish(client, command, bytes, args),
                 Rule::Refuse(text) => self.say_error(client, text),
                 Rule::Unsupported => {
                     self.say_with(client, |out| table::unknown_command_error(out, bytes, args))
@@ -138,7 +144,7 @@ impl Engine {
             }
         });
         if command.group == Group::Scripting {
-            self.note_script_call(client, command, bytes, args, &plan);
+            self.note_call(client, command, bytes, args, &plan);
         }
         plan
     }
@@ -224,6 +230,11 @@ impl Engine {
                 Some(_) if args.len() > 2 => {
                     self.say_with(client, |out| table::wrong_arity_error(out, command))
                 }
+                text if self.is_pinged_as_subscriber(client) => self.say_with(client, |out| {
+                    encode::write_array_header(out, 2);
+                    encode::write_bulk(out, b"pong");
+                    encode::write_bulk(out, text.unwrap_or_default());
+                }),
                 None => self.say(client, b"+PONG\r\n"),
                 Some(text) => self.say_with(client, |out| encode::write_bulk(out, text)),
             },

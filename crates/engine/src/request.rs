@@ -6,9 +6,11 @@ use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
+use crate::calls::Call;
 use crate::carry::Carry;
 use crate::fan::{Named, Page, Round};
-use crate::scripts::Call;
+use crate::memcached::{Aggregate, Asked};
+use crate::pubsub::Correction;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -35,7 +37,11 @@ pub(crate) struct Request {
     pub(crate) silent: bool,
     /// The gateway answered in the server's place.
     pub(crate) failed: bool,
+    /// What to say of it if its server fails is noted: see [`crate::memcached::Notes`].
+    pub(crate) is_noted: bool,
     pub(crate) expect: Expect,
+    /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
+    pub(crate) asked: Asked,
     /// When the request was complete.
     pub(crate) started: Time,
     /// Its bytes in the lane's output.
@@ -62,7 +68,9 @@ pub(crate) enum Role {
         parent: u32,
         next: u32,
     },
-    /// As a single one, but for a reply that says that the server has lost its script.
+    /// As [`Role::Single`], but for numbers of subscribers that it is answered.
+    Counted(Correction),
+    /// As a single one, but for a reply that says that the server has lost what is called.
     Call(Box<Call>),
     /// Asks an ejected server whether it is well.
     Probe {
@@ -98,8 +106,16 @@ pub(crate) enum Merge {
     Learn(Box<str>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
+    /// memcached's `OK`, or the first answer that is something else.
+    FirstOdd,
+    /// memcached's statistics.
+    Stats(Box<Aggregate>),
+    /// The same in packets; or a packet that tells of success, or the first that does not.
+    Packets(Option<Box<Aggregate>>),
     /// As the command says, which has no keys.
     Fan(redis::Fan),
+    /// The sum for each channel, to which so much is to be added.
+    Numsub(Box<[i32]>),
     /// The same where servers are told by their names.
     Named(Box<Named>),
     /// One page of a SCAN over all servers.
@@ -108,6 +124,8 @@ pub(crate) enum Merge {
     Round(Box<Round>),
     /// Stages of a key's way from one server to another.
     Carry(Box<Carry>),
+    /// The functions of another server, for one that has been called and lacks them.
+    Functions(Box<Call>),
     /// The last reply is the answer, whatever the others are.
     Last,
 }
@@ -120,19 +138,30 @@ pub(crate) struct Gather {
     /// Keys, back to back, for replies that omit missing ones.
     pub(crate) text: Vec<u8>,
     pub(crate) keys: Vec<Span>,
+    /// The reply goes on: no END.
+    pub(crate) is_part: bool,
+    /// How many of the keys have been dealt with before all replies were there.
+    pub(crate) dealt: u32,
+    /// By fragment: where what is not dealt out begins in its reply; empty before the first is.
+    pub(crate) places: Vec<usize>,
 }
 
 impl Gather {
     /// Bytes allocated.
     pub(crate) fn size(&self) -> usize {
         let owners = self.owners.capacity() * size_of::<u32>();
-        size_of::<Self>() + owners + self.text.capacity() + self.keys.capacity() * size_of::<Span>()
+        let keys = self.keys.capacity() * size_of::<Span>();
+        let places = self.places.capacity() * size_of::<usize>();
+        size_of::<Self>() + owners + self.text.capacity() + keys + places
     }
 
     pub(crate) fn clear(&mut self) {
         self.owners.clear();
         self.text.clear();
         self.keys.clear();
+        self.is_part = false;
+        self.dealt = 0;
+        self.places.clear();
     }
 }
 
@@ -161,7 +190,9 @@ impl Request {
             streaming: false,
             silent: false,
             failed: false,
+            is_noted: false,
             expect: Expect::Line,
+            asked: Asked::default(),
             started: Time::ZERO,
             wire_len: 0,
             arrived: 0,
@@ -190,6 +221,7 @@ impl Request {
         self.streaming = false;
         self.silent = false;
         self.failed = false;
+        self.is_noted = false;
         self.expect = Expect::Line;
         self.started = started;
         self.wire_len = 0;

@@ -98,10 +98,13 @@ impl Engine {
         let config = &self.pools[self.clients[client].pool as usize].config;
         let is_other = |text: Option<&[u8]>| {
             // What is no number is for the server to refuse.
-            let index = text.and_then(resp::integer);
-            index.is_some_and(|index| match config.databases {
-                1 => index != i64::from(config.redis_db),
-                databases => !(0..i64::from(databases)).contains(&index),
+            let index = text.and_then(resp::integer).and_then(|index| i32::try_from(index).ok());
+            index.is_some_and(|index| {
+                let index = u32::try_from(index).unwrap_or(u32::MAX);
+                match config.databases {
+                    1 => index != config.redis_db,
+                    databases => index >= databases,
+                }
             })
         };
         match command.name {
@@ -185,9 +188,13 @@ impl Engine {
     /// Has the client, which is owed nothing, start over: what RESET does to the session. The name of
     /// its library stays, as that does not change.
     pub(crate) fn reset_session(&mut self, client: u32) {
+        self.unsubscribe_all(client);
         let Client { pool, session, requests, noreply, skip, .. } = &mut self.clients[client];
         debug_assert_eq!(*requests, 0, "what is on its way was asked in another dialect");
-        (*noreply, *skip) = (false, Skip::No);
+        // Whether this very request is answered is not for it to change.
+        if *skip != Skip::This {
+            (*noreply, *skip) = (false, Skip::No);
+        }
         session.no_evict = false;
         let pool = &self.pools[*pool as usize];
         session.dialect = pool.variants[0].dialect;
@@ -317,7 +324,7 @@ pub(crate) fn is_attribute(text: &[u8]) -> bool {
 }
 
 /// Compares without telling by its duration where the difference is.
-fn same_secret(expected: &[u8], given: &[u8]) -> bool {
+pub(crate) fn same_secret(expected: &[u8], given: &[u8]) -> bool {
     let mut difference = usize::from(expected.len() != given.len());
     for (at, &byte) in given.iter().enumerate() {
         let other = expected.get(at % expected.len().max(1)).copied().unwrap_or_default();

@@ -21,8 +21,8 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
 use crate::request::Own;
+use crate::session::NO_DATABASE;
 use crate::slab::NONE;
-use crate::variant::Dialect;
 
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
 pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
@@ -269,6 +269,12 @@ impl Engine {
             | Rule::Fan(Fan::AnyServer)
             | Rule::Local(Local::Ping | Local::Echo | Local::Command) => {
                 self.queue_anywhere(client, bytes)
+            }
+            Rule::Forward | Rule::Single(_)
+                if command.names_database()
+                    && self.names_other_database(client, command, bytes, args) =>
+            {
+                self.refuse_queued(client, NO_DATABASE)
             }
             Rule::Forward | Rule::Split(_) | Rule::Block => {
                 self.queue_by_keys(client, command, bytes, args)
@@ -638,10 +644,8 @@ impl Engine {
     }
 
     fn say_nil_array(&mut self, client: u32) -> Plan {
-        match self.clients[client].session.dialect {
-            Dialect::Resp3 => self.say(client, b"_\r\n"),
-            Dialect::Resp2 | Dialect::Text => self.say_with(client, encode::write_nil_array),
-        }
+        let version = self.resp_of(client);
+        self.say_with(client, |out| encode::write_null_array(out, version))
     }
 }
 

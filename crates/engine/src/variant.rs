@@ -5,7 +5,7 @@
 //! back some time after the last of them has gone. A client changes from one variant to another
 //! only while it is owed nothing, so that its requests to a server stay in their order.
 
-use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::{self, Protocol, Wire};
 use cashew_protocol::resp;
 
 use crate::engine::Engine;
@@ -20,6 +20,8 @@ pub enum Dialect {
     Resp3,
     /// memcached's text protocol, meta commands included.
     Text,
+    /// memcached's binary protocol.
+    Binary,
 }
 
 impl Dialect {
@@ -29,26 +31,29 @@ impl Dialect {
             Self::Resp2 => "resp2",
             Self::Resp3 => "resp3",
             Self::Text => "text",
+            Self::Binary => "binary",
         }
     }
 
     pub fn named(name: &str) -> Option<Self> {
-        [Self::Resp2, Self::Resp3, Self::Text].into_iter().find(|dialect| dialect.name() == name)
+        let all = [Self::Resp2, Self::Resp3, Self::Text, Self::Binary];
+        all.into_iter().find(|dialect| dialect.name() == name)
     }
 
     /// Of RESP, for what the gateway itself says.
     pub(crate) fn resp(self) -> resp::Version {
         match self {
             Self::Resp3 => resp::Version::Resp3,
-            Self::Resp2 | Self::Text => resp::Version::Resp2,
+            Self::Resp2 | Self::Text | Self::Binary => resp::Version::Resp2,
         }
     }
 
     /// What a connection speaks that has not said anything about it.
-    pub(crate) fn first_of(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Redis => Self::Resp2,
-            Protocol::Memcached => Self::Text,
+    pub(crate) fn first_of(config: &snapshot::Pool) -> Self {
+        match (config.protocol, config.memcached.wire) {
+            (Protocol::Redis, _) => Self::Resp2,
+            (Protocol::Memcached, Wire::Auto | Wire::Text) => Self::Text,
+            (Protocol::Memcached, Wire::Binary) => Self::Binary,
         }
     }
 }

@@ -208,3 +208,92 @@ fn a_client_that_leaves_is_not_served_any_more() {
     world.send(a, "+x\r\n:1\r\n");
     world.assert_idle();
 }
+
+const NO_FUNCTION: &str = "-ERR Function not found\r\n";
+
+#[test]
+fn a_server_without_functions_gets_those_of_another() {
+    let (mut world, client, [a, b, ..]) = four_servers();
+    for call in ["FCALL f 1 b", "FCALL_RO f 1 b x"] {
+        world.wait_ms(1000);
+        world.send(client, redis(call) + &redis("SET b 1"));
+        world.expect(b, redis(call));
+        world.send(b, NO_FUNCTION);
+        world.expect(client, "");
+        world.expect(a, redis("FUNCTION DUMP"));
+        world.expect(b, "");
+        world.send(a, "$2\r\n\0d\r\n");
+        world.expect(
+            b,
+            redis("FUNCTION RESTORE XX").replace("$2\r\nXX", "$2\r\n\0d") + &redis(call),
+        );
+        world.send(b, "+OK\r\n:7\r\n");
+        world.expect(client, ":7\r\n");
+        world.expect(b, redis("SET b 1"));
+        world.send(b, "+OK\r\n");
+        world.expect(client, "+OK\r\n");
+    }
+    // It has some now, so that calls follow each other at once.
+    world.send(client, redis("FCALL f 1 b"));
+    world.received(b);
+    world.send(b, ":1\r\n");
+    let two = redis("FCALL f 1 b") + &redis("FCALL g 1 b");
+    world.send(client, &two);
+    world.expect(b, &two);
+    world.send(b, format!(":1\r\n{NO_FUNCTION}"));
+    // The same moment as the last time: nobody is asked.
+    world.expect(client, format!(":1\r\n:1\r\n{NO_FUNCTION}"));
+    world.assert_idle();
+}
+
+#[test]
+fn a_function_that_nobody_has_is_not_found() {
+    for (dumped, restored) in [
+        ("$2\r\n\0d\r\n", "+OK\r\n"),
+        ("$2\r\n\0d\r\n", "-ERR Library lib already exists\r\n"),
+        ("-NOPERM no\r\n", ""),
+        ("$-1\r\n", ""),
+    ] {
+        let (mut world, client, [a, b, ..]) = four_servers();
+        world.send(client, redis("FCALL f 1 b"));
+        world.send(b, NO_FUNCTION);
+        world.send(a, dumped);
+        if !restored.is_empty() {
+            world.send(b, format!("{restored}{NO_FUNCTION}"));
+        }
+        world.expect(client, NO_FUNCTION);
+        // Not asked again at once.
+        world.received(a);
+        world.send(client, redis("FCALL f 1 b"));
+        world.send(b, NO_FUNCTION);
+        world.expect(client, NO_FUNCTION);
+        world.expect(a, "");
+        world.assert_idle();
+    }
+    let (mut world, client, [a, b, ..]) = four_servers();
+    world.send(client, redis("FCALL f 1 b"));
+    world.send(b, NO_FUNCTION);
+    world.close(a, CloseReason::Reset);
+    world.expect(client, NO_FUNCTION);
+    world.assert_idle();
+}
+
+#[test]
+fn a_client_that_calls_functions_may_leave_at_any_time() {
+    for stage in 0..3 {
+        let (mut world, client, [a, b, ..]) = four_servers();
+        world.send(client, redis("FCALL f 1 b"));
+        for at in 0..3 {
+            if at == stage {
+                world.close(client, CloseReason::Eof);
+            }
+            match at {
+                0 => world.send(b, NO_FUNCTION),
+                1 if stage > 0 => world.send(a, "$2\r\n\0d\r\n"),
+                2 if stage > 1 => world.send(b, format!("+OK\r\n{NO_FUNCTION}")),
+                _ => {}
+            }
+        }
+        world.assert_idle();
+    }
+}

@@ -51,6 +51,7 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         tcp_quickack: false,
         reuseport: true,
         redis_auth: None,
+        memcached: Default::default(),
         redis_db: 0,
         databases: 16,
         preconnect: false,

@@ -127,6 +127,9 @@ fn served(command: &Command) -> String {
         Rule::Split(Merge::Sum) => "split, sum".into(),
         Rule::Split(Merge::AllOk) => "split, `+OK` when all say so".into(),
         Rule::Local(_) => "answered here".into(),
+        Rule::Fan(fan) if command.is_addressable() => {
+            format!("{}, or [the one named](#one-of-several-servers)", fanned(fan))
+        }
         Rule::Fan(fan) => fanned(fan).into(),
         Rule::Block if command.keys == Keys::Streams => {
             "forwarded, keys on one server; with BLOCK on a connection of its own".into()
@@ -151,6 +154,7 @@ fn fanned(fan: Fan) -> &'static str {
         Fan::Scan => "one server after the other",
         Fan::RandomKey => "a random server that has a key",
         Fan::Least => "every server, the least",
+        Fan::Most => "every server, the greatest",
         Fan::LeastEach => "every server, the least at each place",
         Fan::SumPairs => "every server, sum for each name",
         Fan::AnyOk => "every server, the first answer that is no error",
@@ -186,6 +190,19 @@ fn memcached_table() -> String {
         "verbosity 1",
         "version",
         "quit",
+        "mg k",
+        "ms k 1\r\nx",
+        "md k",
+        "ma k",
+        "me k",
+        "mn",
+        "stats",
+        "cache_memlimit 64",
+        "slabs automove 1",
+        "lru mode flat",
+        "lru_crawler enable",
+        "extstore item_age 1",
+        "refresh_certs",
     ] {
         let bytes = format!("{request}\r\n");
         let mut parser = RequestParser::default();
@@ -209,5 +226,12 @@ fn memcached(verb: Verb) -> (&'static str, &'static str) {
         Verb::Verbosity => ("–", "to every server in the ring, one answer"),
         Verb::Version => ("–", "the answer of the first server in the ring"),
         Verb::Quit => ("–", "closes when what is owed is answered"),
+        Verb::MetaGet => ("read", "forwarded"),
+        Verb::MetaSet | Verb::MetaDelete | Verb::MetaArithmetic => ("write", "forwarded"),
+        Verb::MetaDebug => ("read", "forwarded"),
+        Verb::MetaNoop => ("–", "answered here, behind all that was asked before"),
+        Verb::Stats => ("–", "to every server in the ring, put together"),
+        Verb::Tune => ("–", "to every server in the ring, the first answer that is not `OK`"),
+        Verb::Refused => unreachable!("left out"),
     }
 }

@@ -522,6 +522,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_quickack: false,
         reuseport: false,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
+        memcached: Default::default(),
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
         databases: random.pick(&[1, 4, 16, 16]),
         preconnect: random.percent(40),

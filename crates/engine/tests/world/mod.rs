@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup, Time};
-use cashew_metrics::Writer;
+use cashew_metrics::{Segments, Writer};
 
 /// The configuration in `yaml`, a flat file.
 pub(crate) fn snapshot(yaml: &str) -> Snapshot {
@@ -59,13 +60,26 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(snapshot: &Snapshot) -> Self {
+        Self::with(snapshot, Writer::in_memory(snapshot), 0, 1)
+    }
+
+    /// One of several workers.
+    pub(crate) fn of_worker(
+        snapshot: &Snapshot,
+        segments: &Arc<Segments>,
+        slot: u32,
+        workers: u32,
+    ) -> Self {
+        Self::with(snapshot, segments.writer(slot), slot, workers)
+    }
+
+    fn with(snapshot: &Snapshot, metrics: Writer, slot: u32, workers: u32) -> Self {
         let now = Time::from_micros(1);
-        let metrics = Writer::in_memory(snapshot);
         let engine = Engine::new(Setup {
-            plan: Plan::whole(snapshot, 0, 1),
+            plan: Plan::whole(snapshot, slot, workers),
             metrics: metrics.clone(),
             seed: 7,
-            slot: 0,
+            slot,
             identity: Identity { version: "0.0.0", process_id: 1 },
             now,
         });

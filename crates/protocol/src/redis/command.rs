@@ -130,6 +130,8 @@ pub enum Fan {
     RandomKey,
     /// The least of the integers.
     Least,
+    /// The greatest of the integers.
+    Most,
     /// Arrays of equal length: the least of the integers at each place.
     LeastEach,
     /// Arrays of names and integers: the sum for each name.

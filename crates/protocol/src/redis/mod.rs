@@ -6,6 +6,7 @@ mod command;
 mod custom;
 mod describe;
 mod error;
+mod glob;
 mod keys;
 mod lookup;
 mod specs;
@@ -21,6 +22,7 @@ pub use custom::{
 };
 pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
+pub use glob::matches as glob_matches;
 pub use lookup::{Lookup, find, find_begun, find_plain};
 pub use specs::{BeginSearch, FindKeys, KeySpec};
 pub use table::COMMANDS;

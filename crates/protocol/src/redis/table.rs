@@ -492,7 +492,7 @@ pub static COMMANDS: &[Command] = &[
     command("pubsub", -2, NO_DATA, NONE, "", Unsupported, Pubsub, "").containing(6),
     command("pubsub|channels", -2, NO_DATA, NONE, "", fan(Fan::Concat), Pubsub, "pubsub loading stale"),
     command("pubsub|help", 2, NO_DATA, NONE, "", ANY, Pubsub, "loading stale").in_categories(""),
-    command("pubsub|numpat", 2, NO_DATA, NONE, "", fan(Fan::Sum), Pubsub, "pubsub loading stale"),
+    command("pubsub|numpat", 2, NO_DATA, NONE, "", fan(Fan::Most), Pubsub, "pubsub loading stale"),
     command("pubsub|numsub", -2, NO_DATA, NONE, "", fan(Fan::SumPairs), Pubsub, "pubsub loading stale"),
     command("pubsub|shardchannels", -2, NO_DATA, NONE, "", fan(Fan::Concat), Pubsub, "pubsub loading stale"),
     command("pubsub|shardnumsub", -2, NO_DATA, NONE, "", fan(Fan::SumPairs), Pubsub, "pubsub loading stale"),
