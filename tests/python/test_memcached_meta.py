@@ -232,7 +232,8 @@ def stats(conn, line=b"stats"):
     return found
 
 
-def test_stats_are_those_of_all_servers(stack):
+def test_stats_are_those_of_all_servers(place):
+    stack = Stack(place)
     with stack.gateway.connect() as conn:
         conn.send(b"".join(b"set key-%d 0 0 1 noreply\r\nx\r\n" % n for n in range(100)) + b"mn\r\n")
         conn.expect(b"MN\r\n")
