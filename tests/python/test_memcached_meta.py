@@ -33,8 +33,8 @@ def stack(running):
     return running
 
 
-SENTINEL = b"mn\r\nget the-sentinel\r\n"
-SENTINEL_REPLY = b"MN\r\nEND\r\n"
+SENTINEL = b"mn\r\nmg the-sentinel k\r\n"
+SENTINEL_REPLY = b"MN\r\nEN kthe-sentinel\r\n"
 
 
 def answer(address, data, sizes=None, timeout=20.0):
