@@ -209,8 +209,8 @@ func TestRedisScripts(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, ctx context.Context, client *redis.Client, at string) {
 		// Of every key's server: by its digest first, which is not known there.
 		script := redis.NewScript("return {KEYS[1], ARGV[1], 7} -- " + at)
-		for n := range 10 {
-			key := fmt.Sprintf("%s:script:%d", at, n)
+		for n := range 30 {
+			key := fmt.Sprintf("%d:%s:script", n, at)
 			got := must(script.Run(ctx, client, []string{key}, "a").Slice())(t)
 			equal(t, fmt.Sprint(got), fmt.Sprintf("[%s a 7]", key))
 		}
