@@ -74,9 +74,19 @@ def free_port():
         except OSError:
             os.close(lock)
             continue
-        _port_locks.append(lock)
+        _port_locks.append(out_of_the_way(lock))
         return port
     raise AssertionError("no free port found")
+
+
+def out_of_the_way(descriptor):
+    """The same with a high number: select(2), which some clients use, knows only low ones."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 4096)
+    except OSError:
+        return descriptor
+    os.close(descriptor)
+    return moved
 
 
 def temporary_directory():

@@ -256,7 +256,8 @@ def test_a_worker_that_dies_while_its_sessions_leave(place):
         gateway.configure(worker_processes=1)
         order = threading.Thread(target=gateway.reload)
         order.start()
-        time.sleep(0.03)
+        # Before that its death would be a reason to refuse the reload.
+        wait_until(lambda: " retires, within" in gateway.log(), "workers retire", pause=0.001)
         with contextlib.suppress(ProcessLookupError):
             os.kill(workers[-1], signal.SIGKILL)
         order.join(60)
@@ -300,8 +301,12 @@ def sort_out(gateway, made, before, refused_before):
         is_settled = refused + numbers["client_connections"] == len(made) + before
         return is_settled and refused
 
+    poll = select.poll()
+    for client in made:
+        poll.register(client, select.POLLIN)
+
     def told():
-        return set(select.select(made, [], [], 0)[0])
+        return {descriptor for descriptor, _ in poll.poll(0)}
 
     count = wait_until(refused, "everybody is accepted or refused")
     wait_until(lambda: len(told()) == count, "who is refused is told so")
@@ -309,7 +314,7 @@ def sort_out(gateway, made, before, refused_before):
     accepted = []
     for client in made:
         client.settimeout(10.0)
-        if client in is_told:
+        if client.fileno() in is_told:
             with client:
                 assert client.recv(1000) == REFUSED
                 assert client.recv(1000) == b""

@@ -28,7 +28,7 @@ class Memory:
 
     def __init__(self, gateway, pid=None):
         self.gateway = gateway
-        self.pid = pid or gateway.workers()[0]
+        self.pid = pid or wait_until(gateway.workers, "a worker")[0]
         self.start = self.now()
 
     def _fields(self, name):

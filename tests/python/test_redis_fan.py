@@ -3,6 +3,7 @@
 import random
 import re
 import threading
+import time
 
 import pytest
 import redis as redis_py
@@ -510,3 +511,39 @@ def test_a_new_server_gets_the_functions_of_the_others(place):
         assert {conn.error("FCALL", "f", 1, f"key:{n}") for n in range(30)} == {
             "ERR Function not found"
         }
+
+
+# ---------------------------------------------------------------------------------------- waiting
+
+
+def test_replicas_of_every_server_are_waited_for(place):
+    masters = [place.redis() for _ in range(2)]
+    replicas = [place.redis("--replicaof", f"{HOST} {m.port}", "--repl-diskless-sync-delay", "0")
+                for m in masters]
+    pool = {**POOL, "servers": server_lines(masters)}
+    one = {**POOL, "servers": server_lines(masters[:1])}
+    gateway = place.cashew({"two": pool, "one": one}, {"worker_processes": 1})
+    gateway.wait_serving()
+    for replica in replicas:
+        wait_until(lambda: b"master_link_status:up" in replica.call("INFO", "replication"),
+                   "the replica follows")
+    for name in ("one", "two"):
+        with gateway.connect(name) as conn, gateway.connect(name) as other:
+            conn.send(b"".join(resp("SET", f"key:{n}", "x") for n in range(100)) + resp("WAIT", 1, 9000))
+            conn.expect(b"+OK\r\n" * 100)
+            assert conn.reply() == 1
+            assert sum(replica.call("DBSIZE") for replica in replicas) >= 100
+            # Nobody else waits, though the time is spent; what follows does.
+            conn.send(resp("WAIT", 5, 700) + resp("ECHO", "after"))
+            began = time.monotonic()
+            assert other.call("GET", "key:1") == b"x"
+            assert conn.reply() == 1
+            assert time.monotonic() - began > 0.5
+            assert conn.reply() == b"after"
+            assert conn.error("WAIT", "x", "1") == "ERR value is not an integer or out of range"
+    # Who has lost its replica is the least.
+    replicas[0].stop()
+    with gateway.connect("two") as conn:
+        conn.send(b"".join(resp("SET", f"key:{n}", "y") for n in range(10)))
+        conn.expect(b"+OK\r\n" * 10)
+        assert conn.call("WAIT", 1, 200) == 0

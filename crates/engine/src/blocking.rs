@@ -38,6 +38,8 @@ pub(crate) struct Blocking {
     text: Vec<u8>,
     /// The server was told to end the wait.
     pub(crate) is_withdrawn: bool,
+    /// It is to be told as soon as it has said what to call the connection.
+    is_due: bool,
     /// The server may still be about to do as it was told, so that nobody else may wait there.
     is_marked: bool,
 }
@@ -83,10 +85,9 @@ impl Engine {
                 },
             };
             if is_keyless {
-                // WAIT counts from the last command of its connection.
-                engine.ask(lane, Own::Whatever, &["PING"]);
+                engine.catch_up(lane);
             }
-            engine.block_on(client, lane, command.wait(bytes, args), bytes);
+            engine.block_on(client, lane, command.wait(bytes, args), bytes, bytes);
             if engine.leased(client, server).is_none() {
                 // Until it is answered nobody else gets the lane.
                 engine.release(lane);
@@ -95,7 +96,23 @@ impl Engine {
         })
     }
 
-    fn block_on(&mut self, client: u32, lane: u32, wait: Wait, bytes: &[u8]) {
+    /// WAIT counts from what its connection did last, which is to be later than all that the client
+    /// wrote by others: from its last command (up to 7.0), or from its last one that replicas get.
+    /// That one nobody sees who does not subscribe to this channel.
+    pub(crate) fn catch_up(&mut self, lane: u32) {
+        self.ask(lane, Own::Whatever, &["PING"]);
+        self.ask(lane, Own::Whatever, &["SPUBLISH", "cashew:wait", ""]);
+    }
+
+    /// Sends `sent`, which the server may let wait; `bytes` is what the client has sent.
+    pub(crate) fn block_on(
+        &mut self,
+        client: u32,
+        lane: u32,
+        wait: Wait,
+        bytes: &[u8],
+        sent: &[u8],
+    ) {
         if self.lane(lane).peer_id == 0 {
             self.ask(lane, Own::PeerId { lane }, &["CLIENT", "ID"]);
         }
@@ -109,14 +126,21 @@ impl Engine {
         let slot = &mut self.requests[request];
         slot.expect = Expect::Line;
         slot.role = Role::Blocked;
-        let blocking =
-            Blocking { lane, request, until, text, is_withdrawn: false, is_marked: false };
+        let blocking = Blocking {
+            lane,
+            request,
+            until,
+            text,
+            is_withdrawn: false,
+            is_due: false,
+            is_marked: false,
+        };
         let state = &mut self.clients[client];
         state.blocking = Some(Box::new(blocking));
         state.fenced = true;
         // Whoever waits here is not somebody whom others wait for.
         self.crowd.leave();
-        self.send(lane, request, Payload::Bytes(bytes));
+        self.send(lane, request, Payload::Bytes(sent));
     }
 
     /// Ends the wait of a client, at somebody's wish: it is answered as if its time were up, or by
@@ -129,6 +153,20 @@ impl Engine {
     /// Has the server end the wait of a client, whose request is put back then. It does nothing
     /// where the server cannot be told.
     pub(crate) fn withdraw(&mut self, client: u32) {
+        let Some(blocking) = &self.clients[client].blocking else { return };
+        let (index, request) = (blocking.lane, blocking.request);
+        if !self.is_engaged(index) {
+            // The server knows nothing of it yet.
+            self.break_session(index, Failure::Removed);
+            return;
+        }
+        let lane = self.lane(index);
+        if lane.head != request && lane.peer_id == 0 {
+            if let Some(blocking) = &mut self.clients[client].blocking {
+                blocking.is_due = true;
+            }
+            return;
+        }
         if self.tell_to_end(client, false)
             && let Some(blocking) = &mut self.clients[client].blocking
         {
@@ -159,6 +197,14 @@ impl Engine {
             blocking.is_marked = true;
         }
         true
+    }
+
+    /// The server has said, or not, what to call the connection where the next request waits.
+    pub(crate) fn withdraw_due(&mut self, lane: u32) {
+        if self.blocked_at(lane).is_some_and(|blocking| blocking.is_due) {
+            let client = self.requests[self.lane(lane).head].client;
+            self.withdraw(client);
+        }
     }
 
     /// Withdraws what clients of these pools wait for.
@@ -201,7 +247,8 @@ impl Engine {
         // The wait is not counted among the times that answers take.
         request.started = self.now;
         request.role = Role::Single;
-        let is_for_nothing = blocking.is_withdrawn && is_nil(&reply);
+        let is_for_nothing =
+            (blocking.is_withdrawn && is_nil(&reply)) || self.end_leg(client, &reply);
         if !is_for_nothing {
             self.bufs.give(blocking.text);
             self.deliver_buf(index, reply);

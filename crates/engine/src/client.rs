@@ -72,8 +72,9 @@ pub(crate) struct Client {
     pub(crate) skip: Skip,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
-    /// It is read though it is paused, up to a limit.
-    pub(crate) is_heard: bool,
+    /// Its connection is not read. One that waits for its server or for a lease is paused, but
+    /// read, up to a limit.
+    pub(crate) is_muted: bool,
     /// What it has of a transaction, from WATCH or MULTI on.
     pub(crate) transaction: Option<Box<Transaction>>,
     /// The request that its server lets wait.
@@ -303,7 +304,7 @@ impl Client {
             looked_up: 0,
             skip: Skip::No,
             special: false,
-            is_heard: false,
+            is_muted: false,
             transaction: None,
             blocking: None,
             turn: Turn::No,

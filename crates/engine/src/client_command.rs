@@ -64,6 +64,8 @@ impl Engine {
                 Some(false) => self.say(client, b"+OK\r\n"),
                 None => self.say_error(client, SYNTAX),
             },
+            // It says what the client understands, none of which the gateway would say.
+            "client|capa" => self.say(client, b"+OK\r\n"),
             "client|tracking" => match on_or_off(arg(2)) {
                 Some(true) => self.say_error(
                     client,

@@ -52,10 +52,8 @@ impl Engine {
         if client.input.capacity() > 0 || client.paused {
             self.bufs.reserve(&mut client.input, bytes.len());
             client.input.extend_from_slice(bytes);
-            if client.is_heard && client.input.len() > AHEAD_OF_BLOCKED_MAX {
-                client.is_heard = false;
-                let conn = self.client_conn(index);
-                self.actions.push_back(Action::PauseRead { conn });
+            if client.paused && !client.is_muted && client.input.len() > AHEAD_OF_BLOCKED_MAX {
+                self.mute(index);
             }
             let client = &mut self.clients[index];
             if !client.paused {
@@ -295,16 +293,28 @@ impl Engine {
     }
 
     pub(crate) fn pause(&mut self, index: u32) {
-        let conn = self.client_conn(index);
-        let is_heard = self.is_listened_to(index);
-        let client = &mut self.clients[index];
-        if !client.paused {
-            client.paused = true;
-            client.is_heard = is_heard;
-            if is_heard {
-                return;
-            }
+        if std::mem::replace(&mut self.clients[index].paused, true) {
+            return;
+        }
+        match self.is_listened_to(index) {
+            true => self.unmute(index),
+            false => self.mute(index),
+        }
+    }
+
+    /// Has the connection not be read.
+    fn mute(&mut self, index: u32) {
+        if !std::mem::replace(&mut self.clients[index].is_muted, true) {
+            let conn = self.client_conn(index);
             self.actions.push_back(Action::PauseRead { conn });
+        }
+    }
+
+    /// Has the connection be read.
+    pub(crate) fn unmute(&mut self, index: u32) {
+        if std::mem::take(&mut self.clients[index].is_muted) {
+            let conn = self.client_conn(index);
+            self.actions.push_back(Action::ResumeRead { conn });
         }
     }
 
@@ -328,9 +338,8 @@ impl Engine {
         if !self.clients[index].input.is_empty() {
             self.consume_input(index);
         }
-        if !self.clients[index].paused && !std::mem::take(&mut self.clients[index].is_heard) {
-            let conn = self.client_conn(index);
-            self.actions.push_back(Action::ResumeRead { conn });
+        if !self.clients[index].paused {
+            self.unmute(index);
         }
         self.close_if_finished(index);
     }
@@ -421,7 +430,11 @@ impl Engine {
         client.paused = false;
         let input = std::mem::take(&mut client.input);
         self.bufs.give(input);
+        let conn = self.client_conn(index);
         self.withdraw(index);
+        if !self.clients.is_current(index, conn.generation()) {
+            return;
+        }
         self.close_if_finished(index);
     }
 
@@ -447,6 +460,7 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         self.leave_line(index);
+        self.tours.remove(&index);
         let mut client = self.clients.remove(index);
         let blocking = client.blocking.take();
         let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);

@@ -1,6 +1,6 @@
 //! The engine's public face: events in, work out.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::snapshot::{self, Protocol};
@@ -29,6 +29,7 @@ use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
+use crate::tour::Tour;
 use crate::vacant::Vacant;
 
 /// How often memory that a peak left behind is given back.
@@ -100,6 +101,8 @@ pub struct Engine {
     /// [`crate::aside`].
     pub(crate) lane_at: Vec<u32>,
     pub(crate) clients: Slab<Client>,
+    /// By client, which waits for several servers.
+    pub(crate) tours: HashMap<u32, Tour>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
     pub(crate) tally: Tally,
@@ -183,6 +186,7 @@ impl Engine {
             sessions_max: u64::MAX,
             lane_at: Vec::new(),
             clients: Slab::new(),
+            tours: HashMap::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
             tally: Tally::default(),

@@ -30,7 +30,7 @@ use crate::slab::NONE;
 
 use cursor::Cursor;
 pub(crate) use cursor::Walk;
-pub(crate) use merge::{is_null, merge, text};
+pub(crate) use merge::{integers, is_null, merge, text};
 
 /// What an argument begins with that names the only server to be asked.
 const ADDRESS: &[u8] = b"server:";
@@ -142,6 +142,9 @@ impl Engine {
         if let Some(plan) = self.addressed(client, command, bytes, args) {
             return plan;
         }
+        if command.blocks(bytes, args) {
+            return self.tour_redis(client, command, bytes, args);
+        }
         if fan == Fan::Info && asks_for_own(bytes, args) {
             let version = self.resp_of(client);
             let info = self.own_info(self.clients[client].pool);
@@ -246,7 +249,7 @@ impl Engine {
     }
 
     /// Those of the ring, by their places in the pool.
-    fn live_servers(&self, pool: u32) -> Vec<u32> {
+    pub(crate) fn live_servers(&self, pool: u32) -> Vec<u32> {
         let live = self.pools[pool as usize].router.live().iter().zip(0..);
         live.filter(|(live, _)| **live).map(|(_, server)| server).collect()
     }

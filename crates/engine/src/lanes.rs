@@ -108,6 +108,39 @@ impl Engine {
         }
     }
 
+    /// Agrees with the server on the lane's variant, which was another one so far. What is sent
+    /// waits for that: it would mean something else.
+    pub(crate) fn greet_again(&mut self, index: u32, before: u16) {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let (was, is) =
+            (pool.variants[usize::from(before)], pool.variants[usize::from(lane.variant)]);
+        let handshake = &mut lane.handshake;
+        if let Link::Ready { .. } = lane.link {
+            lane.link = Link::Handshaking { deadline: pool.connect_deadline(self.now) };
+            handshake.replies_owed = 0;
+        }
+        if was.dialect != is.dialect {
+            let version: &[u8] = if is.dialect == Dialect::Resp3 { b"3" } else { b"2" };
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"HELLO", version]);
+            });
+        }
+        if was.database != is.database || (was.dialect != is.dialect && is.database > 0) {
+            let database = is.database.to_string();
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"SELECT", database.as_bytes()]);
+            });
+        }
+        match self.lanes[index as usize].handshake.replies_owed {
+            0 => self.lane_ready(index),
+            _ => self.mark_lane(index),
+        }
+        self.rearm(index);
+    }
+
     fn lane_ready(&mut self, index: u32) {
         self.lanes[index as usize].link = Link::Ready { since: self.now };
         let server = self.server_of(index);
@@ -376,9 +409,9 @@ impl Engine {
             let dialect =
                 self.pools[lane.pool as usize].variants[usize::from(lane.variant)].dialect;
             let is_ok = match dialect {
-                // A map is the answer to HELLO.
+                // A map, or an array, is the answer to HELLO.
                 Dialect::Resp2 | Dialect::Resp3 => {
-                    matches!(handshake.reply.first(), Some(b'+' | b'%'))
+                    matches!(handshake.reply.first(), Some(b'+' | b'%' | b'*'))
                 }
                 Dialect::Text | Dialect::Binary => is_greeted(dialect, &handshake.reply),
             };

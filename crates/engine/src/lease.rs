@@ -21,7 +21,6 @@ use crate::request::{Own, Role};
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::Timer;
-use crate::variant::{Dialect, Variant};
 
 /// Clients that may wait for a lease of one server, in each worker.
 const LINE_MAX: usize = 4096;
@@ -186,26 +185,12 @@ impl Engine {
         if lane.variant == wanted {
             return;
         }
-        let variants = &self.pools[lane.pool as usize].variants;
-        let Variant { dialect, database } = variants[usize::from(lane.variant)];
-        let is = variants[usize::from(wanted)];
-        lane.variant = wanted;
-        if lane.is_free() && !matches!(lane.link, Link::Ready { .. } | Link::Handshaking { .. }) {
-            // The handshake goes by the lane's variant.
-            return;
+        debug_assert!(lane.is_free(), "a client that is owed nothing agrees on something else");
+        let before = std::mem::replace(&mut lane.variant, wanted);
+        // Until then the handshake is still to come, and goes by the lane's variant.
+        if matches!(lane.link, Link::Ready { .. } | Link::Handshaking { .. }) {
+            self.greet_again(index, before);
         }
-        if dialect != is.dialect {
-            let version = if is.dialect == Dialect::Resp3 { "3" } else { "2" };
-            self.demand(index, &["HELLO", version]);
-        }
-        if database != is.database {
-            self.demand(index, &["SELECT", &is.database.to_string()]);
-        }
-    }
-
-    /// Says on the lane what must not be refused.
-    pub(crate) fn demand(&mut self, lane: u32, words: &[&str]) {
-        self.ask(lane, Own::Demand { lane }, words);
     }
 
     /// Says something of the gateway's own on a lane.
@@ -240,6 +225,7 @@ impl Engine {
                 if let Some(cashew_protocol::resp::Reply::Integer(id)) = id {
                     self.lanes[lane as usize].peer_id = id.unsigned_abs();
                 }
+                self.withdraw_due(lane);
             }
         }
     }
@@ -392,7 +378,7 @@ impl Engine {
             self.free_request(at);
             at = next;
         }
-        self.publish_session(index);
+        self.publish_queues(index);
     }
 
     /// Whether a connection of the lane that is about to end had begun something that cannot be

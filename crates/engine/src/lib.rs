@@ -50,6 +50,7 @@ mod spares;
 mod tally;
 mod time;
 mod timers;
+mod tour;
 mod transaction;
 mod upload;
 mod vacant;

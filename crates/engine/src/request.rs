@@ -171,6 +171,11 @@ impl Request {
         self.done && self.in_lane
     }
 
+    /// Whether something of its reply has come.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.arrived > 0 || !self.reply.is_empty()
+    }
+
     /// A free slot.
     pub(crate) fn free() -> Self {
         Self {

@@ -21,6 +21,7 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
 use crate::request::Own;
+use crate::session::NO_DATABASE;
 use crate::slab::NONE;
 
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
@@ -268,6 +269,12 @@ impl Engine {
             | Rule::Fan(Fan::AnyServer)
             | Rule::Local(Local::Ping | Local::Echo | Local::Command) => {
                 self.queue_anywhere(client, bytes)
+            }
+            Rule::Forward | Rule::Single(_)
+                if command.names_database()
+                    && self.names_other_database(client, command, bytes, args) =>
+            {
+                self.refuse_queued(client, NO_DATABASE)
             }
             Rule::Forward | Rule::Split(_) | Rule::Block => {
                 self.queue_by_keys(client, command, bytes, args)
@@ -565,13 +572,18 @@ impl Engine {
             }
         }
         for client in self.clients.indices().collect::<Vec<u32>>() {
+            let conn = self.client_conn(client);
             let state = &self.clients[client];
             if let Some(blocking) = &state.blocking
                 && pools(state.pool)
                 && !blocking.is_withdrawn
+                && !self.requests[blocking.request].has_begun()
             {
                 // Its server could not be told.
                 self.break_session(blocking.lane, Failure::Removed);
+                if !self.clients.is_current(client, conn.generation()) {
+                    continue;
+                }
             }
             let state = &mut self.clients[client];
             let Some(transaction) = &mut state.transaction else { continue };

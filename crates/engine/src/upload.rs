@@ -9,7 +9,6 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, Rule};
 use cashew_protocol::{Span, resp};
 
-use crate::action::Action;
 use crate::bulk::Mark;
 use crate::client::{Parser, State};
 use crate::engine::{Closed, Engine};
@@ -342,8 +341,7 @@ impl Engine {
         }
         let client = lane.upload;
         if std::mem::take(&mut self.clients[client].paused) {
-            let conn = self.client_conn(client);
-            self.actions.push_back(Action::ResumeRead { conn });
+            self.unmute(client);
         }
     }
 

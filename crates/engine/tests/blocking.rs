@@ -116,9 +116,10 @@ fn replicas_are_waited_for_after_all_that_was_written() {
     world.expect(shared, redis("SET a 1"));
     world.send(shared, "+OK\r\n");
     let lane = world.accept(0);
-    // Redis counts from the last command of the connection that waits.
-    world.expect(lane, all(&["PING", "CLIENT ID", "WAIT 1 0"]));
-    world.send(lane, "+PONG\r\n:3\r\n:1\r\n");
+    // Redis counts from what the connection that waits did last.
+    let nothing = redis("SPUBLISH cashew:wait ") + &all(&["CLIENT ID", "WAIT 1 0"]);
+    world.expect(lane, redis("PING") + &nothing);
+    world.send(lane, "+PONG\r\n:0\r\n:3\r\n:1\r\n");
     world.expect(client, "+OK\r\n:1\r\n");
     world.assert_idle();
 }
@@ -343,4 +344,97 @@ fn a_worker_that_stops_keeps_nobody_waiting() {
     world.send(lane, "*-1\r\n");
     world.expect(client, "");
     assert!(world.closed.contains(&client) && world.engine.is_drained());
+}
+
+/// Both servers are asked, one after the other, for what is left of the time.
+#[test]
+fn replicas_of_all_servers_are_waited_for_and_the_least_counts() {
+    let (mut world, client, shared) = two_servers();
+    world.send(client, all(&["SET a 1", "WAIT 2 1000", "GET a"]));
+    let writes = shared.map(|lane| world.received(lane).len());
+    let wrote = shared[usize::from(writes[0] == 0)];
+    world.send(wrote, "+OK\r\n");
+    let start = redis("PING") + &redis("SPUBLISH cashew:wait ") + &redis("CLIENT ID");
+    let first = world.accept(0);
+    world.expect(first, start.clone() + &redis("WAIT 2 1000"));
+    world.send(first, "+PONG\r\n:0\r\n:3\r\n");
+    world.wait_ms(400);
+    world.send(first, ":2\r\n");
+    let second = world.accept(1);
+    world.expect(second, start + &redis("WAIT 2 600"));
+    world.expect(client, "+OK\r\n");
+    world.send(second, "+PONG\r\n:0\r\n:4\r\n");
+    world.wait_ms(600);
+    world.send(second, ":1\r\n");
+    world.expect(client, ":1\r\n");
+    world.expect(wrote, redis("GET a"));
+    world.send(wrote, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+
+    world.send(client, redis("WAITAOF 1 1 0"));
+    world.expect(first, redis("PING") + &redis("SPUBLISH cashew:wait ") + &redis("WAITAOF 1 1 0"));
+    world.send(first, "+PONG\r\n:0\r\n");
+    world.wait_ms(10_000);
+    world.send(first, "*2\r\n:1\r\n:3\r\n");
+    let second = *world.lanes[&1].last().unwrap();
+    world.send(second, "+PONG\r\n:0\r\n*2\r\n:0\r\n:4\r\n");
+    world.expect(client, "*2\r\n:0\r\n:3\r\n");
+    world.received(second);
+
+    // An error is the answer, and the next one begins anew.
+    for _ in 0..2 {
+        world.send(client, redis("WAIT x 10"));
+        let first = *world.lanes[&0].last().unwrap();
+        world.received(first);
+        world.send(first, "+PONG\r\n:0\r\n-ERR value is not an integer or out of range\r\n");
+        world.expect(client, "-ERR value is not an integer or out of range\r\n");
+    }
+    world.send(client, redis("WAIT 1 0"));
+    world.close(client, CloseReason::Reset);
+    world.assert_idle();
+}
+#[test]
+fn what_the_server_has_not_got_yet_is_taken_back_at_once() {
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("BLPOP c 0"));
+    assert!(world.connects_to(0));
+    let mut next = pool(OPTIONS, 3);
+    next.epoch += 1;
+    world.engine.handle_prepare(Plan::whole(&next, 0, 1), world.now);
+    world.tick();
+    world.accept(2);
+    world.engine.handle_pause(60_000, world.now);
+    world.tick();
+    assert!(is_paused(&world) && !world.connects_to(0));
+    commit(&mut world, &next);
+    let lane = world.accept(1);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
+    world.send(lane, ":9\r\n$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+    // A worker that stops forgets who asked for it.
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("BLPOP a 0"));
+    world.engine.handle_drain(world.now);
+    world.tick();
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
+
+#[test]
+fn a_connection_is_waited_for_that_has_not_said_its_name() {
+    let (mut world, client, [shared, _]) = two_servers();
+    world.send(client, redis("BLPOP c 0"));
+    let lane = world.accept(0);
+    world.received(lane);
+    let mut next = pool(OPTIONS, 3);
+    prepare(&mut world, &mut next);
+    assert!(!is_paused(&world));
+    world.expect(shared, "");
+    world.send(lane, ":77\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(lane, "*-1\r\n");
+    world.send(shared, ":1\r\n");
+    assert!(is_paused(&world));
+    world.expect(client, "");
 }

@@ -578,6 +578,8 @@ impl Gateway {
             ServerGauge::OutQueue,
             ServerGauge::InQueueBytes,
             ServerGauge::OutQueueBytes,
+            ServerGauge::Sessions,
+            ServerGauge::InLine,
         ] {
             let value = self.metrics.server_gauge(id, gauge);
             assert_eq!(value, 0, "I3: {gauge:?} of {pool}/{server} in gateway {}", self.id);

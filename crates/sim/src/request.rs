@@ -60,6 +60,16 @@ pub(crate) enum Answer {
     Values,
     /// Every live server must do it and say this.
     Broadcast(&'static [u8]),
+    /// In a transaction: this, or if keys may have moved meanwhile one of these. What it has of
+    /// parts is executed with EXEC, if at all.
+    Session {
+        good: Vec<u8>,
+        fair: Vec<&'static [u8]>,
+    },
+    /// What its server says after a while, or nothing if that is `nil`.
+    Wait {
+        nil: bool,
+    },
 }
 
 /// How the end of a reply is found.
@@ -87,6 +97,8 @@ pub(crate) struct Request {
     pub(crate) silent: bool,
     /// The gateway closes the connection after the reply.
     pub(crate) last: bool,
+    /// When the transaction began that it belongs to: what went wrong since then may show now.
+    pub(crate) began: Option<u64>,
 }
 
 impl Request {
@@ -101,6 +113,7 @@ impl Request {
             framing,
             silent: false,
             last: false,
+            began: None,
         }
     }
 
@@ -110,7 +123,14 @@ impl Request {
             Answer::Local(text) => return Some(text.clone()),
             Answer::Constant(text) | Answer::Broadcast(text) => return Some(text.to_vec()),
             Answer::Greeting => return None,
-            Answer::Forward | Answer::Gather | Answer::Sum | Answer::Same | Answer::Values => {}
+            Answer::Session { good, .. } => return Some(good.clone()),
+            Answer::Wait { .. } if self.parts.is_empty() => return None,
+            Answer::Forward
+            | Answer::Gather
+            | Answer::Sum
+            | Answer::Same
+            | Answer::Values
+            | Answer::Wait { .. } => {}
         }
         let outcomes: Option<Vec<&Outcome>> =
             self.parts.iter().map(|part| part.outcome.as_ref()).collect();
@@ -137,10 +157,12 @@ impl Request {
                 });
                 format!(":{}\r\n", numbers.sum::<i64>()).into_bytes()
             }
-            Answer::Forward | Answer::Same => outcomes[0].reply.clone(),
-            Answer::Local(_) | Answer::Greeting | Answer::Constant(_) | Answer::Broadcast(_) => {
-                return None;
-            }
+            Answer::Forward | Answer::Same | Answer::Wait { .. } => outcomes[0].reply.clone(),
+            Answer::Local(_)
+            | Answer::Greeting
+            | Answer::Constant(_)
+            | Answer::Broadcast(_)
+            | Answer::Session { .. } => return None,
         })
     }
 

@@ -92,7 +92,6 @@ fn concat<'r>(replies: impl Iterator<Item = &'r [u8]> + Clone, out: &mut Vec<u8>
 }
 
 fn least_each<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
-    let integers = |reply| Aggregate::of(reply)?.map(integer).collect::<Option<Vec<i64>>>();
     let mut least = integers(replies.next()?)?;
     for reply in replies {
         let others = integers(reply)?;
@@ -127,6 +126,11 @@ fn sum_pairs<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>)
         encode::write_integer(out, sum);
     }
     Some(())
+}
+
+/// The elements of an array of integers.
+pub(crate) fn integers(reply: &[u8]) -> Option<Vec<i64>> {
+    Aggregate::of(reply)?.map(integer).collect()
 }
 
 fn integer(reply: &[u8]) -> Option<i64> {

@@ -1,8 +1,8 @@
 //! The binary protocol, from bytes to requests.
 //!
 //! It has lanes of its own. To have its requests travel as meta commands would spare connections,
-//! but not all of them can: a key of more than 186 bytes that is not text has no form there, nor has
-//! a counter that starts anywhere, and a server older than 1.6 knows no meta commands.
+//! but not all of them can: a key of more than 186 bytes that is not text has no form there, and a
+//! server older than 1.6 knows no meta commands.
 
 use cashew_protocol::memcached::binary::{
     Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
@@ -17,6 +17,7 @@ use crate::clients::{Plan, Step};
 use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::request::Merge;
+use crate::slab::NONE;
 use crate::upload::{Begun, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::variant::Dialect;
 
@@ -214,7 +215,13 @@ impl Engine {
             Opcode::Flush => {
                 let mut text = bytes.to_vec();
                 text[1] = opcode.byte();
-                self.tell_all(client, &text, Expect::Packet, Merge::Packets(None))
+                let plan = self.tell_all(client, &text, Expect::Packet, Merge::Packets(None));
+                let owner = &self.clients[client];
+                if owner.head != NONE {
+                    // The last request is this one, or an answer that is complete.
+                    self.requests[owner.tail].expect = expect;
+                }
+                plan
             }
             Opcode::Verbosity => self.verbosity_by_binary(client, parser, bytes),
             Opcode::Stat => self.stats_by_binary(client, parser.key().of(bytes)),

@@ -48,7 +48,7 @@ fn whole(text: &[u8]) -> Option<u64> {
 /// Rounded up, so that only 0 is for ever.
 fn seconds(text: &[u8]) -> Option<u64> {
     let seconds: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
-    (seconds >= 0.0 && seconds < 1e15).then(|| (seconds * 1000.0).ceil() as u64)
+    (0.0..1e15).contains(&seconds).then(|| (seconds * 1000.0).ceil() as u64)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Requests and replies in their usual form, read at a glance: whole in the buffer, of one key, with
-//! an answer in any case. [`super::RequestParser`] and [`super::ReplyScanner`] read all the others,
+//! an answer in any case that does not name the key. [`super::RequestParser`] and
+//! [`super::ReplyScanner`] read all the others,
 //! and these in the same way.
 
 use super::super::KEY_SIZE_MAX;
@@ -27,7 +28,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let header = RequestHeader::read(buf.first_chunk()?)?;
     let no_value = header.body_len == u32::from(header.key_len) + u32::from(header.extras_len);
     let (extras_len, is_sized) = match Opcode::from_byte(header.opcode)? {
-        (Opcode::Get | Opcode::GetK | Opcode::Delete, false) => (0, no_value),
+        (Opcode::Get | Opcode::Delete, false) => (0, no_value),
         (Opcode::Set | Opcode::Add | Opcode::Replace, false) => (8, true),
         (Opcode::Increment | Opcode::Decrement, false) => (20, no_value),
         (Opcode::Touch, false) => (4, no_value),
@@ -41,7 +42,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     }
     let (bytes, rest) = buf.split_at_checked(HEADER_SIZE + header.body_len as usize)?;
     let key = bytes.get(header.key_start()..header.value_start())?;
-    let retrieves = matches!(header.opcode, 0x00 | 0x0c);
+    let retrieves = header.opcode == Opcode::Get.byte();
     Some(PlainRequest { bytes, rest, key, opcode: header.opcode, opaque: header.opaque, retrieves })
 }
 
