@@ -6,31 +6,10 @@ import time
 
 import pytest
 
-from harness import Conn, server_lines, wait_until
+from harness import Conn, cut, server_lines, wait_until
+from memcached_stack import Stack, exchange
 
 MIB = 1 << 20
-
-
-class Stack:
-    def __init__(self, place):
-        self.servers = [place.memcached() for _ in range(3)]
-        self.plain = place.memcached()
-        self.gateway = place.cashew(
-            {"beta": {"hash": "murmur", "servers": server_lines(self.servers)}},
-            {"worker_processes": 2},
-        )
-
-
-@pytest.fixture(scope="module")
-def running(module_place):
-    return Stack(module_place)
-
-
-@pytest.fixture
-def stack(running):
-    for server in (*running.servers, running.plain):
-        server.reset()
-    return running
 
 
 SENTINEL = b"mn\r\nmg the-sentinel k\r\n"
@@ -41,13 +20,9 @@ def answer(address, data, sizes=None, timeout=20.0):
     """All that comes back, up to a sentinel or to the end of the connection; what servers count by
     themselves, and what depends on the second, is left out."""
     with Conn(address, timeout) as conn:
-        try:
-            conn.send(data, sizes)
-            conn.send(SENTINEL)
-            said = conn.read_until(SENTINEL_REPLY)[: -len(SENTINEL_REPLY)]
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            said = bytes(conn.buffer) + b"<closed>"
-    return re.sub(rb"( c| t| l|cas=|la=|exp=|size=)([1-9]\d*|0(?=[ \r]))", rb"\1#", said)
+        said, closed = exchange(conn, data, SENTINEL, SENTINEL_REPLY, sizes)
+    counted = rb"( c| t| l|cas=|la=|exp=|size=)([1-9]\d*|0(?=[ \r]))"
+    return re.sub(counted, rb"\1#", said + b"<closed>" * closed)
 
 
 K250, K251 = b"k" * 250, b"k" * 251
@@ -113,15 +88,6 @@ CASES = {
     b"delete a noreply\r\nmn\r\nget a\r\n",
     "refused": b"shutdown\r\nwatch2\r\nmisbehave\r\n",
 }
-
-
-def cut(kind, length):
-    if kind == "whole":
-        return None
-    if kind == "bytes":
-        return 1 if length < 20_000 else 9973
-    random.seed(length)
-    return iter(lambda: random.choice((1, 2, 3, 7, 40, 300, 5000, 50_000)), None)
 
 
 @pytest.mark.parametrize("kind", ["whole", "bytes", "random"])

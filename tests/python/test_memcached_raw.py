@@ -10,37 +10,10 @@ import time
 
 import pytest
 
-from harness import Conn, server_lines, wait_until
+from harness import Conn, cut, server_lines, wait_until
+from memcached_stack import Stack, exchange
 
 MIB = 1 << 20
-
-
-class Stack:
-    def __init__(self, place):
-        self.servers = [place.memcached() for _ in range(3)]
-        self.plain = place.memcached()
-        self.gateway = place.cashew(
-            {"beta": {"hash": "murmur", "servers": server_lines(self.servers)}},
-            {"worker_processes": 2},
-        )
-
-
-@pytest.fixture(scope="module")
-def running(module_place):
-    return Stack(module_place)
-
-
-@pytest.fixture
-def stack(running):
-    for server in (*running.servers, running.plain):
-        server.reset()
-    return running
-
-
-@pytest.fixture
-def conn(stack):
-    with stack.gateway.connect() as conn:
-        yield conn
 
 
 SENTINEL = b"get the-sentinel\r\n"
@@ -52,12 +25,8 @@ def answer(address, data, sizes=None, timeout=10.0):
     with Conn(address, timeout) as conn:
         conn.send(b"set the-sentinel 0 0 8\r\nSENTINEL\r\n")
         conn.expect(b"STORED\r\n")
-        try:
-            conn.send(data, sizes)
-            conn.send(SENTINEL)
-            return conn.read_until(SENTINEL_REPLY)[: -len(SENTINEL_REPLY)]
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            return bytes(conn.buffer) + b"<closed>"
+        said, closed = exchange(conn, data, SENTINEL, SENTINEL_REPLY, sizes)
+    return said + b"<closed>" * closed
 
 
 K250, K251 = b"k" * 250, b"k" * 251
@@ -185,15 +154,6 @@ CASES = {
     "an error disturbs nobody": b"set a 0 0 1\r\n1\r\nget\r\nincr a x\r\nnosuch\r\nget a\r\n"
     b"touch a\r\nget a none a\r\n",
 }
-
-
-def cut(kind, length):
-    if kind == "whole":
-        return None
-    if kind == "bytes":
-        return 1 if length < 20_000 else 9973
-    random.seed(length)
-    return iter(lambda: random.choice((1, 2, 3, 7, 40, 300, 5000, 50_000)), None)
 
 
 @pytest.mark.parametrize("kind", ["whole", "bytes", "random"])
