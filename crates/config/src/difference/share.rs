@@ -200,7 +200,7 @@ fn samples(values: u64) -> impl Iterator<Item = u32> {
     (0..SAMPLES).map(move |number| {
         let width = (start(number + 1) - start(number)).max(1);
         let scattered = u64::from(Hash::Murmur.hash(&number.to_le_bytes()));
-        (start(number) + (scattered * width >> u32::BITS)) as u32
+        (start(number) + ((scattered * width) >> u32::BITS)) as u32
     })
 }
 
