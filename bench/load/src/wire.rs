@@ -311,7 +311,8 @@ impl Checker {
         self.value = None;
         self.outcome.hits += 1;
         // memcached's text says END after the values; elsewhere the last value is the end.
-        Ok((wire.protocol != Protocol::Memcached && self.element_done(request)).then(|| self.take()))
+        Ok((wire.protocol != Protocol::Memcached && self.element_done(request))
+            .then(|| self.take()))
     }
 
     fn line_piece(
@@ -357,6 +358,8 @@ impl Checker {
                 self.elements = (number(rest)? == wire.multi as usize).then_some(wire.multi)?;
                 Some(Step::Continues)
             }
+            (b'_', Op::Get) => Some(self.missed(request)),
+            (b'_', Op::MultiGet) if self.elements > 0 => Some(self.missed(request)),
             (b'$', Op::Get) => self.redis_value(wire, request, rest, request.key),
             (b'$', Op::MultiGet) if self.elements > 0 => {
                 let key = wire.multi_key(request.key, wire.multi - self.elements);
@@ -370,9 +373,13 @@ impl Checker {
         if len != b"-1" {
             return (number(len)? == wire.value_len(key)).then_some(Step::Value(key));
         }
+        Some(self.missed(request))
+    }
+
+    fn missed(&mut self, request: Pending) -> Step {
         self.outcome.misses += 1;
         let done = self.element_done(request);
-        Some(if done { Step::Finished(self.take()) } else { Step::Continues })
+        if done { Step::Finished(self.take()) } else { Step::Continues }
     }
 
     fn memcached_line(&mut self, wire: &Wire, request: Pending, line: &[u8]) -> Option<Step> {
@@ -410,10 +417,9 @@ impl Checker {
                 self.outcome.misses = 1;
                 Some(Step::Finished(self.take()))
             }
-            (Op::Get, _) if line.starts_with(b"VA ") => {
-                (number(&line[3..])? == wire.value_len(request.key))
-                    .then_some(Step::Value(request.key))
-            }
+            (Op::Get, _) if line.starts_with(b"VA ") => (number(&line[3..])?
+                == wire.value_len(request.key))
+            .then_some(Step::Value(request.key)),
             _ if line.starts_with(b"SERVER_ERROR")
                 || line.starts_with(b"CLIENT_ERROR")
                 || line == b"ERROR" =>
