@@ -419,6 +419,10 @@ class Gateway:
     def stats(self):
         return read_stats(self.stats_address)
 
+    def held(self):
+        """Bytes that wait in the first worker, for clients or for servers."""
+        return self.stats()["cashew"]["workers"][0]["buffered_bytes"]
+
     def under_way(self, pool="alpha"):
         """Requests that wait for servers, or for their replies."""
         servers = [it for it in self.stats()[pool].values() if isinstance(it, dict)]

@@ -2,7 +2,6 @@
 
 import random
 import re
-import time
 
 import pytest
 

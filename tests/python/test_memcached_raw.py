@@ -356,7 +356,7 @@ def test_a_client_that_is_paused_within_a_request(place):
         paused.expect(b"STORED\r\n")
         request = b"set mine 0 0 1000\r\n" + b"y" * 1000 + b"\r\n"
         paused.send(b"get big\r\n" * 20 + request[:100])
-        time.sleep(0.3)
+        wait_until(lambda: gateway.held() > MIB, "replies wait, more than for which it is read")
         paused.send(request[100:300])
         for n in range(20):
             other.send(b"set theirs 0 0 4\r\n%04d\r\nget theirs none\r\n" % n)

@@ -838,7 +838,7 @@ def test_a_client_that_is_paused_within_a_request(place):
         paused.call("SET", "big", b"x" * MIB)
         request = resp("SET", "mine", "y" * 1000)
         paused.send(resp("GET", "big") * 20 + request[:100])
-        time.sleep(0.3)
+        wait_until(lambda: gateway.held() > MIB, "replies wait, more than for which it is read")
         paused.send(request[100:300])
         for n in range(20):
             other.send(resp("SET", "theirs", n) + resp("GET", "theirs"))
