@@ -2,7 +2,7 @@
 
 import contextlib
 
-from harness import server_lines
+from harness import cut, server_lines
 
 
 class Stack:
@@ -32,3 +32,12 @@ def exchange(conn, data, last, reply, sizes=None):
         return conn.read_until(reply)[: -len(reply)], False
     except (EOFError, ConnectionResetError):
         return bytes(conn.buffer), True
+
+
+def check_alike(stack, answer, data, timeout=60.0):
+    """The gateway answers a long stream as memcached does, whole and in pieces."""
+    stack.reset()
+    expected = answer(stack.plain.port, data, timeout=timeout)
+    for kind in ("whole", "random"):
+        stack.reset()
+        assert answer(stack.gateway.address, data, cut(kind, len(data)), timeout) == expected

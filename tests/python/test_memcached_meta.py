@@ -6,7 +6,7 @@ import re
 import pytest
 
 from harness import Conn, cut, server_lines, wait_until
-from memcached_stack import Stack, exchange
+from memcached_stack import Stack, check_alike, exchange
 
 MIB = 1 << 20
 
@@ -152,12 +152,7 @@ def test_random_streams(stack):
                 b"set %b 1 0 2 noreply\r\n33\r\n" % key, b"mg %b !%b\r\n" % (key, quiet),
             ]))
         data = b"".join(lines)
-        stack.plain.reset()
-        expected = answer(stack.plain.port, data, timeout=60)
-        for kind in ("whole", "random"):
-            for server in stack.servers:
-                server.reset()
-            assert answer(stack.gateway.address, data, cut(kind, len(data)), 60) == expected
+        check_alike(stack, answer, data)
 
 
 def test_one_large_value_quiet_and_in_pieces(place):
