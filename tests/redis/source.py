@@ -4,12 +4,9 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
-from pathlib import Path
 
-
-class Missing(Exception):
-    """Something that this needs is not to be had here."""
+import distribution
+from distribution import Missing  # noqa: F401
 
 
 def server_version():
@@ -19,97 +16,11 @@ def server_version():
 
 
 def suite(cache):
-    """The unpacked source of that version, fetched when it is not in `cache` yet."""
-    version = server_version()
-    directory = cache / f"redis-{version}"
-    if not directory.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        unpack(download(cache, version), directory)
-    return directory
-
-
-def download(cache, version):
-    """The upstream archive of the package `redis`, by way of the distribution's own sources, which
-    apt is told for this one time and in directories of its own."""
-    if not shutil.which("apt-get"):
-        raise Missing(
-            f"the source of Redis {version} comes from a Debian or Ubuntu; elsewhere unpack it as"
-            f" {cache}/redis-{version}"
-        )
-    apt = cache / "apt"
-    shutil.rmtree(apt, ignore_errors=True)
-    for directory in ("sources", "lists/partial", "archives/partial"):
-        (apt / directory).mkdir(parents=True)
-    write_sources(apt / "sources")
-    options = {
-        "Dir::Etc::SourceList": "/dev/null",
-        "Dir::Etc::SourceParts": apt / "sources",
-        "Dir::State::Lists": apt / "lists",
-        "Dir::Cache": apt,
-        "Dir::Cache::Archives": apt / "archives",
-        "APT::Sandbox::User": "root",
-        "Acquire::Languages": "none",
-    }
-    command = ["apt-get", "-qq"]
-    for name, value in options.items():
-        command += ["-o", f"{name}={value}"]
-    # Sources of others may have no source packages, which is no harm.
-    updated = subprocess.run([*command, "update"], capture_output=True, text=True)
-    fetched = subprocess.run(
-        [*command, "source", "--download-only", "--only-source", "redis"],
-        cwd=apt, capture_output=True, text=True,
-    )
-    archives = sorted(apt.glob("redis_*.orig.tar.*"))
-    archives = [path for path in archives if not path.name.endswith(".asc")]
-    if len(archives) != 1:
-        raise Missing(
-            f"apt-get could not fetch the source of redis:\n{updated.stderr}{fetched.stderr}"
-        )
-    found = re.match(r"redis_([\d.]+\d)", archives[0].name).group(1)
-    if found != version:
-        raise Missing(f"redis-server is {version}, but the source to be had is {found}")
-    return archives[0]
-
-
-def write_sources(directory):
-    """Where the package redis-server comes from, as sources of source packages."""
-    policy = subprocess.run(
-        ["apt-cache", "policy", "redis-server"], capture_output=True, text=True
-    ).stdout
-    origins = set(re.findall(r"^ +\d+ (\S+:\S+) ", policy, re.MULTILINE))
-    etc = Path("/etc/apt")
-    for path in (etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))):
-        if path.suffix not in (".list", ".sources") or not path.is_file():
-            continue
-        text = path.read_text(errors="replace")
-        if path.suffix == ".list":
-            entries = [re.sub(r"^deb(-src)?\s", "deb-src ", line) for line in text.splitlines()
-                       if re.match(r"deb(-src)?\s", line)]
-            end = "\n"
-        else:
-            entries = [re.sub(r"(?mi)^types:.*$", "Types: deb-src", stanza)
-                       for stanza in re.split(r"\n\s*\n", text) if re.search(r"(?mi)^uris:", stanza)]
-            end = "\n\n"
-        # Without package lists, as on a bare image, nobody knows the origin: then all are tried.
-        entries = [entry for entry in entries
-                   if not origins or any(origin.rstrip("/") in entry for origin in origins)]
-        if entries:
-            (directory / path.name).write_text(end.join(dict.fromkeys(entries)) + "\n")
-
-
-def unpack(archive, directory):
-    """All of the archive, or nothing at that place; the programs that the suite starts are the
+    """The unpacked source of that version; the programs that the suite starts are the
     distribution's."""
-    new = directory.with_name(f"{directory.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    with tarfile.open(archive) as tar:
-        tar.extractall(new, filter="data")
-    (top,) = new.iterdir()
+    directory = distribution.source(cache, "redis", "redis-server", server_version())
     for program in ("redis-cli", "redis-benchmark", "redis-server"):
-        path = shutil.which(program)
-        if path:
-            os.symlink(path, top / "src" / program)
-    shutil.rmtree(directory, ignore_errors=True)
-    top.rename(directory)
-    new.rmdir()
-    shutil.rmtree(archive.parent, ignore_errors=True)
+        link, path = directory / "src" / program, shutil.which(program)
+        if path and not link.is_symlink():
+            os.symlink(path, link)
+    return directory
