@@ -210,10 +210,6 @@ impl Engine {
         }
         match lane.link {
             Link::Ready { .. } | Link::Handshaking { .. } | Link::Connecting { .. } => {}
-            Link::Idle if server.silent => {
-                self.ask_for_proof(index);
-                return Err(Failure::TimedOut);
-            }
             Link::Idle => self.connect(index),
             Link::Backoff { .. } => return Err(lane.last_failure),
         }

@@ -87,7 +87,6 @@ impl Engine {
 
     /// Another worker found the server well; what is known of it here is out of date.
     pub(crate) fn readmitted(&mut self, pool: u32, server: u32) {
-        self.pools[pool as usize].servers[server as usize].silent = false;
         let server = &self.pools[pool as usize].servers[server as usize];
         let (first, own, is_failing) =
             (server.first_lane, server.own_lanes().flatten().collect::<Vec<u32>>(), server.failing);

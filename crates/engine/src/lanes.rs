@@ -13,7 +13,7 @@ use crate::id::ConnId;
 use crate::lane::{Batch, Lane, Link, Scan, Scanner};
 use crate::memcached::{greet, is_greeted};
 use crate::pool::Server;
-use crate::request::{Own, Role};
+use crate::request::Role;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::Timer;
@@ -503,18 +503,6 @@ impl Engine {
             false => is_missed && pool.usage[usize::from(lane.variant)].clients > 0,
         };
         let wanted = lane.unsent > 0 || is_kept;
-        let is_silent = failure == Failure::TimedOut
-            && had_requests
-            && !lane.is_private
-            && lane.unsent == 0
-            && !server.ejected;
-        if is_silent {
-            // It accepts connections, perhaps, and lets each request wait for the whole timeout.
-            lane.attempts = lane.attempts.saturating_add(1);
-            self.server_of(index).silent = true;
-            self.back_off(index);
-            return;
-        }
         if settled || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled);
             if wanted {
@@ -752,39 +740,8 @@ impl Engine {
         let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
         if is_ejected || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
             self.lanes[index as usize].link = Link::Idle;
-        } else if pool.servers[lane.server as usize].silent {
-            self.ask_for_proof(index);
         } else {
             self.connect(index);
-        }
-    }
-
-    /// Asks a silent server whether it answers, on a lane where nobody waits for that; its shared
-    /// lanes take requests again when it does.
-    pub(crate) fn ask_for_proof(&mut self, index: u32) {
-        let Lane { pool, server, .. } = self.lanes[index as usize];
-        let state = &self.pools[pool as usize].servers[server as usize];
-        let is_asked = state.private_lanes.iter().any(|&lane| {
-            let head = self.lane(lane).head;
-            head != NONE && matches!(self.requests[head].role, Role::Own(Own::Proof { .. }))
-        });
-        if !is_asked && let Ok(Some(lane)) = self.private_lane(pool, server, 0) {
-            let text: &[u8] = match self.pools[pool as usize].protocol {
-                Protocol::Redis => b"*1\r\n$4\r\nPING\r\n",
-                Protocol::Memcached => b"version\r\n",
-            };
-            self.ask_with(lane, Own::Proof { lane }, text);
-        }
-        let lane = &mut self.lanes[index as usize];
-        lane.attempts = lane.attempts.saturating_add(1);
-        self.back_off(index);
-    }
-
-    /// A server that was silent has answered, whatever it says.
-    pub(crate) fn speaks_again(&mut self, lane: u32) {
-        let Lane { pool, server, .. } = self.lanes[lane as usize];
-        if self.pools[pool as usize].servers[server as usize].silent {
-            self.readmitted(pool, server);
         }
     }
 

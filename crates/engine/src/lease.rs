@@ -87,9 +87,6 @@ impl Engine {
                 self.release(lane);
             }
         }
-        if self.pools[pool as usize].servers[server as usize].silent {
-            return Lease::Failed(Failure::TimedOut);
-        }
         let is_first = self.pools[pool as usize].servers[server as usize].line.is_empty();
         let lane = match is_first {
             true => self.session_lane(pool, server, variant),
@@ -218,7 +215,6 @@ impl Engine {
     pub(crate) fn own_reply(&mut self, own: Own, reply: &[u8]) {
         match own {
             Own::Whatever => {}
-            Own::Proof { lane } => self.speaks_again(lane),
             Own::Demand { lane } => {
                 if reply.starts_with(b"-") {
                     self.break_session(lane, Failure::HandshakeRefused);

@@ -107,9 +107,6 @@ pub(crate) struct Server {
     pub(crate) failed_at: Time,
     /// The last attempt to reach it failed.
     pub(crate) failing: bool,
-    /// It has left requests unanswered for too long, and said nothing since: until it does they fail
-    /// at once.
-    pub(crate) silent: bool,
     /// Left out of the ring, by agreement of all workers.
     pub(crate) ejected: bool,
     /// When its ejection may be asked for. It was just before, and whoever decides may have reasons
@@ -286,7 +283,6 @@ impl Server {
             failures: 0,
             failed_at: Time::NEVER,
             failing: false,
-            silent: false,
             ejected: false,
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,

@@ -91,8 +91,6 @@ pub(crate) enum Own {
     Demand { lane: u32 },
     /// CLIENT ID.
     PeerId { lane: u32 },
-    /// Shows that a silent server answers.
-    Proof { lane: u32 },
 }
 
 /// How the replies of fragments become one. An error of any fragment is the answer of all.

@@ -584,39 +584,3 @@ fn a_client_that_reads_gets_a_reply_beyond_its_output_limit() {
     assert!(world.received(client) == reply.as_bytes());
     world.assert_idle();
 }
-
-#[test]
-fn a_server_that_hangs_holds_up_one_timeout_and_then_nobody() {
-    let (mut world, [a, b]) =
-        World::connected(&pool("redis: true\ntimeout: 400\npreconnect: true", 2));
-    let client = world.client();
-    let pipeline = redis("GET a") + &redis("GET b");
-    world.send(client, &pipeline);
-    world.send(b, "$1\r\n1\r\n");
-    world.wait_ms(500);
-    let late = "-ERR Connection timed out\r\n";
-    world.expect(client, format!("{late}$1\r\n1\r\n"));
-    assert!(world.closed.contains(&a));
-    // It is asked, on a connection of its own, whether it answers; nobody waits for that.
-    let probe = world.accept(0);
-    world.expect(probe, redis("PING"));
-    for _ in 0..3 {
-        world.send(client, &pipeline);
-        world.send(b, "$1\r\n1\r\n");
-        world.expect(client, format!("{late}$1\r\n1\r\n"));
-    }
-    world.received(b);
-    // It does not, and is asked again.
-    world.wait_ms(3000);
-    world.send(client, redis("GET a"));
-    world.expect(client, late);
-    let probe = world.lanes[&0].first().copied().unwrap_or_else(|| world.accept(0));
-    world.received(probe);
-    world.wait_ms(1);
-    world.send(probe, "-LOADING Redis is loading the dataset in memory\r\n");
-    let lane = world.accept(0);
-    world.send(client, redis("GET a"));
-    world.expect(lane, redis("GET a"));
-    world.send(lane, "$1\r\n2\r\n");
-    world.expect(client, "$1\r\n2\r\n");
-}
