@@ -52,7 +52,7 @@ pub(crate) const POOL_STATS: [PoolStat; 15] = [
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order, of which there are [`SERVER_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 18] = [
+pub(crate) const SERVER_STATS: [ServerStat; 19] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -69,6 +69,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 18] = [
     ServerStat::Counter(ServerCounter::Connects),
     ServerStat::Counter(ServerCounter::ConnectErrors),
     ServerStat::Gauge(ServerGauge::Ejected),
+    ServerStat::Gauge(ServerGauge::Silent),
     ServerStat::Gauge(ServerGauge::Sessions),
     ServerStat::Gauge(ServerGauge::InLine),
 ];

@@ -209,9 +209,11 @@ impl Engine {
             return Err(Failure::QueueFull);
         }
         match lane.link {
-            Link::Ready { .. } | Link::Handshaking { .. } | Link::Connecting { .. } => {}
+            Link::Ready { .. } => {}
+            _ if server.is_silent() => return Err(Failure::Silent),
+            Link::Handshaking { .. } | Link::Connecting { .. } => {}
             Link::Idle => self.connect(index),
-            Link::Backoff { .. } => return Err(lane.last_failure),
+            Link::Backoff { .. } => return Err(lane.absence()),
         }
         Ok(index)
     }

@@ -556,6 +556,7 @@ fn asks_for_own(bytes: &[u8], args: &[Span]) -> bool {
 fn state_of(server: &Server) -> &'static str {
     match (server.ejected, server.failing) {
         (true, _) => "ejected",
+        (false, _) if server.is_silent() => "silent",
         (false, true) => "failing",
         (false, false) => "up",
     }

@@ -110,6 +110,8 @@ stats! {
             "When the server was last ejected, since 1970 (JSON: microseconds); 0 = never";
         Ejected => "ejected", "cashew_server_ejected",
             "Whether the server is ejected from the ring";
+        Silent => "silent", "cashew_server_silent",
+            "Whether requests for the server fail at once since it does not answer";
         Sessions => "sessions", "cashew_server_sessions",
             "Connections to the server that clients have to themselves, for transactions and blocking calls";
         InLine => "in_line", "cashew_server_in_line",
