@@ -162,12 +162,15 @@ impl Engine {
         }
     }
 
-    /// A connection that asks a silent server ends. Where that is an answer of a kind the server
-    /// only fails, as others do.
+    /// A connection that asks ends. Where that is an answer of a kind the server only fails, as
+    /// others do; perhaps it is the question that it does not like.
     pub(crate) fn hear_failure(&mut self, index: u32, failure: Failure) {
         let Lane { pool, server, asks, .. } = self.lanes[index as usize];
-        let is_silent = self.pools[pool as usize].servers[server as usize].is_silent();
-        if asks && is_silent && failure.is_sign_of_life() {
+        if !asks || !failure.is_sign_of_life() {
+            return;
+        }
+        self.lanes[index as usize].asks = false;
+        if self.pools[pool as usize].servers[server as usize].is_silent() {
             self.end_silence(pool, server);
         }
     }
