@@ -360,8 +360,15 @@ mod tests {
             "subscriptions",
         ];
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
-        let server_additions =
-            ["connect_errors", "connects", "ejected", "in_line", "server_latency", "sessions"];
+        let server_additions = [
+            "connect_errors",
+            "connects",
+            "ejected",
+            "in_line",
+            "server_latency",
+            "sessions",
+            "silent",
+        ];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);
     }
 

@@ -401,8 +401,7 @@ fn a_silent_server_is_ejected_and_comes_back() {
 
 #[test]
 fn without_timeout_nothing_is_asked() {
-    let (mut world, [a, _]) =
-        World::connected(&pool("redis: true\npreconnect: true", 2));
+    let (mut world, [a, _]) = World::connected(&pool("redis: true\npreconnect: true", 2));
     let client = world.client();
     world.send(client, redis("GET a"));
     world.received(a);
@@ -418,8 +417,7 @@ fn without_timeout_nothing_is_asked() {
 
 #[test]
 fn memcached_is_asked_for_its_version() {
-    let (mut world, [_, _]) =
-        settled(&pool("timeout: 400\npreconnect: true", 2));
+    let (mut world, [_, _]) = settled(&pool("timeout: 400\npreconnect: true", 2));
     let client = world.client();
     world.send(client, "get a\r\n");
     world.wait_ms(400);
@@ -443,7 +441,8 @@ fn memcached_is_asked_for_its_version() {
 #[test]
 fn in_the_binary_protocol_the_question_is_a_packet() {
     let packet = |magic: u8, opcode: u8, key: &[u8]| {
-        let mut bytes = vec![magic, opcode, 0, key.len() as u8, 0, 0, 0, 0, 0, 0, 0, key.len() as u8];
+        let mut bytes =
+            vec![magic, opcode, 0, key.len() as u8, 0, 0, 0, 0, 0, 0, 0, key.len() as u8];
         bytes.extend([0; 12]);
         bytes.extend(key);
         bytes
