@@ -480,6 +480,7 @@ impl Engine {
                 }
             }
             Merge::Named(named) => self.bufs.discharge(named.size()),
+            Merge::Newest(newest) => self.bufs.discharge(newest.size()),
             Merge::Round(round) => {
                 self.bufs.discharge(size_of_val(&*round));
                 self.bufs.give(round.text);

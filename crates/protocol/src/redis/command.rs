@@ -127,6 +127,12 @@ pub enum Fan {
     Same,
     /// One array with the elements of all, those of the first server first.
     Concat,
+    /// Entries of a log: the newest of all, as many as one server would tell.
+    Newest,
+    /// Samples that begin with their time, in its order.
+    Timeline,
+    /// Events with when they last happened: one entry for each.
+    Events,
     /// The cursor says which server is next: SCAN.
     Scan,
     /// RANDOMKEY: one server after the other, from a random one on, until one has a key.
