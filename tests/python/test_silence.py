@@ -18,6 +18,14 @@ def timed(work):
     return work(), time.monotonic() - begin
 
 
+def at_once(work, times=20):
+    """If it waited it would take four times as long at least."""
+    results, seconds = timed(lambda: [work() for _ in range(times)])
+    assert seconds < times * TIMEOUT / 4
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
 class Shards:
     """Three shards, of which the first can be stopped, and a key on each."""
 
@@ -69,13 +77,11 @@ def test_the_first_pipeline_waits_and_the_next_ones_do_not(shards):
         assert pipeline(conn, keys) == [b"v", SILENT, b"v"]
         assert shards.is_silent()
         for one in (conn, other):
-            replies, seconds = timed(lambda: [pipeline(one, keys) for _ in range(100)])
-            assert replies == [[b"v", SILENT, b"v"]] * 100
-            assert seconds < TIMEOUT, "a hundred together take less than one that waits"
+            assert at_once(lambda: pipeline(one, keys)) == [b"v", SILENT, b"v"]
         shards.go_on()
         begin = time.monotonic()
         wait_until(lambda: pipeline(conn, keys) == [b"v"] * 3, "it serves again", 10)
-        assert time.monotonic() - begin < 5.0
+        assert time.monotonic() - begin < 8.0
     assert not shards.is_silent()
     lines = [line for line in shards.gateway.log().splitlines() if "server one" in line]
     assert sum("does not answer" in line for line in lines) == 1
@@ -92,19 +98,24 @@ def test_what_needs_the_silent_server_fails_and_the_rest_goes_on(shards):
     wait_until(shards.is_silent, "a PING is not answered either")
 
     def fails(call, *args):
-        begin = time.monotonic()
-        with pytest.raises(redis_py.ResponseError, match="Server does not answer"):
-            call(*args)
-        assert time.monotonic() - begin < TIMEOUT * 0.8
+        def once():
+            with pytest.raises(redis_py.ResponseError, match="Server does not answer"):
+                call(*args)
+
+        at_once(once)
 
     fails(client.get, dead)
     fails(client.mget, [dead, *well])
     fails(client.dbsize)
     fails(client.blpop, dead, 1)
     fails(client.set, dead, "x" * (2 << 20))
-    transaction = client.pipeline(transaction=True)
-    transaction.get(dead)
-    fails(transaction.execute)
+
+    def execute():
+        transaction = client.pipeline(transaction=True)
+        transaction.get(dead)
+        transaction.execute()
+
+    fails(execute)
     assert client.mget(well) == [b"v", b"v"]
     transaction = client.pipeline(transaction=True)
     transaction.get(well[0])
@@ -150,8 +161,7 @@ def test_reads_pass_over_a_silent_replica_and_writes_to_a_silent_master_fail(pla
         master.process.signal(signal.SIGSTOP)
         assert conn.error("SET", "a", "1") == TIMED_OUT
         wait_until(lambda: stats("master") == 1, "its silence is noticed", 10)
-        error, seconds = timed(lambda: conn.error("SET", "a", "1"))
-        assert error == SILENT and seconds < TIMEOUT * 0.8
+        assert at_once(lambda: conn.error("SET", "a", "1")) == SILENT
         assert pipeline(conn, keys) == [b"v"] * 20
         master.process.signal(signal.SIGCONT)
         wait_until(lambda: stats("master") == 0, "it answers", 10)
@@ -178,7 +188,6 @@ def test_a_silent_memcached(place):
 
         assert gets() == {"", "SERVER_ERROR Connection timed out"}
         wait_until(shards.is_silent, "its version is not told either", 10)
-        found, seconds = timed(gets)
-        assert found == {"", "SERVER_ERROR Server does not answer"} and seconds < TIMEOUT * 0.8
+        assert at_once(gets) == {"", "SERVER_ERROR Server does not answer"}
         shards.go_on()
         wait_until(lambda: gets() == {""}, "it serves again", 10)
