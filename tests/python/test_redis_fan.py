@@ -242,6 +242,25 @@ def test_a_script_that_runs_on_one_server_is_killed(stack, conn):
         assert "Script killed by user" in str(busy.reply())
 
 
+def test_a_function_that_runs_on_one_server_is_told_and_killed(stack, conn):
+    library = "#!lua name=lib\nredis.register_function('forever', function() while true do end end)"
+    conn.call("FUNCTION", "LOAD", library)
+    for server in stack.servers:
+        server.call("CONFIG", "SET", "busy-reply-threshold", "50")
+    with stack.connect() as busy, stack.connect() as asker:
+        busy.send(resp("FCALL", "forever", 1, "key"))
+
+        def runs():
+            stats = asker.call("FUNCTION", "STATS")
+            return stats[1] is not None and stats[1][1] == b"forever"
+
+        wait_until(runs, "it is told what runs")
+        assert conn.call("FUNCTION", "KILL") == "OK"
+        assert "Script killed by user" in str(busy.reply())
+        assert conn.call("FUNCTION", "STATS")[1] is None
+    conn.call("FUNCTION", "FLUSH")
+
+
 def test_servers_are_configured_alike_and_told_apart(stack, conn):
     assert conn.call("CONFIG", "SET", "hz", "17") == "OK"
     assert [server.call("CONFIG", "GET", "hz")[1] for server in stack.servers] == [b"17"] * 3

@@ -105,6 +105,7 @@ pub(crate) fn tolerates(fan: Fan) -> bool {
         | Fan::Newest
         | Fan::Timeline
         | Fan::Events
+        | Fan::Running
         | Fan::Scan
         | Fan::RandomKey
         | Fan::Least
@@ -129,7 +130,7 @@ impl Way {
         match fan {
             // A list of everything is to hold nobody up on its way back.
             Fan::Concat => Self::Shared(size.max(BULK_SIZE)),
-            Fan::AnyOk => Self::Alone,
+            Fan::AnyOk | Fan::Running => Self::Alone,
             Fan::Sum
             | Fan::Same
             | Fan::Newest
@@ -203,6 +204,7 @@ impl Engine {
             | Fan::Newest
             | Fan::Timeline
             | Fan::Events
+            | Fan::Running
             | Fan::Least
             | Fan::Most
             | Fan::LeastEach

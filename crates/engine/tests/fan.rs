@@ -240,9 +240,12 @@ fn who_is_to_be_stopped_is_asked_on_another_connection() {
     world.send(busy, redis("EVAL x 1 a"));
     world.expect(lanes[1], redis("EVAL x 1 a"));
     let idle = "-NOTBUSY No scripts in execution right now.\r\n";
+    let rests = "*4\r\n+running_script\r\n*-1\r\n+engines\r\n*0\r\n";
+    let runs = "*4\r\n+running_script\r\n*2\r\n+name\r\n+f\r\n+engines\r\n*0\r\n";
     for (request, replies, merged) in [
         ("SCRIPT KILL", [idle, "+OK\r\n", idle], "+OK\r\n"),
         ("FUNCTION KILL", [idle, idle, idle], idle),
+        ("FUNCTION STATS", [rests, runs, rests], runs),
     ] {
         world.send(client, redis(request));
         let apart: [Option<ConnId>; 3] = world.accept_all();

@@ -162,6 +162,7 @@ fn fanned(fan: Fan) -> &'static str {
         Fan::LeastEach => "every server, the least at each place",
         Fan::SumPairs => "every server, sum for each name",
         Fan::AnyOk => "every server, the first answer that is no error",
+        Fan::Running => "every server, the answer of one that runs something",
         Fan::Info => "every server, put together",
         Fan::PerServer => "every server, each answer under its name",
         Fan::AnyServer => "one server",

@@ -26,6 +26,7 @@ pub(crate) fn merge<'r>(
         Fan::Concat => concat(replies, out),
         Fan::Timeline => timeline(replies, out),
         Fan::Events => events(replies, out),
+        Fan::Running => running(replies, out),
         Fan::LeastEach => least_each(replies, out),
         Fan::SumPairs => sum_pairs(replies, out),
         Fan::Scan | Fan::RandomKey | Fan::AnyServer | Fan::PerServer | Fan::Info | Fan::Newest => {
@@ -135,6 +136,20 @@ fn timeline<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> O
     samples.sort_by_key(|&(time, _)| time);
     write_header(out, b'*', samples.len());
     samples.iter().for_each(|(_, sample)| out.extend_from_slice(sample));
+    Some(())
+}
+
+/// Which of the servers runs something, says the first value of its reply.
+fn running<'r>(
+    mut replies: impl Iterator<Item = &'r [u8]> + Clone,
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let runs = |reply: &&[u8]| {
+        let value = Aggregate::of(reply).and_then(|mut parts| parts.nth(1));
+        value.is_some_and(|value| !is_null(value))
+    };
+    let chosen = replies.clone().find(runs).or_else(|| replies.next())?;
+    out.extend_from_slice(chosen);
     Some(())
 }
 
@@ -360,6 +375,17 @@ mod tests {
         assert_eq!(merged(Fan::Timeline, &replies).unwrap(), all);
         assert_eq!(merged(Fan::Timeline, &["*0\r\n", "*0\r\n"]).unwrap(), "*0\r\n");
         assert_eq!(merged(Fan::Timeline, &["*1\r\n:1\r\n"]), None);
+    }
+
+    #[test]
+    fn the_server_that_runs_something_tells() {
+        let idle = "*4\r\n+running_script\r\n*-1\r\n+engines\r\n*0\r\n";
+        let busy = "*4\r\n+running_script\r\n*1\r\n+f\r\n+engines\r\n*0\r\n";
+        assert_eq!(merged(Fan::Running, &[idle, busy, idle]).unwrap(), busy);
+        assert_eq!(merged(Fan::Running, &[idle, idle]).unwrap(), idle);
+        let idle = "%2\r\n+running_script\r\n_\r\n+engines\r\n%0\r\n";
+        let busy = "%2\r\n+running_script\r\n%1\r\n+name\r\n+f\r\n+engines\r\n%0\r\n";
+        assert_eq!(merged(Fan::Running, &[idle, busy]).unwrap(), busy);
     }
 
     #[test]

@@ -147,6 +147,8 @@ pub enum Fan {
     SumPairs,
     /// The first reply that is no error, or else the first error.
     AnyOk,
+    /// FUNCTION STATS: of a server that runs something, or else of the first.
+    Running,
     /// INFO: sections put together.
     Info,
     /// What each server says, under its name.

@@ -479,7 +479,7 @@ pub static COMMANDS: &[Command] = &[
     command("function|list", -2, NO_DATA, NONE, "", ANY, Scripting, "noscript").tips("nondeterministic_output_order"),
     command("function|load", -3, Write, NONE, "", fan(Fan::Same), Scripting, "denyoom noscript").tips("request_policy:all_shards response_policy:all_succeeded"),
     command("function|restore", -3, Write, NONE, "", fan(Fan::Same), Scripting, "denyoom noscript").tips("request_policy:all_shards response_policy:all_succeeded"),
-    command("function|stats", 2, NO_DATA, NONE, "", ANY, Scripting, "noscript allow_busy").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
+    command("function|stats", 2, NO_DATA, NONE, "", fan(Fan::Running), Scripting, "noscript allow_busy").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
     command("script", -2, NO_DATA, NONE, "", Unsupported, Scripting, "").containing(7),
     command("script|debug", -3, NO_DATA, NONE, "", Refuse(SCRIPT_DEBUG), Scripting, "noscript"),
     command("script|exists", -3, NO_DATA, NONE, "", fan(Fan::LeastEach), Scripting, "noscript").tips("request_policy:all_shards response_policy:agg_logical_and"),
