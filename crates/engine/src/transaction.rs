@@ -254,6 +254,9 @@ impl Engine {
                 return self.refuse_with(client, |out| table::wrong_arity_error(out, command));
             }
         };
+        if command.facts.flags.split(' ').any(|flag| flag == "no_multi") {
+            return self.refuse_queued(client, "ERR Command not allowed inside a transaction");
+        }
         match command.rule {
             Rule::Session(SessionRule::Exec) => self.exec(client),
             Rule::Session(SessionRule::Discard) => self.discard(client),
