@@ -72,6 +72,13 @@ pub enum ToChild {
     /// Serve a session of another worker. Carries its socket, and a sealed memfd with what was
     /// received and not consumed, then what is still to be written, unless both are empty.
     Adopt { session: Session },
+    /// What another worker wants to know of this one, about a pool by its name: the request of a
+    /// client, in the sealed memfd that comes with it. `by` is that client's id. To be answered with
+    /// [`ToMaster::Answer`].
+    Question { number: u64, pool: String, by: u64 },
+    /// What one worker answered to [`ToMaster::Ask`], in a sealed memfd, if it is not empty.
+    /// `is_last` when no more answers come.
+    Answer { ticket: u64, is_last: bool },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the one in use.
@@ -122,6 +129,17 @@ pub enum ToMaster {
     /// Serves by that epoch.
     Committed {
         epoch: u64,
+    },
+    /// A client's request that concerns the clients of all workers: the others are to be asked by
+    /// [`ToChild::Question`]. Carries it in a sealed memfd. `ticket` names it in the answers.
+    Ask {
+        ticket: u64,
+        pool: String,
+        by: u64,
+    },
+    /// The answer to that question, in a sealed memfd, unless it is empty.
+    Answer {
+        number: u64,
     },
     /// A session at rest, for another worker. Carries what [`ToChild::Adopt`] does.
     HandOver {

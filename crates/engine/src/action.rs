@@ -59,6 +59,15 @@ pub enum Action {
         pool: u32,
         server: u32,
     },
+    /// Ask all other workers what the client `by` asks of everybody, by `handle_question`; their
+    /// answers are for `handle_answer`. If there is nobody to ask, say at once that there are no
+    /// more.
+    Ask {
+        ticket: u64,
+        pool: u32,
+        by: u64,
+        request: Vec<u8>,
+    },
     /// News for the log: so many bytes are held that no new requests are taken for now.
     Pressed {
         held: u64,

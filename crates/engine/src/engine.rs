@@ -15,6 +15,7 @@ use crate::crowd::Crowd;
 use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
+use crate::inquiry::Inquiries;
 use crate::lane::Lane;
 use crate::moving::Moving;
 use crate::pool::Pool;
@@ -109,6 +110,7 @@ pub struct Engine {
     pub(crate) crowd: Crowd,
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
+    pub(crate) inquiries: Inquiries,
     pub(crate) scratch: Scratch,
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
@@ -183,6 +185,7 @@ impl Engine {
             crowd: Crowd::default(),
             resumable: Vec::new(),
             moving: Moving::default(),
+            inquiries: Inquiries::default(),
             scratch: Scratch::default(),
             departed: Vec::new(),
             clients_seen: 0,
@@ -375,6 +378,7 @@ impl Engine {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_inquiries();
                     self.check_stall();
                     self.give_back();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);

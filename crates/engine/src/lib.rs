@@ -22,6 +22,7 @@ mod failure;
 mod files;
 mod hold;
 mod id;
+mod inquiry;
 mod lane;
 mod lanes;
 mod memcached;

@@ -13,6 +13,7 @@ mod epochs;
 mod errand;
 mod fleet;
 mod handover;
+mod inquiries;
 mod interests;
 mod limits;
 mod listeners;

@@ -1,6 +1,7 @@
 //! The loop: wait, handle, time out, flush.
 
 mod epochs;
+mod inquiries;
 mod moving;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -312,6 +313,7 @@ impl<D: Driver> Worker<D> {
                 self.outbox.say(ToMaster::Paused { epoch, unfinished });
             }
             Action::HandOff { conn } => self.leaving.push_back(conn),
+            Action::Ask { ticket, pool, by, request } => self.ask(ticket, pool, by, &request),
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.say(ToMaster::ServerDown { pool, server, why });
@@ -573,6 +575,13 @@ impl<D: Driver> Worker<D> {
                 self.core.engine.leave_share(permille, now);
             }
             ToChild::Adopt { session } => self.adopt(session, descriptors),
+            ToChild::Question { number, pool, by } => {
+                self.answer(number, &pool, by, &descriptors);
+            }
+            ToChild::Answer { ticket, is_last } => {
+                let answer = content(&descriptors);
+                self.core.engine.handle_answer(ticket, &answer, is_last, now);
+            }
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
@@ -692,6 +701,10 @@ mod tests {
         fn resume(&mut self, _: Token) {}
 
         fn acknowledge(&mut self, _: Token) {}
+
+        fn descriptor(&self, _: Token) -> Option<BorrowedFd<'_>> {
+            None
+        }
 
         fn send(&mut self, conn: Token, handler: &mut impl Handler) {
             if self.broken.contains(&conn) {

@@ -186,6 +186,9 @@ impl Master {
         self.epochs.left(slot, is_missed, now);
         self.rings.left(slot, now);
         self.deal.left(slot);
+        for asker in self.inquiries.gone(slot) {
+            self.tell_asker(asker, true, Vec::new(), now);
+        }
         self.is_unsettled = true;
         for (session, descriptors) in sessions {
             self.sessions.push_back(Parcel { from: slot, session, descriptors });

@@ -217,6 +217,8 @@ impl Worker {
                     self.hand_over(self.clients.len());
                 }
             }
+            ToChild::Question { number, .. } => self.say(&ToMaster::Answer { number }),
+            ToChild::Answer { .. } => {}
             ToChild::LogLevel { level } => note(&format!("level is {level} here\n")),
             ToChild::LogReopen => {
                 cashew_process::log::redirect(&descriptors[0]).unwrap();
