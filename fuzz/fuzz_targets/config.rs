@@ -11,7 +11,16 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| judge(data));
 pub fn judge(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let resolve = |_: &str, port| Ok(SocketAddr::from(([127, 0, 0, 1], port)));
-    match parse("f", text, &Context { processors: 2, memory: Some(1 << 30), resolve: &resolve }) {
+    match parse(
+        "f",
+        text,
+        &Context {
+            processors: 2,
+            memory: Some(1 << 30),
+            resolve: &resolve,
+            is_directory: &|path| path.as_os_str().len() % 2 == 0,
+        },
+    ) {
         Ok(loaded) => {
             assert!(loaded.snapshot.pools.iter().all(|pool| !pool.servers.is_empty()));
             let handed_over = from_json(&to_json(&loaded.snapshot)).expect("what was written");

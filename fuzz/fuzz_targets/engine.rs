@@ -92,7 +92,8 @@ d:
 
 static SNAPSHOTS: LazyLock<[Snapshot; 2]> = LazyLock::new(|| {
     let resolve = |_: &str, port| Ok(SocketAddr::from(([127, 0, 0, 1], port)));
-    let context = Context { processors: 1, memory: None, resolve: &resolve };
+    let context =
+        Context { processors: 1, memory: None, resolve: &resolve, is_directory: &|_| true };
     [CONFIG, OTHER_CONFIG]
         .map(|config| cashew_config::parse("f", config, &context).expect("a good file").snapshot)
 });

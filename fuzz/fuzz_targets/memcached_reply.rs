@@ -3,13 +3,14 @@
 #![no_main]
 
 use cashew_fuzz::{arrivals, split};
-use cashew_protocol::memcached::{Expect, ReplyScanner, Scan, Values, is_error};
+use cashew_protocol::memcached::{Expect, ReplyScanner, Scan, Stats, Values, is_error};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| scan(data));
 
 pub fn scan(data: &[u8]) {
     let (sizes, input) = split(data);
-    for expect in [Expect::Line, Expect::Values] {
+    let expects = [Expect::Line, Expect::Values, Expect::Meta, Expect::Fenced, Expect::Stats];
+    for expect in expects {
         let whole = ends(expect, input, &[]);
         assert_eq!(ends(expect, input, sizes), whole);
         assert_eq!(ends(expect, input, &[0]), whole);
@@ -17,6 +18,11 @@ pub fn scan(data: &[u8]) {
             let mut blocks = Values::new(&input[..*end]);
             while blocks.next().is_some() {}
             assert!(blocks.rest() == b"END\r\n" || is_error(blocks.rest()));
+        }
+        if let (Expect::Stats, [Some(end), ..]) = (expect, whole.as_slice()) {
+            let mut stats = Stats::new(&input[..*end]);
+            while stats.next().is_some() {}
+            assert!(stats.rest().split(|&byte| byte == b'\n').count() <= 2);
         }
     }
 }

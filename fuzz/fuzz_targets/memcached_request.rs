@@ -42,8 +42,9 @@ fn requests(input: &[u8], sizes: &[u8]) -> Vec<String> {
                     let line = parser.line().of(buf);
                     assert!(noreply.is_none_or(|word| word.ends_with(b" noreply")));
                     requests.push(format!(
-                        "{len} {:?} {keys:?} {noreply:?} {data:?} {line:?}",
-                        parser.verb()
+                        "{len} {:?} {keys:?} {noreply:?} {:?} {data:?} {line:?}",
+                        parser.verb(),
+                        parser.meta()
                     ));
                     start += len;
                 }

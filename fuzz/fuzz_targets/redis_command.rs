@@ -3,15 +3,29 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::redis::{
-    Lookup, Rule, command_reply, find, unknown_command_error, unknown_subcommand_error,
-    wrong_arity_error,
+    CustomCommands, Lookup, Rule, command_reply, definitions, find, unknown_command_error,
+    unknown_subcommand_error, wrong_arity_error,
 };
-use cashew_protocol::resp::{Parsed, ReplyScanner, RequestParser, Scan, encode};
+use cashew_protocol::resp::{Parsed, ReplyScanner, RequestParser, Scan, Version, encode};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     requests(data);
     words(data);
+    told(data);
 });
+
+/// What a server tells of a command of its own.
+pub fn told(data: &[u8]) {
+    let custom = CustomCommands::new(&definitions("x", data), &CustomCommands::default());
+    let buf = b"x1";
+    for len in 1..8 {
+        let args: Vec<Span> = (0..len).map(|at| Span::new(usize::from(at > 0), 1)).collect();
+        if let Lookup::Found(command) = custom.find(buf, &args) {
+            let _ = command.keys(buf, &args, &mut Vec::new());
+            assert!(command.single_key().is_none_or(|at| at < args.len()));
+        }
+    }
+}
 
 /// The requests of a stream, as a client sends them.
 pub fn requests(data: &[u8]) {
@@ -69,9 +83,11 @@ fn call(buf: &[u8], args: &[Span]) {
         assert_error(&out);
     }
     if args.first().is_some_and(|name| name.of(buf).eq_ignore_ascii_case(b"command")) {
-        out.clear();
-        command_reply(buf, args, &mut out);
-        assert_eq!(ReplyScanner::default().scan(&out), Scan::Complete(out.len()));
+        for version in [Version::Resp2, Version::Resp3] {
+            out.clear();
+            command_reply(buf, args, &CustomCommands::default(), version, &mut out);
+            assert_eq!(ReplyScanner::default().scan(&out), Scan::Complete(out.len()));
+        }
     }
 }
 

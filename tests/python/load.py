@@ -16,7 +16,7 @@ from harness import connect, resp, wait_until
 
 KEYS = 500
 #: Longest that a reply may take before it counts as lost.
-PATIENCE = 10.0
+PATIENCE = 20.0
 
 
 def key(number):
@@ -402,7 +402,8 @@ class Record:
 class WatchRecord(Record):
     """The same of a memcached server, which tells it on `watch`."""
 
-    command = re.compile(rb"ts=(\d+)\.(\d{6}) gid=\d+ type=(item_get|item_store) key=(\S+)")
+    # Seconds, and microseconds without zeros before them.
+    command = re.compile(rb"ts=(\d+)\.(\d{1,6}) gid=\d+ type=(item_get|item_store) key=(\S+)")
 
     def begin(self):
         self.conn.send(b"watch fetchers mutations\r\n")

@@ -37,7 +37,7 @@ def reload(gateway):
         return order.returncode == 0
 
     # An upgrade that cannot take place makes a reload wait for ten seconds.
-    wait_until(done, "a reload", 25)
+    wait_until(done, "a reload")
 
 
 def any_change(place, gateway, servers, rng, kinds):
@@ -107,6 +107,6 @@ def test_everything_at_once(place, deaths):
         stats = gateway.stats()
         return all(stats[pool]["client_connections"] == 0 for pool in gateway.pools)
 
-    wait_until(at_rest, "nobody is counted any more", 10)
+    wait_until(at_rest, "nobody is counted any more")
     if not deaths:
         assert gateway.stats()["alpha"]["forward_error"] == 0

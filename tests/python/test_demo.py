@@ -1,5 +1,6 @@
 """The README's first command: what it prints can be typed, and Ctrl-C ends all that it started."""
 
+import contextlib
 import os
 import re
 import signal
@@ -31,7 +32,9 @@ def test_the_demo_does_what_it_says(place):
     with open(output, "wb") as out:
         demo = subprocess.Popen(
             [ROOT / "scripts" / "demo"], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            env={**os.environ, "CASHEW": CASHEW}, start_new_session=True)
+            env={**os.environ, "CASHEW": CASHEW}, start_new_session=True,
+            # A shell that runs this in the background has it ignored, and a script cannot undo that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     started = []
     try:
         wait_until(lambda: "Ctrl-C" in output.read_text() or demo.poll() is not None,
@@ -66,7 +69,8 @@ def test_the_demo_does_what_it_says(place):
         except subprocess.TimeoutExpired:
             demo.kill()
             for pid in started:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             raise
     assert status == 0, output.read_text()
     for pid in started:

@@ -109,7 +109,7 @@ def test_only_the_keys_of_a_dead_server_fail(place, workers):
                 assert conn.call("GET", key) == b"v"
             for key in dead[:5]:
                 error, seconds = timed(lambda: conn.error("GET", key, seconds=5))
-                assert error == REFUSED and seconds < 1.0
+                assert error == REFUSED and seconds < 4.0
         # A command that touches it fails as a whole, and nothing around it does.
         conn.send(resp("GET", living[0]) + resp("MGET", *living, *dead) + resp("MGET", *living))
         assert conn.reply() == b"v"
@@ -119,8 +119,8 @@ def test_only_the_keys_of_a_dead_server_fail(place, workers):
         assert conn.error("DEL", dead[0], "none-1", "none-2", "none-3") == REFUSED
 
         servers[1].start()
-        wait_until(lambda: succeeds(gateway, "SET", dead[0], "again"), "the server is back", 10)
-        wait_until(lambda: _get(conn, dead[0]) == b"again", "on the old connection too", 10)
+        wait_until(lambda: succeeds(gateway, "SET", dead[0], "again"), "the server is back")
+        wait_until(lambda: _get(conn, dead[0]) == b"again", "on the old connection too")
         assert conn.call("MGET", *living, dead[0]) == [b"v"] * len(living) + [b"again"]
 
 
@@ -138,8 +138,8 @@ def test_a_server_that_was_never_there(place):
     with gateway.connect() as conn:
         assert conn.error("GET", "a") == REFUSED
         place.redis(port=port)
-        wait_until(lambda: succeeds(gateway, "SET", "a", "1"), "the server is used", 10)
-        wait_until(lambda: _get(conn, "a") == b"1", "on the old connection too", 5)
+        wait_until(lambda: succeeds(gateway, "SET", "a", "1"), "the server is used")
+        wait_until(lambda: _get(conn, "a") == b"1", "on the old connection too")
 
 
 def test_all_servers_down_and_back(place):
@@ -156,7 +156,7 @@ def test_all_servers_down_and_back(place):
         for server in servers:
             server.start()
         for key in keys:
-            wait_until(lambda: succeeds(gateway, "SET", key, "1"), "a server is back", 10)
+            wait_until(lambda: succeeds(gateway, "SET", key, "1"), "a server is back")
 
 
 def test_a_server_killed_under_load_gives_one_reply_for_each_request(place):
@@ -191,7 +191,7 @@ def test_memcached_server_down(place):
         servers[0].stop()
         refused = b"SERVER_ERROR Connection refused\r\n"
         value = b"VALUE %b 0 1\r\nx\r\n"
-        wait_until(lambda: _line(conn, b"get %b\r\n" % dead[0]) + b"\r\n" == refused, "refusal", 5)
+        wait_until(lambda: _line(conn, b"get %b\r\n" % dead[0]) + b"\r\n" == refused, "refusal")
         for key in living:
             conn.send(b"get %b\r\n" % key)
             conn.expect(value % key + b"END\r\n")
@@ -204,7 +204,7 @@ def test_memcached_server_down(place):
         conn.send(b"delete %b\r\nflush_all\r\n" % dead[0])
         conn.expect(refused + refused)
         servers[0].start()
-        wait_until(lambda: _line(conn, b"incr %b 1\r\n" % dead[0]) == b"NOT_FOUND", "back", 10)
+        wait_until(lambda: _line(conn, b"incr %b 1\r\n" % dead[0]) == b"NOT_FOUND", "back")
 
 
 def _line(conn, request):
@@ -221,13 +221,13 @@ def _line(conn, request):
 def test_a_silent_server_times_out_and_no_other_waits(place):
     fake = place.keep(FakeServer(silent))
     server = place.redis()
-    gateway = place.cashew({"alpha": pool_of([fake, server], ["fake", "real"], timeout=500)},
+    gateway = place.cashew({"alpha": pool_of([fake, server], ["fake", "real"], timeout=1000)},
                            {"worker_processes": 1})
     with gateway.connect() as conn:
         keys = [f"key-{n}" for n in range(20)]
         conn.send(b"".join(resp("SET", key, "v") for key in keys))
         replies, seconds = timed(lambda: [conn.reply() for _ in keys])
-        assert 0.4 < seconds < 2.0
+        assert 0.9 < seconds < 8.0
         errors = {str(reply) for reply in replies if isinstance(reply, ReplyError)}
         assert errors == {TIMED_OUT}
         living = next(k for k, reply in zip(keys, replies) if reply == "OK")
@@ -236,12 +236,11 @@ def test_a_silent_server_times_out_and_no_other_waits(place):
             for _ in range(3):
                 # It may fail sooner now that the server is known to be unwell.
                 error, seconds = timed(lambda: conn.error("GET", dead))
-                assert error == TIMED_OUT and seconds < 1.5, seconds
-                time.sleep(0.3)
-        watch.check(0.3)
+                assert error == TIMED_OUT and seconds < 8.0, seconds
+        watch.check(0.8)
         # Gathered from a server that answers and one that does not.
         error, seconds = timed(lambda: conn.error("MGET", *keys))
-        assert error == TIMED_OUT and seconds < 1.5
+        assert error == TIMED_OUT and seconds < 8.0
 
 
 def test_a_timeout_costs_only_what_is_behind_it_on_its_connection(place):
@@ -255,15 +254,14 @@ def test_a_timeout_costs_only_what_is_behind_it_on_its_connection(place):
             client.sendall(b"$4\r\nfine\r\n")
 
     fake = place.keep(FakeServer(moody))
-    gateway = place.cashew({"alpha": pool_of([fake], timeout=600, server_connections=4)},
+    gateway = place.cashew({"alpha": pool_of([fake], timeout=3000, server_connections=4)},
                            {"worker_processes": 1})
     conns = [gateway.connect() for _ in range(16)]
     for conn in conns:
         assert conn.call("GET", "warm") == b"fine"
     assert 2 <= len(fake.clients) <= 4
     conns[0].send(resp("GET", "before") + resp("GET", "be-silent") + resp("GET", "behind"))
-    conns[0].expect(b"$4\r\nfine\r\n", 0.3)
-    time.sleep(0.1)
+    conns[0].expect(b"$4\r\nfine\r\n", 2.0)
     for conn in conns[1:]:
         conn.send(resp("GET", "x"))
     served = 0
@@ -275,14 +273,14 @@ def test_a_timeout_costs_only_what_is_behind_it_on_its_connection(place):
     assert str(conns[0].reply()) == TIMED_OUT
     assert str(conns[0].reply()) == TIMED_OUT
     for conn in conns:
-        wait_until(lambda: _get(conn, "after") == b"fine", "a new connection", 1)
+        wait_until(lambda: _get(conn, "after") == b"fine", "a new connection")
         conn.close()
     assert not fake.errors
 
 
 def test_a_slow_script_times_out_and_a_fast_one_does_not(place):
     servers = [place.redis() for _ in range(2)]
-    gateway = place.cashew({"alpha": pool_of(servers, timeout=400)}, {"worker_processes": 1})
+    gateway = place.cashew({"alpha": pool_of(servers, timeout=1500)}, {"worker_processes": 1})
     by_server = sorted_keys(gateway, servers)
     loop = """
         local ends = redis.call('TIME')
@@ -293,10 +291,10 @@ def test_a_slow_script_times_out_and_a_fast_one_does_not(place):
     with gateway.connect() as conn:
         assert conn.call("EVAL", loop, 1, by_server[0][0], 50) == b"done"
         with Watch(gateway, "GET", by_server[1][0]) as watch:
-            error, seconds = timed(lambda: conn.error("EVAL", loop, 1, by_server[0][0], 1500))
-        assert error == TIMED_OUT and 0.3 < seconds < 1.2
-        watch.check(0.3)
-        wait_until(lambda: _get(conn, by_server[0][0]) == b"v", "the server answers again", 5)
+            error, seconds = timed(lambda: conn.error("EVAL", loop, 1, by_server[0][0], 5000))
+        assert error == TIMED_OUT and 1.4 < seconds < 4.5
+        watch.check(1.2)
+        wait_until(lambda: _get(conn, by_server[0][0]) == b"v", "the server answers again")
         # The answer of the script, given up long ago, goes to nobody.
         for _ in range(20):
             assert conn.call("GET", by_server[0][1]) == b"v"
@@ -307,31 +305,35 @@ def test_without_a_timeout_a_slow_server_is_waited_for(place):
     gateway = place.cashew({"alpha": pool_of(servers)})
     with gateway.connect() as conn, servers[0].connect() as direct:
         conn.call("SET", "a", "1")
-        direct.send(resp("DEBUG", "SLEEP", "1.5"))
-        time.sleep(0.1)
-        value, seconds = timed(lambda: conn.call("GET", "a"))
-        assert value == b"1" and seconds > 1.0
-        assert direct.reply() == "OK"
+        for _ in range(5):
+            direct.send(resp("DEBUG", "SLEEP", "1.5"))
+            # Who is faster than that is answered before.
+            time.sleep(0.1)
+            value, seconds = timed(lambda: conn.call("GET", "a"))
+            assert value == b"1" and direct.reply() == "OK"
+            if seconds > 1.0:
+                break
+        assert seconds > 1.0
 
 
 def test_a_connection_that_never_completes(place):
     full = place.keep(FullListener())
     server = place.redis()
-    gateway = place.cashew({"alpha": pool_of([full, server], ["full", "real"], timeout=500)},
+    gateway = place.cashew({"alpha": pool_of([full, server], ["full", "real"], timeout=1000)},
                            {"worker_processes": 1})
     keys = [f"key-{n}" for n in range(20)]
     with gateway.connect() as conn:
         conn.send(b"".join(resp("SET", key, "v") for key in keys))
         replies, seconds = timed(lambda: [conn.reply() for _ in keys])
-        assert 0.4 < seconds < 2.0
+        assert 0.9 < seconds < 8.0
         assert {str(r) for r in replies if r != "OK"} == {TIMED_OUT}
         dead = next(k for k, reply in zip(keys, replies) if reply != "OK")
         living = next(k for k, reply in zip(keys, replies) if reply == "OK")
         with Watch(gateway, "GET", living) as watch:
             for _ in range(3):
                 error, seconds = timed(lambda: conn.error("GET", dead))
-                assert error == TIMED_OUT and seconds < 1.5
-        watch.check(0.3)
+                assert error == TIMED_OUT and seconds < 8.0
+        watch.check(0.8)
 
 
 def test_memcached_timeout(place):
@@ -339,7 +341,7 @@ def test_memcached_timeout(place):
     gateway = place.cashew({"beta": {"servers": server_lines([fake]), "timeout": 400}})
     with gateway.connect() as conn:
         conn.send(b"get a\r\nset a 0 0 1 noreply\r\nx\r\nget b\r\n")
-        conn.expect(b"SERVER_ERROR Connection timed out\r\n" * 2, 2)
+        conn.expect(b"SERVER_ERROR Connection timed out\r\n" * 2)
         conn.send(b"nosuch\r\n")
         conn.expect(b"ERROR\r\n")
 
@@ -352,7 +354,7 @@ EJECT = {"auto_eject_hosts": True, "server_failure_limit": 2}
 def write_until_all_are_taken(gateway, keys):
     """Retries what a dead server cost, as an application would."""
     left = list(keys)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     with gateway.connect(timeout=30) as conn:
         while left and time.monotonic() < deadline:
             conn.send(b"".join(resp("SET", key, "") for key in left), 16_000)
@@ -387,12 +389,12 @@ def test_the_ring_after_an_ejection_is_that_of_nutcracker(place, distribution, w
 def test_an_ejected_server_returns_only_after_it_answered(place):
     servers = [place.redis() for _ in range(3)]
     gateway = place.cashew(
-        {"alpha": pool_of(servers, timeout=1000, server_retry_timeout=500, **EJECT)},
+        {"alpha": pool_of(servers, timeout=5000, server_retry_timeout=500, **EJECT)},
         {"worker_processes": 2})
     by_server = sorted_keys(gateway, servers)
     dead = by_server[0]
     servers[0].stop()
-    wait_until(lambda: succeeds(gateway, "SET", dead[0], "moved"), "the server is ejected", 10)
+    wait_until(lambda: succeeds(gateway, "SET", dead[0], "moved"), "the server is ejected")
     holders = [server for server in servers[1:] if server.call("EXISTS", dead[0])]
     assert len(holders) == 1
     # Several retry periods, and no request is risked on it.
@@ -414,10 +416,10 @@ def test_an_ejected_server_returns_only_after_it_answered(place):
         for watch in watches:
             stack.enter_context(watch)
         servers[0].start()
-        wait_until(lambda: servers[0].call("EXISTS", dead[0]), "the server has its keys again", 10)
+        wait_until(lambda: servers[0].call("EXISTS", dead[0]), "the server has its keys again")
         time.sleep(0.5)
     for watch in watches:
-        watch.check(1.0)
+        watch.check(4.0)
     with gateway.connect() as conn:
         for key in dead:
             conn.call("SET", key, "home")
@@ -429,7 +431,7 @@ def test_a_silent_server_is_ejected_too(place):
     fake = place.keep(FakeServer(silent))
     server = place.redis()
     gateway = place.cashew(
-        {"alpha": pool_of([fake, server], ["fake", "real"], timeout=200,
+        {"alpha": pool_of([fake, server], ["fake", "real"], timeout=1000,
                           server_retry_timeout=60_000, **EJECT)})
     write_until_all_are_taken(gateway, [f"key-{n}" for n in range(50)])
     with gateway.connect() as conn:
@@ -441,7 +443,7 @@ def test_a_silent_server_is_ejected_too(place):
 def test_all_servers_ejected_and_back(place):
     servers = [place.redis() for _ in range(2)]
     gateway = place.cashew(
-        {"alpha": pool_of(servers, timeout=1000, server_retry_timeout=500, **EJECT)},
+        {"alpha": pool_of(servers, timeout=5000, server_retry_timeout=500, **EJECT)},
         {"worker_processes": 2})
     by_server = sorted_keys(gateway, servers)
     for server in servers:
@@ -451,15 +453,15 @@ def test_all_servers_ejected_and_back(place):
         while time.monotonic() < ends:
             for keys in by_server:
                 error, seconds = timed(lambda: conn.error("GET", keys[0]))
-                assert error.startswith("ERR Connection re") and seconds < 1.5
+                assert error.startswith("ERR Connection re") and seconds < 4.0
             time.sleep(0.05)
         assert conn.error("GET", by_server[0][0]) == REFUSED
         for server in servers:
             server.start()
         for keys in by_server:
-            wait_until(lambda: succeeds(gateway, "SET", keys[0], "1"), "a server is back", 10)
+            wait_until(lambda: succeeds(gateway, "SET", keys[0], "1"), "a server is back")
         wait_until(lambda: all(s.call("EXISTS", k[0]) or not succeeds(gateway, "SET", k[0], "1")
-                               for s, k in zip(servers, by_server)), "the first ring again", 10)
+                               for s, k in zip(servers, by_server)), "the first ring again")
 
 
 def test_without_auto_eject_nothing_moves(place):
@@ -481,13 +483,16 @@ def test_recycling_idle_connections_ejects_nobody(place):
         {"alpha": pool_of(servers, server_connections=4, server_retry_timeout=60_000, **EJECT)},
         {"worker_processes": 1})
     by_server = sorted_keys(gateway, servers)
+    ends = 0
     for _ in range(5):
         conns = [gateway.connect() for _ in range(8)]
         for conn in conns:
-            assert conn.call("GET", by_server[0][0]) == b"v"
+            # It is connected to again at once the first time, and soon after that.
+            wait_until(lambda: _get(conn, by_server[0][0]) == b"v", "the server is used")
             conn.close()
-        servers[0].call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        time.sleep(0.1)
+        ends += servers[0].call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        name = f"{HOST}:{servers[0].port}"
+        wait_until(lambda: gateway.stats()["alpha"][name]["server_eof"] >= ends, "it is noticed")
     assert gateway.stats()["alpha"]["server_ejects"] == 0
 
 
@@ -495,17 +500,16 @@ def test_workers_never_disagree_about_the_ring(place):
     """What one connection wrote while the ring changes, every other one reads."""
     servers = [place.redis() for _ in range(3)]
     gateway = place.cashew(
-        {"alpha": pool_of(servers, timeout=1000, server_retry_timeout=300, **EJECT)},
+        {"alpha": pool_of(servers, timeout=5000, server_retry_timeout=300, **EJECT)},
         {"worker_processes": 2})
     dead = sorted_keys(gateway, servers)[0][:10]
     conns = [gateway.connect() for _ in range(8)]
     taken = 0
-    ends = time.monotonic() + 8
+    begin = time.monotonic()
     number = 0
     stopped = False
-    while time.monotonic() < ends:
+    while (elapsed := time.monotonic() - begin) < 8 or (taken <= 30 and elapsed < 60):
         number += 1
-        elapsed = 8 - (ends - time.monotonic())
         if elapsed > 0.5 and not stopped:
             servers[0].stop()
             stopped = True
@@ -525,7 +529,7 @@ def test_workers_never_disagree_about_the_ring(place):
         found = [value == b"%d" % number for value in seen]
         assert found == sorted(found, reverse=True), (number, seen)
         if not all(found):
-            wait_until(lambda: _ring_changes(gateway) != before, f"a change explains {seen}", 2)
+            wait_until(lambda: _ring_changes(gateway) != before, f"a change explains {seen}")
     assert taken > 30
     for conn in conns:
         conn.close()
@@ -563,13 +567,13 @@ def test_a_server_that_closes_in_the_middle_of_a_reply(place, part):
         # Either nothing of it went out, and both get an error or y is asked again;
         # or a part did, and there is nothing left but to close.
         try:
-            first, second = conn.reply(5), conn.reply(5)
+            first, second = conn.reply(), conn.reply()
             assert isinstance(first, ReplyError), first
             assert isinstance(second, ReplyError) or second == b"fine", second
         except (EOFError, ConnectionResetError):
             pass
         for one in (other, conn) if _alive(conn) else (other,):
-            wait_until(lambda: _get(one, "z") == b"fine", "the server is used again", 5)
+            wait_until(lambda: _get(one, "z") == b"fine", "the server is used again")
 
 
 def _alive(conn):
@@ -592,28 +596,40 @@ def test_a_server_that_talks_nonsense(place, garbage):
     gateway = place.cashew({"alpha": pool_of([fake], timeout=1000)})
     with gateway.connect() as conn:
         conn.send(resp("GET", "wrong"))
-        error = conn.reply(3)
+        error = conn.reply()
         assert isinstance(error, ReplyError) and str(error).startswith("ERR "), error
-        wait_until(lambda: _get(conn, "x") == b"fine", "the server is used again", 5)
+        wait_until(lambda: _get(conn, "x") == b"fine", "the server is used again")
 
 
 def test_stray_bytes_are_no_ones_reply(place):
     """Whatever comes without having been asked for, a later request must not get it."""
 
-    def stray(client, _number):
+    begun, over = [], []
+
+    def stray(client, number):
         for _ in commands(client):
             client.sendall(b"$4\r\nfine\r\n")
             time.sleep(0.05)
+            begun.append(number)
             client.sendall(b"$5\r\nwrong\r\n")
+            # Nobody can use this connection any more.
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+            over.append(number)
+            return
 
     fake = place.keep(FakeServer(stray))
     gateway = place.cashew({"alpha": pool_of([fake], timeout=2000)})
+    fine = 0
     with gateway.connect() as conn:
         for _ in range(10):
             conn.send(resp("GET", "a"))
             reply = conn.reply()
             assert reply == b"fine" or str(reply).startswith("ERR "), reply
-            time.sleep(0.12)
+            # One for each that was fine.
+            fine = fine + 1 if reply == b"fine" else fine
+            wait_until(lambda: len(begun) >= fine and len(over) == len(begun), "it is given up")
+    assert not fake.errors and len(over) > 1
 
 
 def test_more_replies_than_requests_in_one_piece(place):
@@ -660,7 +676,7 @@ def test_database_alone_and_after_a_restart(place):
     gateway.call("SET", "a", "1")
     server.stop()
     server.start()
-    wait_until(lambda: succeeds(gateway, "SET", "b", "2"), "the server is back", 10)
+    wait_until(lambda: succeeds(gateway, "SET", "b", "2"), "the server is back")
     with server.connect() as direct:
         assert direct.call("KEYS", "*") == []
         direct.call("SELECT", "5")
@@ -678,7 +694,7 @@ def test_a_server_that_refuses_the_greeting_serves_nobody(place, option, value):
             assert conn.call("AUTH", value) == "OK"
         for _ in range(3):
             conn.send(resp("SET", "a", "1"))
-            assert isinstance(conn.reply(5), ReplyError)
+            assert isinstance(conn.reply(), ReplyError)
     with server.connect() as direct:
         assert direct.call("DBSIZE") == 0
 
@@ -693,7 +709,7 @@ class Replicated:
                          for _ in range(replicas)]
         for replica in self.replicas:
             wait_until(lambda: b"master_link_status:up" in replica.call("INFO", "replication"),
-                       "replica in step", 20)
+                       "replica in step")
         self.all = [self.master, *self.replicas]
         names = ["master"] + [f"replica-{n}" for n in range(replicas)]
         self.gateway = place.cashew(
@@ -701,7 +717,7 @@ class Replicated:
 
     def in_step(self, key, value):
         for replica in self.replicas:
-            wait_until(lambda: replica.call("GET", key) == value, "replicated", 5)
+            wait_until(lambda: replica.call("GET", key) == value, "replicated")
 
     def reset_counts(self):
         for server in self.all:
@@ -747,13 +763,13 @@ def test_writes_at_the_master_and_reads_at_the_replicas(place):
 
 
 def test_with_no_replica_up_reads_go_to_the_master(place):
-    world = Replicated(place, timeout=1000, server_retry_timeout=500)
+    world = Replicated(place, timeout=5000, server_retry_timeout=500)
     with world.gateway.connect() as conn:
         conn.call("SET", "a", "1")
         world.in_step("a", b"1")
         for replica in world.replicas:
             replica.stop()
-        wait_until(lambda: _get(conn, "a") == b"1", "reads go to the master", 10)
+        wait_until(lambda: _get(conn, "a") == b"1", "reads go to the master")
         ends = time.monotonic() + 2
         while time.monotonic() < ends:
             assert conn.call("MGET", "a", "b", "c", "d", "e") == [b"1"] + [None] * 4
@@ -766,7 +782,7 @@ def test_with_no_replica_up_reads_go_to_the_master(place):
             _get(conn, "a")
             return any(replica.stat("get") for replica in world.replicas)
 
-        wait_until(replicas_read, "replicas read again", 15)
+        wait_until(replicas_read, "replicas read again")
 
 
 def test_without_its_master_a_write_fails_and_never_reaches_a_replica(place):
@@ -844,7 +860,7 @@ def test_a_name_for_a_server(place):
     with gateway.connect() as conn:
         assert conn.error("GET", "a").startswith("ERR Connection re")
     server.start()
-    wait_until(lambda: succeeds(gateway, "SET", "a", "2"), "looked up again", 10)
+    wait_until(lambda: succeeds(gateway, "SET", "a", "2"), "looked up again")
     assert f"localhost:{server.port}" in gateway.stats()["alpha"]
 
 

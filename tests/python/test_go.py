@@ -9,7 +9,7 @@ import pytest
 
 from harness import HOST, server_lines
 
-GO = Path(__file__).resolve().parents[1] / "go"
+GO = Path(__file__).resolve().parents[1] / "clients" / "go"
 
 
 @pytest.mark.timeout(600)  # the first run compiles and may download

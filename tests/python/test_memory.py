@@ -28,7 +28,7 @@ class Memory:
 
     def __init__(self, gateway, pid=None):
         self.gateway = gateway
-        self.pid = pid or gateway.workers()[0]
+        self.pid = pid or wait_until(gateway.workers, "a worker")[0]
         self.start = self.now()
 
     def _fields(self, name):
@@ -250,7 +250,8 @@ def test_peaks_of_connections_and_what_each_costs(place):
         wait_until(lambda: gateway.stats()["alpha"]["client_connections"] >= count,
                    "all are accepted")
         each = (memory.now() - memory.start) / count
-        assert each <= 256, each
+        # What `cashew -t` reckons with.
+        assert each <= 320, each
     check(gateway, memory, lambda: None)
 
 

@@ -16,7 +16,6 @@ from harness import (
     HOST,
     ReplyError,
     children,
-    read_stats,
     resp,
     server_lines,
     silent,
@@ -46,11 +45,11 @@ def total(gateway, field, pool="alpha"):
 
 
 def settled(gateway, field, expected):
-    wait_until(lambda: total(gateway, field) == expected, f"{field} is {expected}", 3)
+    wait_until(lambda: total(gateway, field) == expected, f"{field} is {expected}")
 
 
 def http_get(gateway, path, method="GET"):
-    client = http.client.HTTPConnection(HOST, gateway.stats_port, timeout=5)
+    client = http.client.HTTPConnection(HOST, gateway.stats_port, timeout=20)
     try:
         client.request(method, path)
         response = client.getresponse()
@@ -128,12 +127,12 @@ def test_connection_gauges_are_true(world):
     def pool():
         return world.stats()["alpha"]
 
-    wait_until(lambda: pool()["client_connections"] == 0, "nobody yet", 5)
+    world.wait_empty()
     before = world.stats()
     conns = [world.connect() for _ in range(7)]
     for conn in conns:
         conn.call("PING")
-    wait_until(lambda: pool()["client_connections"] == 7, "seven clients", 5)
+    wait_until(lambda: pool()["client_connections"] == 7, "seven clients")
     assert world.stats()["curr_connections"] >= before["curr_connections"] + 7
     assert world.stats()["total_connections"] >= before["total_connections"] + 7
     for conn in conns:
@@ -144,17 +143,17 @@ def test_connection_gauges_are_true(world):
         return [server.call("CLIENT", "LIST").count(b"\n") - 1 for server in world.servers]
 
     wait_until(lambda: [pool()[name]["server_connections"] for name in SERVERS] ==
-               at_the_servers(), "as many as the servers see", 5)
+               at_the_servers(), "as many as the servers see")
     assert all(pool()[name]["server_connections"] > 0 for name in SERVERS)
     for conn in conns[:3]:
         conn.close()
-    wait_until(lambda: pool()["client_connections"] == 4, "four clients", 5)
+    wait_until(lambda: pool()["client_connections"] == 4, "four clients")
     for conn in conns[3:]:
         conn.reset()
-    wait_until(lambda: pool()["client_connections"] == 0, "nobody any more", 5)
-    wait_until(lambda: pool()["client_eof"] >= 3, "three left in order", 5)
+    wait_until(lambda: pool()["client_connections"] == 0, "nobody any more")
+    wait_until(lambda: pool()["client_eof"] >= 3, "three left in order")
     world.servers[0].stop()
-    wait_until(lambda: pool()["one"]["server_connections"] == 0, "its connections are gone", 5)
+    wait_until(lambda: pool()["one"]["server_connections"] == 0, "its connections are gone")
     assert pool()["two"]["server_connections"] > 0
 
 
@@ -164,7 +163,7 @@ def test_connections_of_a_killed_worker_are_not_counted_for_ever(world):
         conn.call("PING")
     for pid in world.workers():
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: world.stats()["alpha"]["client_connections"] == 0, "nobody", 5)
+    wait_until(lambda: world.stats()["alpha"]["client_connections"] == 0, "nobody")
     for conn in conns:
         conn.close()
 
@@ -179,30 +178,33 @@ def test_errors_and_ends_of_clients(world):
     with world.connect() as conn:
         conn.send(b"*1\r\n!\r\n")
         conn.read_to_end()
-    wait_until(lambda: world.stats()["alpha"]["client_err"] == 1, "a protocol error counts", 3)
+    wait_until(lambda: world.stats()["alpha"]["client_err"] == 1, "a protocol error counts")
 
 
 def test_errors_of_servers(place):
     fake = place.keep(FakeServer(silent))
     server = place.redis()
     gateway = place.cashew({"alpha": {
-        "redis": True, "hash": "murmur", "timeout": 300, "servers": server_lines([fake, server], SERVERS)}})
+        "redis": True, "hash": "murmur", "timeout": 3000, "servers": server_lines([fake, server], SERVERS)}})
     with gateway.connect() as conn:
         conn.send(b"".join(resp("GET", f"k{n}") for n in range(20)))
-        time.sleep(0.15)
-        waiting = gateway.stats()["alpha"]["one"]
-        assert waiting["out_queue"] + waiting["in_queue"] > 0
-        assert waiting["out_queue_bytes"] + waiting["in_queue_bytes"] > 0
+
+        def queues():
+            waiting = gateway.stats()["alpha"]["one"]
+            return (waiting["out_queue"] + waiting["in_queue"] > 0
+                    and waiting["out_queue_bytes"] + waiting["in_queue_bytes"] > 0)
+
+        wait_until(queues, "requests wait")
         errors = sum(isinstance(conn.reply(), ReplyError) for _ in range(20))
     assert 0 < errors < 20
-    wait_until(lambda: gateway.stats()["alpha"]["one"]["server_timedout"] >= 1, "a timeout", 3)
+    wait_until(lambda: gateway.stats()["alpha"]["one"]["server_timedout"] >= 1, "a timeout")
     pool = gateway.stats()["alpha"]
     assert pool["forward_error"] == errors
     assert pool["two"]["server_timedout"] == pool["two"]["server_err"] == 0
     assert pool["one"]["in_queue"] == pool["one"]["out_queue"] == 0
     server.stop()
     wait_until(lambda: gateway.stats()["alpha"]["two"]["server_eof"] +
-               gateway.stats()["alpha"]["two"]["server_err"] >= 1, "an end", 3)
+               gateway.stats()["alpha"]["two"]["server_err"] >= 1, "an end")
 
 
 def test_latency_in_the_buckets_of_the_fork(world):
@@ -211,19 +213,31 @@ def test_latency_in_the_buckets_of_the_fork(world):
         for n in range(30):
             conn.call("SET", f"k{n}", n)
         conn.call("MGET", *[f"k{n}" for n in range(30)])
-    wait_until(lambda: sum(world.stats()["alpha"]["request_latency"]) == 31, "31 requests", 3)
+    wait_until(lambda: sum(world.stats()["alpha"]["request_latency"]) == 31, "31 requests")
     pool = world.stats()["alpha"]
     assert len(pool["request_latency"]) == 11
     assert sum(sum(pool[name]["server_latency"]) for name in SERVERS) == 32
     assert all(len(pool[name]["server_latency"]) == 11 for name in SERVERS)
     with world.connect() as conn, world.servers[0].connect() as direct:
         key = next(f"k{n}" for n in range(30) if direct.call("EXISTS", f"k{n}"))
-        direct.send(resp("DEBUG", "SLEEP", "0.3"))
-        time.sleep(0.05)
-        conn.call("GET", key)
-        direct.reply()
-    wait_until(lambda: world.stats()["alpha"]["request_latency"][6] == 1, "0.2 to 0.5 s", 3)
-    assert world.stats()["alpha"]["one"]["server_latency"][6] == 1
+        before = slow_ones(world)
+        for count in range(32, 42):
+            direct.send(resp("DEBUG", "SLEEP", "0.3"))
+            # Who is faster than that is answered before.
+            time.sleep(0.05)
+            conn.call("GET", key)
+            direct.reply()
+            wait_until(lambda: sum(world.stats()["alpha"]["request_latency"]) == count, "all")
+            if slow_ones(world) != before:
+                break
+    client, server = slow_ones(world)
+    assert client == before[0] + 1 and server == before[1] + 1
+
+
+def slow_ones(gateway):
+    """Requests that took 0.2 s or more, and those that the server took it for."""
+    pool = gateway.stats()["alpha"]
+    return sum(pool["request_latency"][6:]), sum(pool["one"]["server_latency"][6:])
 
 
 def test_http(world):
@@ -244,18 +258,23 @@ def test_raw_tcp_gets_json_in_any_manner(world):
             while piece := client.recv(65536):
                 text += piece
         assert text.endswith(b"\n") and "alpha" in json.loads(text)
-    assert read_stats(world.stats_port)["alpha"]
+    with socket.create_connection((HOST, world.stats_port), 10) as client:
+        assert "alpha" in json.loads(b"".join(iter(lambda: client.recv(65536), b"")))
 
 
 def test_a_silent_client_of_the_stats_port_holds_up_nobody(world):
-    idle = [socket.create_connection((HOST, world.stats_port), 5) for _ in range(20)]
-    idle[0].sendall(b"GET / HT")
-    begin = time.monotonic()
-    world.stats()
-    assert metrics(world)
-    assert time.monotonic() - begin < 3
-    for client in idle:
-        client.close()
+    times = []
+    # More often where the machine has other things to do.
+    while not times or (min(times) > 1.5 and len(times) < 5):
+        idle = [socket.create_connection((HOST, world.stats_port), 5) for _ in range(20)]
+        idle[0].sendall(b"GET / HT")
+        begin = time.monotonic()
+        world.stats()
+        assert metrics(world)
+        times.append(time.monotonic() - begin)
+        for client in idle:
+            client.close()
+    assert min(times) < 1.5, times
 
 
 def test_prometheus(world):
@@ -264,7 +283,7 @@ def test_prometheus(world):
             conn.call("SET", f"k{n}", n)
     pool = ("pool", "alpha")
     name = "cashew_request_duration_seconds"
-    wait_until(lambda: metrics(world).get((f"{name}_count", pool)) == 25, "25 requests", 3)
+    wait_until(lambda: metrics(world).get((f"{name}_count", pool)) == 25, "25 requests")
     seen = metrics(world)
     assert 0 < seen[(f"{name}_sum", pool)] < 25
     buckets = sorted((float(dict(key[1:])["le"]), value) for key, value in seen.items()
@@ -303,7 +322,7 @@ def test_the_statistics_tell_of_reloads(place):
     assert gateway.order("reload", "--dry-run").returncode == 0
     gateway.write_config("alpha: nonsense\n")
     gateway.process.signal(signal.SIGHUP)
-    wait_until(lambda: seen()[0]["failed"] == 1, "a reload that failed", 5)
+    wait_until(lambda: seen()[0]["failed"] == 1, "a reload that failed")
     reloads, numbers = seen()
     assert reloads["last_result"] == "failed"
     assert gateway.config_path.name in reloads["last_failure"]
@@ -318,7 +337,7 @@ def test_the_statistics_tell_of_reloads(place):
             return seen()[0] == reloads
         return False
 
-    wait_until(told, "another admin", 5)
+    wait_until(told, "another admin")
     gateway.configure({"alpha": one})
     gateway.reload()
     reloads, numbers = seen()
@@ -334,6 +353,6 @@ def test_stats_of_a_single_process(place):
     with gateway.connect() as conn:
         for _ in range(5):
             conn.call("SET", "a", "1")
-        wait_until(lambda: gateway.stats()["alpha"]["one"]["requests"] == 5, "five", 3)
+        wait_until(lambda: gateway.stats()["alpha"]["one"]["requests"] == 5, "five")
         assert gateway.stats()["alpha"]["client_connections"] == 1
     assert metrics(gateway)

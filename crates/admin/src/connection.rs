@@ -88,6 +88,14 @@ impl Connection {
         }
     }
 
+    /// Nobody will come back to it: it gets what answer can be given to what it has said.
+    pub(crate) fn part(&mut self, source: &Source, now: Instant) {
+        self.handle_ready(source, now);
+        if matches!(self.phase, Phase::Reading { .. }) {
+            self.handle_timeout(source, now);
+        }
+    }
+
     fn read(&mut self, source: &Source, now: Instant) {
         let Phase::Reading { input } = &mut self.phase else { return };
         let mut chunk = [0; http::REQUEST_SIZE_MAX];

@@ -51,7 +51,8 @@ impl Changer {
     }
 }
 
-/// Serves until the [`Changer`] is dropped. Fails only when it cannot wait for the listener.
+/// Serves until the [`Changer`] is dropped, and answers who is connected then. Fails only when it
+/// cannot wait for the listener.
 pub fn serve(
     mut listener: TcpListener,
     mut source: Source,
@@ -59,6 +60,8 @@ pub fn serve(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let mut connections: Vec<Connection> = Vec::with_capacity(CONNECTIONS_MAX);
+    // Those that others took the place of, while somebody waits there: who would be reset.
+    let mut leaving: Vec<TcpListener> = Vec::new();
     let mut accept_from = Instant::now();
     loop {
         let now = Instant::now();
@@ -70,6 +73,8 @@ pub fn serve(
             .min();
         let ready = wait(&listener, accepting, &connections, &changes.wake, wake)?;
         if ready.changes && changes.wake.read(&mut [0; 64])? == 0 {
+            let now = Instant::now();
+            connections.iter_mut().for_each(|connection| connection.part(&source, now));
             return Ok(());
         }
         // Whoever is told, is told of one snapshot only: a response is made in one go.
@@ -79,9 +84,7 @@ pub fn serve(
                 Change::Source(new) => source = new,
                 Change::Listener(new) => {
                     new.set_nonblocking(true)?;
-                    // Who waits at the old one would be reset.
-                    accept(&listener, &mut connections, Instant::now());
-                    listener = new;
+                    leaving.push(std::mem::replace(&mut listener, new));
                     is_new_listener = true;
                 }
             }
@@ -96,7 +99,10 @@ pub fn serve(
             }
         }
         connections.retain(|connection| !connection.is_closed());
-        if (ready.listener || is_new_listener) && !accept(&listener, &mut connections, now) {
+        leaving.retain(|old| accept(old, &mut connections, now) == Accepted::UpToRoom);
+        if (ready.listener || is_new_listener)
+            && accept(&listener, &mut connections, now) == Accepted::Failed
+        {
             accept_from = now + ACCEPT_PAUSE;
         }
     }
@@ -139,8 +145,17 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec::try_from(duration).expect("a short duration")
 }
 
-/// Takes what waits, as far as there is room. False when accepting failed.
-fn accept(listener: &TcpListener, connections: &mut Vec<Connection>, now: Instant) -> bool {
+#[derive(PartialEq, Eq)]
+enum Accepted {
+    /// Nobody waits any more.
+    All,
+    /// There is no room for more, of whom there may be some.
+    UpToRoom,
+    Failed,
+}
+
+/// Takes what waits, as far as there is room.
+fn accept(listener: &TcpListener, connections: &mut Vec<Connection>, now: Instant) -> Accepted {
     while connections.len() < CONNECTIONS_MAX {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -150,16 +165,16 @@ fn accept(listener: &TcpListener, connections: &mut Vec<Connection>, now: Instan
                 }
             }
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock => return true,
+                io::ErrorKind::WouldBlock => return Accepted::All,
                 io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
                 _ => {
                     warn!(%error, "cannot accept on the stats port");
-                    return false;
+                    return Accepted::Failed;
                 }
             },
         }
     }
-    true
+    Accepted::UpToRoom
 }
 
 #[cfg(test)]
@@ -338,13 +353,31 @@ mod tests {
     }
 
     #[test]
-    fn stops_at_once_whoever_is_connected() {
+    fn who_waits_at_the_old_address_is_answered_however_many() {
+        let mut server = Server::start(busy_source());
+        let waiting: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| server.connect()).collect();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        server.changer.as_mut().unwrap().change(Change::Listener(listener)).unwrap();
+        let old = std::mem::replace(&mut server.address, address);
+        assert_raw(&server.ask(b"stats\r\n"));
+        waiting.into_iter().for_each(|stream| assert_raw(&answer(stream)));
+        assert!(TcpStream::connect(old).is_err());
+    }
+
+    #[test]
+    fn stops_at_once_and_answers_whoever_is_connected() {
         let server = Server::start(busy_source());
-        let mut stream = server.connect();
-        stream.write_all(b"GET / HTTP/1.1\r\n").unwrap();
-        std::thread::sleep(Duration::from_millis(50));
+        let [mut speaking, silent] = [(); 2].map(|()| server.connect());
+        speaking.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        // In order: who came before it is connected, and heard.
+        assert!(server.ask(b"GET /healthz HTTP/1.1\r\n\r\n").ends_with("ok\n"));
         let stopping = Instant::now();
+        let late = server.connect();
         drop(server);
         assert!(stopping.elapsed() < Duration::from_secs(1));
+        assert!(answer(speaking).starts_with("HTTP/1.1 408 "));
+        assert_raw(&answer(silent));
+        drop(late);
     }
 }

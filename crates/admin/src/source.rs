@@ -130,7 +130,9 @@ impl Numbers<'_> {
     pub(crate) fn pool_gauge(self, pool: PoolId, gauge: PoolGauge) -> u64 {
         match (self.slot, gauge) {
             (Some(slot), _) => self.segments.pool_gauge(slot, pool, gauge),
-            (None, PoolGauge::ClientConnections) => self.segments.sum_pool_gauge(pool, gauge),
+            (None, PoolGauge::ClientConnections | PoolGauge::Subscriptions) => {
+                self.segments.sum_pool_gauge(pool, gauge)
+            }
             (None, PoolGauge::RingVersion) => self.segments.max_pool_gauge(pool, gauge),
         }
     }
@@ -158,6 +160,8 @@ impl Numbers<'_> {
             (
                 None,
                 ServerGauge::ServerConnections
+                | ServerGauge::Sessions
+                | ServerGauge::InLine
                 | ServerGauge::InQueue
                 | ServerGauge::InQueueBytes
                 | ServerGauge::OutQueue

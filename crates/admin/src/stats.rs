@@ -32,7 +32,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const POOL_STATS: [PoolStat; 13] = [
+pub(crate) const POOL_STATS: [PoolStat; 15] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -46,11 +46,13 @@ pub(crate) const POOL_STATS: [PoolStat; 13] = [
     PoolStat::Counter(PoolCounter::Requests),
     PoolStat::Counter(PoolCounter::Responses),
     PoolStat::Gauge(PoolGauge::RingVersion),
+    PoolStat::Gauge(PoolGauge::Subscriptions),
+    PoolStat::Counter(PoolCounter::MessagesDelivered),
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order, of which there are [`SERVER_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 16] = [
+pub(crate) const SERVER_STATS: [ServerStat; 18] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -67,6 +69,8 @@ pub(crate) const SERVER_STATS: [ServerStat; 16] = [
     ServerStat::Counter(ServerCounter::Connects),
     ServerStat::Counter(ServerCounter::ConnectErrors),
     ServerStat::Gauge(ServerGauge::Ejected),
+    ServerStat::Gauge(ServerGauge::Sessions),
+    ServerStat::Gauge(ServerGauge::InLine),
 ];
 const SERVER_STATS_OF_TWEMPROXY: usize = 13;
 
@@ -349,11 +353,14 @@ mod tests {
             "clients_overflowed",
             "clients_refused",
             "clients_shed",
+            "messages_delivered",
             "request_latency",
             "ring_version",
+            "subscriptions",
         ];
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
-        let server_additions = ["connect_errors", "connects", "ejected", "server_latency"];
+        let server_additions =
+            ["connect_errors", "connects", "ejected", "in_line", "server_latency", "sessions"];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);
     }
 

@@ -77,6 +77,9 @@ pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
         worker_cpu_affinity: Affinity::Off,
         worker_heartbeat_timeout_ms: 700,
         rebalance_threshold: None,
+        stats_listen: None,
+        log_file: None,
+        log_level: None,
     };
     let pools = pools.iter().map(|(name, servers)| pool(name, servers)).collect();
     Snapshot { epoch: 1, global, pools }
@@ -104,12 +107,20 @@ fn pool(name: &str, servers: &[&str]) -> Pool {
         tcp_quickack: false,
         reuseport: true,
         redis_auth: None,
+        memcached: Default::default(),
         redis_db: 0,
+        databases: 16,
         preconnect: false,
         auto_eject_hosts: false,
         server_connections: 1,
+        session_connections: 128,
+        session_connections_idle: 0,
+        session_wait_ms: 5000,
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
+        cross_server_copy: false,
         limits: Limits::default(),
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }

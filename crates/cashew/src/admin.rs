@@ -129,8 +129,9 @@ impl Control {
             ToChild::Commit { epoch } => {
                 let prepared = self.prepared.take().filter(|(number, _)| *number == epoch);
                 // Who was started since the change was decided began with its epoch.
-                let Some((_, source)) = prepared else { return Ok(()) };
-                self.changer.change(Change::Source(source))?;
+                if let Some((_, source)) = prepared {
+                    self.changer.change(Change::Source(source))?;
+                }
                 self.say(&ToMaster::Committed { epoch })
             }
             ToChild::Abort { .. } => {

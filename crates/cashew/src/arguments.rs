@@ -7,6 +7,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
 use cashew_process::log;
+use cashew_supervisor::CommandLine;
 
 /// A gateway in front of Redis and memcached
 ///
@@ -46,11 +47,12 @@ pub(crate) struct Arguments {
     #[arg(short = 'D', long)]
     pub(crate) describe_stats: bool,
 
-    /// Log level: 0-3 errors, 4 warnings, 5-6 information, 7 debugging, 8-11 everything
-    #[arg(short, long, value_name = "N", default_value_t = log::LEVEL_DEFAULT, value_parser = level)]
-    pub(crate) verbose: u8,
+    /// Log level: 0-3 errors, 4 warnings, 5-6 information, 7 debugging, 8-11 everything; `log_level`
+    /// of the configuration without it [default: 5]
+    #[arg(short, long, value_name = "N", value_parser = level)]
+    verbose: Option<u8>,
 
-    /// Log to a file instead of standard error
+    /// Log to a file instead of standard error; `log_file` of the configuration without it
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
@@ -59,13 +61,13 @@ pub(crate) struct Arguments {
     pub(crate) conf_file: PathBuf,
 
     /// Port of the statistics: JSON for whoever connects, the same and Prometheus over HTTP
-    #[arg(short, long, value_name = "PORT", default_value_t = 22222,
-          value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) stats_port: u16,
+    /// [default: that of `stats_listen` in the configuration, or 22222]
+    #[arg(short, long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    stats_port: Option<u16>,
 
-    /// Address of the statistics
-    #[arg(short = 'a', long, value_name = "ADDRESS", default_value = "0.0.0.0")]
-    stats_addr: String,
+    /// Address of the statistics [default: that of `stats_listen` in the configuration, or 0.0.0.0]
+    #[arg(short = 'a', long, value_name = "ADDRESS")]
+    stats_addr: Option<String>,
 
     /// Accepted for nutcracker's sake, in ms; statistics are always up to date
     #[arg(short = 'i', long, value_name = "MS", default_value_t = 30_000)]
@@ -178,14 +180,24 @@ impl Arguments {
         Self::command().render_help().to_string()
     }
 
-    pub(crate) fn stats_address(&self) -> Result<SocketAddr, String> {
-        let host = self.stats_addr.trim_matches(['[', ']']);
-        let invalid = |why: &dyn std::fmt::Display| {
-            format!("the statistics cannot listen on address '{}': {why}", self.stats_addr)
-        };
-        let addresses = (host, self.stats_port).to_socket_addrs();
-        addresses.map_err(|error| invalid(&error))?.next().ok_or_else(|| invalid(&"it has none"))
+    /// What it says that a configuration may say, too.
+    pub(crate) fn command_line(&self) -> Result<CommandLine, String> {
+        Ok(CommandLine {
+            stats_host: self.stats_addr.as_deref().map(stats_host).transpose()?,
+            stats_port: self.stats_port,
+            log_file: self.output.clone(),
+            log_level: self.verbose,
+        })
     }
+}
+
+/// Its first address, with a port that means nothing.
+fn stats_host(text: &str) -> Result<SocketAddr, String> {
+    let invalid = |why: &dyn std::fmt::Display| {
+        format!("the statistics cannot listen on address '{text}': {why}")
+    };
+    let addresses = (text.trim_matches(['[', ']']), 0).to_socket_addrs();
+    addresses.map_err(|error| invalid(&error))?.next().ok_or_else(|| invalid(&"it has none"))
 }
 
 /// As nutcracker, takes any number, and the highest level for what is above it.
@@ -201,6 +213,8 @@ fn level(text: &str) -> Result<u8, String> {
 mod tests {
     use std::path::Path;
 
+    use cashew_config::snapshot::LOG_LEVEL;
+
     use super::*;
 
     #[test]
@@ -212,8 +226,11 @@ mod tests {
     fn defaults_are_those_of_nutcracker() {
         let arguments = parse("").unwrap();
         assert_eq!(arguments.conf_file, Path::new("conf/nutcracker.yml"));
-        assert_eq!(arguments.stats_address().unwrap(), "0.0.0.0:22222".parse().unwrap());
-        assert_eq!((arguments.verbose, arguments.stats_interval), (5, 30_000));
+        assert_eq!(arguments.stats_interval, 30_000);
+        let given = arguments.command_line().unwrap();
+        assert_eq!((given.stats_host, given.stats_port), (None, None));
+        assert_eq!((given.log_file, given.log_level), (None, None));
+        assert_eq!(log::LEVEL_DEFAULT, LOG_LEVEL);
         assert_eq!(arguments.mbuf_size, 16_384);
         assert_eq!((arguments.output, arguments.pid_file), (None, None));
         assert!(!arguments.daemonize && !arguments.test_conf);
@@ -230,11 +247,13 @@ mod tests {
         for line in [short, long, attached, shortened] {
             let arguments = parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
             assert!(arguments.daemonize);
-            assert_eq!((arguments.verbose, arguments.mbuf_size), (7, 512));
-            assert_eq!(arguments.output.as_deref(), Some(Path::new("l")));
+            assert_eq!(arguments.mbuf_size, 512);
             assert_eq!(arguments.conf_file, Path::new("f"));
             assert_eq!(arguments.pid_file.as_deref(), Some(Path::new("q")));
-            assert_eq!(arguments.stats_address().unwrap(), "[::1]:1".parse().unwrap());
+            let given = arguments.command_line().unwrap();
+            assert_eq!(given.stats_host, Some("[::1]:0".parse().unwrap()));
+            assert_eq!((given.stats_port, given.log_level), (Some(1), Some(7)));
+            assert_eq!(given.log_file.as_deref(), Some(Path::new("l")));
         }
         assert!(parse("-h").unwrap().help && parse("-?").unwrap().help);
         assert!(parse("-V").unwrap().version && parse("--version").unwrap().version);
@@ -243,15 +262,15 @@ mod tests {
 
     #[test]
     fn the_last_of_several_counts() {
-        assert_eq!(parse("-s 1 -s 2").unwrap().stats_port, 2);
+        assert_eq!(parse("-s 1 -s 2").unwrap().stats_port, Some(2));
         assert!(parse("-t -t").unwrap().test_conf);
     }
 
     #[test]
     fn levels_beyond_the_last_are_the_last() {
-        assert_eq!(parse("-v 0").unwrap().verbose, 0);
-        assert_eq!(parse("-v 12").unwrap().verbose, 11);
-        assert_eq!(parse("-v 99999999999").unwrap().verbose, 11);
+        assert_eq!(parse("-v 0").unwrap().verbose, Some(0));
+        assert_eq!(parse("-v 12").unwrap().verbose, Some(11));
+        assert_eq!(parse("-v 99999999999").unwrap().verbose, Some(11));
     }
 
     #[test]
@@ -275,7 +294,7 @@ mod tests {
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
-        assert!(parse("-a not..an..address").unwrap().stats_address().is_err());
+        assert!(parse("-a not..an..address").unwrap().command_line().is_err());
     }
 
     #[test]

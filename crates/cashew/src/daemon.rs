@@ -2,7 +2,7 @@
 //! until the new one has said on a pipe how its start went. So `cashew -d` returns with 0 only when
 //! the instance serves.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,24 +10,24 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
-use crate::arguments::Arguments;
 use crate::children::set_process_name;
 
-const READY: &str = "ready";
+/// The last lines of reports on a start that went well and on one that did not.
+const READY: &str = "ready\n";
+const FAILED: &str = "failed\n";
 
 /// The part of the process that the operator started.
-pub(crate) fn start(arguments: &Arguments) -> ExitCode {
-    if arguments.output.is_none() {
-        eprintln!("cashew: there is no log: running in the background needs --output for one");
-    }
+pub(crate) fn start() -> ExitCode {
     match start_and_listen() {
-        Ok(report) if report == READY => ExitCode::SUCCESS,
-        Ok(report) if report.is_empty() => {
-            eprintln!("cashew: ended before it served");
-            ExitCode::FAILURE
-        }
         Ok(report) => {
-            eprintln!("{report}");
+            if let Some(notes) = report.strip_suffix(READY) {
+                eprint!("{notes}");
+                return ExitCode::SUCCESS;
+            }
+            match report.strip_suffix(FAILED) {
+                Some(notes) => eprint!("{notes}"),
+                None => eprintln!("{report}cashew: ended before it served"),
+            }
             ExitCode::FAILURE
         }
         Err(error) => {
@@ -53,7 +53,7 @@ fn start_and_listen() -> io::Result<String> {
 }
 
 /// The background process's end of the pipe. Closes when a report is made.
-pub(crate) struct Report(Cell<Option<File>>);
+pub(crate) struct Report(RefCell<Option<File>>);
 
 impl Report {
     /// Leaves the session of the terminal and takes the pipe from standard input.
@@ -62,19 +62,27 @@ impl Report {
         rustix::process::setsid()?;
         let pipe = File::from(io::stdin().as_fd().try_clone_to_owned()?);
         rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
-        Ok(Self(Cell::new(Some(pipe))))
+        Ok(Self(RefCell::new(Some(pipe))))
     }
 
     pub(crate) fn ready(&self) {
         self.say(READY);
+        self.0.take();
     }
 
     pub(crate) fn failed(&self, why: &str) {
-        self.say(why);
+        self.note(why);
+        self.say(FAILED);
+        self.0.take();
+    }
+
+    /// A line for who started this.
+    pub(crate) fn note(&self, line: &str) {
+        self.say(&format!("{line}\n"));
     }
 
     fn say(&self, text: &str) {
-        if let Some(mut pipe) = self.0.take() {
+        if let Some(mut pipe) = self.0.borrow().as_ref() {
             // Who started this may have given up waiting.
             let _ = pipe.write_all(text.as_bytes());
         }

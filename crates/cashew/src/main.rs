@@ -34,7 +34,7 @@ fn main() -> ExitCode {
             tell::about(&arguments)
         }
         None if arguments.test_conf => tell::test_conf(&arguments.conf_file),
-        None if arguments.daemonize && !arguments.report_on_stdin => daemon::start(&arguments),
+        None if arguments.daemonize && !arguments.report_on_stdin => daemon::start(),
         None => run::instance(arguments),
     }
 }

@@ -137,6 +137,14 @@ fn describe(status: &Status) -> String {
         status.epoch,
         status.configuration.display()
     );
+    if let Some(address) = status.statistics {
+        text += &format!("statistics: {address}\n");
+    }
+    if let Some(level) = status.log_level {
+        let file = status.log_file.as_ref();
+        let file = file.map_or_else(|| "standard error".into(), |file| file.display().to_string());
+        text += &format!("log: {file}, level {level}\n");
+    }
     for (what, outcome) in [("reload", &status.last_reload), ("upgrade", &status.last_upgrade)] {
         if let Some(outcome) = outcome {
             text += &format!("last {what}: {}\n", describe_outcome(outcome));
@@ -317,12 +325,17 @@ mod tests {
                 ring_version: 7,
                 digest: "0123456789abcdef".to_owned(),
             }],
+            statistics: Some("127.0.0.1:22222".parse().unwrap()),
+            log_file: Some("/var/log/cashew.log".into()),
+            log_level: Some(5),
             last_reload: None,
             last_upgrade: None,
         };
         assert_eq!(
             describe(&status),
             "cashew-0.1.0 serving for 1d 2h: process 70, epoch 3, /etc/cashew.yml
+statistics: 127.0.0.1:22222
+log: /var/log/cashew.log, level 5
 
 WORKER  RANK  PROCESS  STATE       UP     CLIENTS  BUSY  RESTARTS
 0       0     71       serving     1m 1s  1200     33%   2

@@ -1,9 +1,10 @@
 //! Running an instance.
 
+use std::cell::OnceCell;
 use std::error::Error;
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -36,27 +37,33 @@ pub(crate) fn instance(arguments: Arguments) -> ExitCode {
 }
 
 fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
+    // What is wrong with the configuration belongs into it, too.
     if let Some(path) = &arguments.output {
-        let redirected = log::open(path).and_then(log::redirect);
-        redirected.map_err(|error| format!("cannot open log file {}: {error}", path.display()))?;
+        told.log_to(path)?;
     }
+    let command_line = arguments.command_line()?;
     let loaded = cashew_config::load(&arguments.conf_file)?;
-    let alone = loaded.snapshot.global.worker_processes == 0;
-    log::init(if alone { "cashew" } else { "master" }, arguments.verbose);
+    let global = &loaded.snapshot.global;
+    match command_line.log_file(global) {
+        Some(path) if !told.has_log_file() => told.log_to(path)?,
+        Some(_) => {}
+        None => told.has_no_log(),
+    }
+    let alone = global.worker_processes == 0;
+    log::init(if alone { "cashew" } else { "master" }, command_line.log_level(global));
     info!("cashew-{} with {}", tell::VERSION, arguments.conf_file.display());
     for warning in &loaded.warnings {
         warn!("{warning}");
     }
-    let stats = arguments.stats_address()?;
     let ready = Rc::clone(told);
     cashew_supervisor::run(Options {
         snapshot: loaded.snapshot,
-        stats: Some(stats),
+        command_line,
+        has_admin: true,
         spawn: if alone { children::spawn_threads() } else { children::spawn_processes() },
         program: rehearse::program(&arguments),
         conf_file: arguments.conf_file,
-        log_level: arguments.verbose,
-        log_file: arguments.output,
+        standard_error: told.standard_error()?,
         pid_file: arguments.pid_file,
         on_ready: Box::new(move || ready.ready()),
     })?;
@@ -65,7 +72,8 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
 
 /// Goes on as another program of this process began. Its standard error is the log already.
 fn take_over(arguments: Arguments) -> ExitCode {
-    log::init("master", arguments.verbose);
+    // Its level comes with what is taken over.
+    log::init("master", log::LEVEL_DEFAULT);
     match go_on(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -82,9 +90,9 @@ fn go_on(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         input,
         TakeOver {
             program: rehearse::program(&arguments),
+            command_line: arguments.command_line()?,
             conf_file: arguments.conf_file,
             spawn: children::spawn_processes(),
-            log_file: arguments.output,
             pid_file: arguments.pid_file,
         },
     )?;
@@ -94,20 +102,45 @@ fn go_on(arguments: Arguments) -> Result<(), Box<dyn Error>> {
 /// Who wants to know how the start goes, besides the log.
 struct Told {
     /// Standard error as it was before a log file took its place.
-    terminal: Option<File>,
+    terminal: OnceCell<OwnedFd>,
     starter: Option<Report>,
 }
 
 impl Told {
     fn new(arguments: &Arguments) -> io::Result<Self> {
-        if arguments.report_on_stdin {
-            return Ok(Self { terminal: None, starter: Some(Report::take()?) });
-        }
-        let terminal = match arguments.output {
-            Some(_) => Some(File::from(io::stderr().as_fd().try_clone_to_owned()?)),
-            None => None,
+        let starter = if arguments.report_on_stdin { Some(Report::take()?) } else { None };
+        Ok(Self { terminal: OnceCell::new(), starter })
+    }
+
+    /// Has a log file take the place of standard error.
+    fn log_to(&self, path: &Path) -> Result<(), String> {
+        let redirect = || {
+            let file = log::open(path)?;
+            let terminal = io::stderr().as_fd().try_clone_to_owned()?;
+            log::redirect(file)?;
+            self.terminal.set(terminal).expect("it is replaced once");
+            Ok(())
         };
-        Ok(Self { terminal, starter: None })
+        redirect()
+            .map_err(|error: io::Error| format!("cannot open log file {}: {error}", path.display()))
+    }
+
+    fn has_log_file(&self) -> bool {
+        self.terminal.get().is_some()
+    }
+
+    /// In the background that is worth a word.
+    fn has_no_log(&self) {
+        if let Some(starter) = &self.starter {
+            starter.note(
+                "cashew: there is no log: running in the background needs --output, or \
+                          log_file in the configuration, for one",
+            );
+        }
+    }
+
+    fn standard_error(&self) -> io::Result<Option<OwnedFd>> {
+        self.terminal.get().map(OwnedFd::try_clone).transpose()
     }
 
     fn ready(&self) {
@@ -121,9 +154,9 @@ impl Told {
         log::init("master", log::LEVEL_DEFAULT);
         error!("{why}");
         let why = format!("cashew: {why}");
-        if let Some(mut terminal) = self.terminal.as_ref() {
+        if let Some(terminal) = self.terminal.get() {
             // It may be closed by now, and the log has it.
-            let _ = writeln!(terminal, "{why}");
+            let _ = rustix::io::write(terminal, format!("{why}\n").as_bytes());
         }
         if let Some(starter) = &self.starter {
             starter.failed(&why);

@@ -4,13 +4,14 @@ mod share;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 
 use cashew_placement::HashTag;
 
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
-    Topology,
+    Affinity, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Memcached,
+    OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
 };
 use crate::value::RoundSize;
 
@@ -71,10 +72,12 @@ impl Difference {
             worker_cpu_affinity,
             worker_heartbeat_timeout_ms,
             rebalance_threshold,
+            stats_listen: _,
+            log_file,
+            log_level: _,
         } = old;
-        let socket = |path: &Option<std::path::PathBuf>| {
-            path.as_ref().map(|path| path.display().to_string())
-        };
+        let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let log = |path| shown(path).unwrap_or_else(|| "standard error".to_owned());
         let mut option = Options { lines: &mut self.lines, pool: None };
         option.changed("worker_processes", worker_processes, &new.worker_processes);
         option.changed("max_openfiles", &or_none(max_open_files), &or_none(&new.max_open_files));
@@ -101,8 +104,8 @@ impl Difference {
         );
         option.changed(
             "control_socket",
-            &or_none(&socket(control_socket)),
-            &or_none(&socket(&new.control_socket)),
+            &or_none(&shown(control_socket)),
+            &or_none(&shown(&new.control_socket)),
         );
         option.changed("worker_cpu_affinity", worker_cpu_affinity, &new.worker_cpu_affinity);
         option.changed(
@@ -114,6 +117,9 @@ impl Difference {
             (Some(old), Some(new)) => option.changed("rebalance_threshold", old, new),
             (old, new) => option.changed("rebalance", &old.is_some(), &new.is_some()),
         }
+        option.changed("stats_listen", &old.stats_listen(), &new.stats_listen());
+        option.changed("log_file", &log(log_file), &log(&new.log_file));
+        option.changed("log_level", &old.log_level(), &new.log_level());
     }
 
     fn pool(&mut self, old: &Pool, new: &Pool) {
@@ -134,12 +140,20 @@ impl Difference {
             reuseport,
             redis_auth,
             redis_db,
+            memcached,
+            databases,
             preconnect,
             auto_eject_hosts,
             server_connections,
+            session_connections,
+            session_connections_idle,
+            session_wait_ms,
             server_retry_timeout_ms,
             server_failure_limit,
+            cross_server_copy,
             limits,
+            commands,
+            commands_from_servers,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -158,23 +172,33 @@ impl Difference {
         option.changed("tcpkeepalive", tcp_keepalive, &new.tcp_keepalive);
         option.changed("tcp_quickack", tcp_quickack, &new.tcp_quickack);
         option.changed("reuseport", reuseport, &new.reuseport);
-        match (redis_auth, &new.redis_auth) {
-            (None, Some(_)) => option.say("redis_auth: set"),
-            (Some(_), None) => option.say("redis_auth: removed"),
-            (old, new) if old != new => option.say("redis_auth: changed"),
-            _ => {}
-        }
+        option.secret("redis_auth", redis_auth.as_ref(), new.redis_auth.as_ref());
         option.changed("redis_db", redis_db, &new.redis_db);
+        option.memcached(memcached, &new.memcached);
+        option.changed("databases", databases, &new.databases);
         option.changed("preconnect", preconnect, &new.preconnect);
         option.changed("auto_eject_hosts", auto_eject_hosts, &new.auto_eject_hosts);
         option.changed("server_connections", server_connections, &new.server_connections);
+        option.changed("session_connections", session_connections, &new.session_connections);
+        option.changed(
+            "session_connections_idle",
+            session_connections_idle,
+            &new.session_connections_idle,
+        );
+        option.changed("session_wait_timeout", session_wait_ms, &new.session_wait_ms);
         option.changed(
             "server_retry_timeout",
             server_retry_timeout_ms,
             &new.server_retry_timeout_ms,
         );
         option.changed("server_failure_limit", server_failure_limit, &new.server_failure_limit);
+        option.changed("cross_server_copy", cross_server_copy, &new.cross_server_copy);
         option.limits(limits, &new.limits);
+        option.changed("commands", &names(commands), &names(&new.commands));
+        if names(commands) == names(&new.commands) && *commands != new.commands {
+            option.say("commands: what is said about them");
+        }
+        option.changed("commands_from_servers", commands_from_servers, &new.commands_from_servers);
         match (topology, new.topology) {
             (Topology::Sharded, Topology::MasterReplica { .. }) => {
                 option.say("one server is the master of the others, which are its replicas");
@@ -244,6 +268,11 @@ impl Difference {
     }
 }
 
+fn names(commands: &[CustomCommand]) -> String {
+    let names: Vec<&str> = commands.iter().map(|command| command.name.as_str()).collect();
+    if names.is_empty() { "none".into() } else { names.join(" ") }
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.lines.join("\n"))
@@ -257,6 +286,34 @@ struct Options<'a> {
 }
 
 impl Options<'_> {
+    fn memcached(&mut self, old: &Memcached, new: &Memcached) {
+        let Memcached { wire, on_failure, client_auth, server_auth } = old;
+        let wire_of = |wire: Wire| match wire {
+            Wire::Auto => "auto",
+            Wire::Text => "text",
+            Wire::Binary => "binary",
+        };
+        let failure = |on_failure: OnFailure| match on_failure {
+            OnFailure::Error => "error",
+            OnFailure::Miss => "miss",
+        };
+        self.changed("protocol", &wire_of(*wire), &wire_of(new.wire));
+        self.changed("on_failure", &failure(*on_failure), &failure(new.on_failure));
+        let some = |auth: &'_ [Credentials]| (!auth.is_empty()).then(|| auth.to_vec());
+        self.secret("client_auth", some(client_auth).as_ref(), some(&new.client_auth).as_ref());
+        self.secret("server_auth", server_auth.as_ref(), new.server_auth.as_ref());
+    }
+
+    /// That it changed, but not from what to what.
+    fn secret<T: PartialEq>(&mut self, key: &str, old: Option<&T>, new: Option<&T>) {
+        match (old, new) {
+            (None, Some(_)) => self.say(&format!("{key}: set")),
+            (Some(_), None) => self.say(&format!("{key}: removed")),
+            (old, new) if old != new => self.say(&format!("{key}: changed")),
+            _ => {}
+        }
+    }
+
     fn say(&mut self, what: &str) {
         self.lines.push(match self.pool {
             Some(pool) => format!("pool '{pool}': {what}"),
@@ -289,6 +346,11 @@ impl Options<'_> {
             client_requests_max,
             client_output_pause,
             client_output_max,
+            pubsub_output_max,
+            pubsub_output_soft_max,
+            pubsub_output_soft_ms,
+            client_subscriptions_max,
+            subscriptions_max,
             server_queue_max,
             server_queue_size_max,
             server_connect_timeout_ms,
@@ -297,12 +359,19 @@ impl Options<'_> {
             ("request_size_max", request_size_max, new.request_size_max),
             ("client_output_pause", client_output_pause, new.client_output_pause),
             ("client_output_max", client_output_max, new.client_output_max),
+            ("pubsub_output_max", pubsub_output_max, new.pubsub_output_max),
+            ("pubsub_output_soft_max", pubsub_output_soft_max, new.pubsub_output_soft_max),
             ("server_queue_size_max", server_queue_size_max, new.server_queue_size_max),
         ];
         for (key, old, new) in sizes {
             self.size_changed(key, Some(*old), Some(new));
         }
         self.changed("client_requests_max", client_requests_max, &new.client_requests_max);
+        let (old_ms, new_ms) = (pubsub_output_soft_ms, &new.pubsub_output_soft_ms);
+        self.changed("pubsub_output_soft_time", old_ms, new_ms);
+        let (old_max, new_max) = (client_subscriptions_max, &new.client_subscriptions_max);
+        self.changed("client_subscriptions_max", old_max, new_max);
+        self.changed("subscriptions_max", subscriptions_max, &new.subscriptions_max);
         self.changed("server_queue_max", server_queue_max, &new.server_queue_max);
         self.changed(
             "server_connect_timeout",
@@ -429,6 +498,11 @@ mod tests {
             ("worker_heartbeat_timeout: 0", "worker_heartbeat_timeout: 700 -> 0"),
             ("rebalance: false", "rebalance: true -> false"),
             ("rebalance_threshold: 50", "rebalance_threshold: 20 -> 50"),
+            ("stats_listen: \"[::1]:1\"", "stats_listen: 0.0.0.0:22222 -> [::1]:1"),
+            ("stats_listen: \"*:22222\"", ""),
+            ("log_file: /log", "log_file: standard error -> /log"),
+            ("log_level: 7", "log_level: 5 -> 7"),
+            ("log_level: 5", ""),
         ];
         let old = snapshot(GLOBAL, SERVERS);
         for (text, expected) in table {
@@ -454,12 +528,20 @@ mod tests {
             ("tcp_quickack: true", "tcp_quickack: false -> true"),
             ("reuseport: true", "reuseport: false -> true"),
             ("redis_auth: secret", "redis_auth: set"),
-            ("redis_db: 3", "redis_db: 0 -> 3\nall keys are in another database"),
+            (
+                "redis_db: 3",
+                "redis_db: 0 -> 3\ndatabases: 16 -> 1\nall keys are in another database",
+            ),
+            ("databases: 4", "databases: 16 -> 4"),
             ("preconnect: true", "preconnect: false -> true"),
             ("auto_eject_hosts: true", "auto_eject_hosts: false -> true"),
             ("server_connections: 2", "server_connections: 1 -> 2"),
+            ("session_connections: 7", "session_connections: 128 -> 7"),
+            ("session_connections_idle: 7", "session_connections_idle: 0 -> 7"),
+            ("session_wait_timeout: 7", "session_wait_timeout: 5000 -> 7"),
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
+            ("cross_server_copy: true", "cross_server_copy: false -> true"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
             ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),
@@ -471,6 +553,11 @@ mod tests {
             ("server_queue_max: 9", "server_queue_max: 262144 -> 9"),
             ("server_queue_size_max: 100000", "server_queue_size_max: 256.0 MiB -> 97.7 KiB"),
             ("server_connect_timeout: 1", "server_connect_timeout: 5000 -> 1"),
+            (
+                "commands: [{name: b.x, arity: 2, first_key: 1}, {name: a.x, arity: 1}]",
+                "commands: none -> a.x b.x",
+            ),
+            ("commands_from_servers: true", "commands_from_servers: false -> true"),
         ];
         let old = snapshot(GLOBAL, &format!("redis: true, {SERVERS}"));
         for (text, expected) in table {
@@ -479,6 +566,31 @@ mod tests {
                 expected.lines().map(|line| format!("pool 'alpha': {line}")).collect();
             assert_eq!(words(&old, &new), expected.join("\n"));
         }
+    }
+
+    #[test]
+    fn options_of_memcached_are_told_without_secrets() {
+        let old = snapshot(GLOBAL, SERVERS);
+        for (text, expected) in [
+            ("protocol: binary", "protocol: auto -> binary"),
+            ("on_failure: miss", "on_failure: error -> miss"),
+            ("client_auth: 'a:b'", "client_auth: set"),
+            ("server_auth: 'a:b'", "server_auth: set"),
+        ] {
+            let new = snapshot(GLOBAL, &format!("{text}, {SERVERS}"));
+            assert_eq!(words(&old, &new), format!("pool 'alpha': {expected}"));
+        }
+    }
+
+    #[test]
+    fn what_changes_about_commands_is_told() {
+        let with = |arity: i32| {
+            let commands = format!("commands: [{{name: x.y, arity: {arity}}}]");
+            snapshot(GLOBAL, &format!("redis: true, {commands}, {SERVERS}"))
+        };
+        let expected = "pool 'alpha': commands: what is said about them";
+        assert_eq!(words(&with(1), &with(-1)), expected);
+        assert_eq!(words(&with(1), &with(1)), "");
     }
 
     #[test]

@@ -4,12 +4,14 @@
 use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::address::ListenText;
+use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
-use crate::snapshot::{Affinity, IoEngine};
+use crate::snapshot::{Affinity, IoEngine, OnFailure, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
-    Heartbeat, Memory, Number, Servers, Size, SocketPath, Switch, Text, Timeout, Value, Workers,
+    CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
+    Switch, Text, Timeout, Value, Workers,
 };
 
 section! {
@@ -58,6 +60,38 @@ section! {
         rebalance: Switch = "true",
         /// Percent of a processor's time that two workers must differ by for clients to be moved.
         rebalance_threshold: Number<1, 100> = "20",
+        /// Where the statistics are. A name is resolved once, when the file is loaded, to its first
+        /// address. The flag `-a` takes the place of the host, `-s` that of the port.
+        stats_listen: StatsListen = "0.0.0.0:22222",
+        /// File that the log is appended to, in place of standard error. The flag `-o` takes its
+        /// place.
+        log_file: FilePath = none,
+        /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
+        /// everything. The flag `-v` takes its place.
+        log_level: Number<0, 11> = "5",
+    }
+}
+
+section! {
+    /// A command that Redis itself does not have. Arguments are counted from 0, the name.
+    CommandSection {
+        /// The command, in any case; a subcommand as `container|subcommand`.
+        name: Text = required,
+        /// Arguments with the name, and a subcommand's name; negative: at least so many.
+        arity: Whole = required,
+        /// The first argument that is a key; 0 when there is none.
+        first_key: Number<0, 32767> = "0",
+        /// The last argument that is a key; negative counts from the end, -1 being the last of all.
+        /// Without it there is one key.
+        last_key: Whole = none,
+        /// From one key to the next: 2 when a value is behind each.
+        step: Number<1, 32767> = "1",
+        /// The argument that says how many keys follow it, in the place of `first_key` and
+        /// `last_key`.
+        numkeys: Number<1, 32766> = none,
+        /// Redis's flags. Without `write` and `readonly` it may do either; `readonly` may go to a
+        /// replica, and `blocking` gets a connection of its own.
+        flags: Words = none,
     }
 }
 
@@ -95,19 +129,47 @@ section! {
         reuseport: Switch = "false",
         /// Password that clients must give and that is given to servers. Redis pools only.
         redis_auth: Text = none,
-        /// Database selected on every server connection. Redis pools only.
+        /// Database that clients have at first. Redis pools only.
         redis_db: Number<0, 2147483647> = "0",
+        /// How many databases clients may choose from with SELECT: those below this number. With 1
+        /// there is only `redis_db`, which clients know as 0. Redis pools only; 16 unless `redis_db`
+        /// is set, else 1.
+        databases: Number<1, 2147483647> = none,
+        /// Which of memcached's protocols clients may speak: `auto` goes by the first byte of each
+        /// connection, `text` has the meta commands. memcached pools only.
+        protocol: Wire = "auto",
+        /// What a `get` is answered whose server fails: `error`, or `miss` as if the key were not
+        /// there. memcached pools only.
+        on_failure: OnFailure = "error",
+        /// Who may come: `user:password`, several with spaces between them. Asked for by SASL in the
+        /// binary protocol, by a first `set` in text. memcached pools only.
+        client_auth: CredentialList = none,
+        /// What servers are given: `user:password`. memcached pools only.
+        server_auth: CredentialList = none,
         /// Whether workers connect to every server when they start.
         preconnect: Switch = "false",
         /// Whether a server that keeps failing is taken out of the ring for a while.
         auto_eject_hosts: Switch = "false",
         /// Shared connections to each server over all workers; every worker has at least one.
         server_connections: Number<1, 2147483647> = "1",
+        /// Connections to each server, over all workers, that clients may have to themselves: for
+        /// transactions (from WATCH or the first command in MULTI) and for blocking calls. Every
+        /// worker may have at least one. Redis pools only.
+        session_connections: Number<1, 65536> = "128",
+        /// How many such connections to each server every worker keeps ready for who needs one.
+        /// Redis pools only.
+        session_connections_idle: Number<0, 65536> = "0",
+        /// Milliseconds that a client waits for such a connection while all are in use, before it
+        /// gets an error. Redis pools only.
+        session_wait_timeout: Number<1, 3600000> = "5000",
         /// Milliseconds until an ejected server is probed, and between probes, less up to half of
         /// it at random. It is back when it answers one.
         server_retry_timeout: Number<0, 2147483647> = "30000",
         /// Consecutive failures, as one worker sees them, that eject a server. 0 counts as 1.
         server_failure_limit: Number<0, 2147483647> = "2",
+        /// Whether RENAME, RENAMENX and COPY carry a key from one server to another, by DUMP and
+        /// RESTORE, if its new name belongs there. Not atomic. Redis pools only.
+        cross_server_copy: Switch = "false",
         /// Bytes of the largest request. A client that sends more gets an error and is closed.
         request_size_max: Size<1024, 4294967296> = "1gb",
         /// Requests of one client that may wait for replies. Beyond it the client is not read.
@@ -116,6 +178,19 @@ section! {
         client_output_pause: Size<1024, 4294967296> = "1mb",
         /// Bytes of replies waiting for one client beyond which the client is closed.
         client_output_max: Size<65536, 17179869184> = "1gb",
+        /// Bytes waiting for one client that is subscribed to anything beyond which it is closed, and
+        /// the largest message that such a client may be sent. Redis pools only, as what follows.
+        pubsub_output_max: Size<65536, 17179869184> = "32mb",
+        /// Bytes waiting for one client that is subscribed to anything beyond which it is closed when
+        /// there are as many for `pubsub_output_soft_time`.
+        pubsub_output_soft_max: Size<1024, 17179869184> = "8mb",
+        /// Milliseconds that a client may have more than `pubsub_output_soft_max` waiting.
+        pubsub_output_soft_time: Number<1000, 86400000> = "60000",
+        /// Channels and patterns that one client may be subscribed to.
+        client_subscriptions_max: Number<1, 16777216> = "65536",
+        /// Channels and patterns that all clients of one worker may be subscribed to, each counted as
+        /// often as it has clients.
+        subscriptions_max: Number<1, 1073741824> = "1048576",
         /// Requests queued or in flight on one server connection. Beyond it requests get an error.
         server_queue_max: Number<1, 16777216> = "262144",
         /// Bytes waiting to be written on one server connection. Beyond it requests get an error,
@@ -123,6 +198,12 @@ section! {
         server_queue_size_max: Size<65536, 17179869184> = "256mb",
         /// Milliseconds that connecting to a server may take when `timeout` is not shorter.
         server_connect_timeout: Number<1, 3600000> = "5000",
+        /// Commands that Redis itself does not have, of [modules](#commands-of-modules). Redis
+        /// pools only.
+        commands: Commands = none,
+        /// Whether a server is asked (COMMAND INFO) about a command that is not known, when a
+        /// client says it first. Redis pools only.
+        commands_from_servers: Switch = "false",
     }
 }
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod commands;
 mod diagnostic;
 mod difference;
 mod file;

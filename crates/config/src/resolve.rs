@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
 
 use cashew_placement::{Distribution, Hash};
 
@@ -13,8 +14,10 @@ use crate::address::{ListenText, ServerLine, check_name};
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::memory;
-use crate::snapshot::{Global, Limits, Listen, Pool, Protocol, Server, Snapshot, Topology};
-use crate::value::{Memory, WORKERS_MAX, Workers};
+use crate::snapshot::{
+    Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
+};
+use crate::value::{CredentialList, Memory, StatsListen, WORKERS_MAX, Workers};
 
 /// Most pools of one instance.
 pub const POOLS_MAX: usize = 4096;
@@ -27,6 +30,9 @@ pub(crate) const WORKER_MEMORY_MIN: u64 = 8 << 20;
 
 /// The server name that makes a redis pool of the sectioned dialect one master with replicas.
 const MASTER: &str = "master";
+
+/// Databases of a server that is not told otherwise.
+const DATABASES: u32 = 16;
 
 /// The fields of the statistics, of twemproxy's and of its forks', that stand beside the pools.
 const RESERVED_POOL_NAMES: [&str; 9] = [
@@ -50,6 +56,8 @@ pub struct Context<'a> {
     pub memory: Option<u64>,
     /// The first address of a host and port.
     pub resolve: &'a dyn Fn(&str, u16) -> io::Result<SocketAddr>,
+    /// Whether there is a directory.
+    pub is_directory: &'a dyn Fn(&Path) -> bool,
 }
 
 impl Context<'static> {
@@ -62,6 +70,7 @@ impl Context<'static> {
                 let mut addresses = (host, port).to_socket_addrs()?;
                 addresses.next().ok_or_else(|| io::Error::other("the name has no address"))
             },
+            is_directory: &|path| path.is_dir(),
         }
     }
 }
@@ -82,11 +91,14 @@ pub(crate) fn resolve(
             pools.push(pool);
         }
     }
+    let stats_listen = resolve_stats(&file.global, &pools, context, report);
+    check_log_file(&file.global, context, report);
     if report.has_errors() {
         return None;
     }
     pools.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
-    Some(Snapshot { epoch: 1, global: resolve_global(file.global, context), pools })
+    let global = Global { stats_listen, ..resolve_global(file.global, context) };
+    Some(Snapshot { epoch: 1, global, pools })
 }
 
 /// twemproxy's order of pools and servers.
@@ -124,7 +136,43 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
             .value
             .0
             .then_some(section.rebalance_threshold.value.0 as u32),
+        stats_listen: None,
+        log_file: section.log_file.map(|path| path.value.0),
+        log_level: said(&section.log_level).map(|level| level.0 as u8),
     }
+}
+
+/// The value of an option that is in the file.
+fn said<T>(option: &At<T>) -> Option<&T> {
+    (option.pos != Pos::NONE).then_some(&option.value)
+}
+
+/// `None` where the file does not say it, or after a complaint.
+fn resolve_stats(
+    section: &GlobalSection,
+    pools: &[Pool],
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<SocketAddr> {
+    let StatsListen { host, port } = said(&section.stats_listen)?;
+    let pos = section.stats_listen.pos;
+    let address = resolve_address("stats_listen", host, *port, pos, context, report)?;
+    if let Some(owner) = pools.iter().find(|pool| pool.listen == Listen::Tcp(address)) {
+        report.error(pos, taken(&owner.name));
+    }
+    Some(address)
+}
+
+fn check_log_file(section: &GlobalSection, context: &Context<'_>, report: &mut Report<'_>) {
+    let Some(file) = &section.log_file else { return };
+    let path = &file.value.0;
+    let directory = path.parent().filter(|directory| !(context.is_directory)(directory));
+    let complaint = match directory {
+        Some(directory) => format!("there is no directory {}", directory.display()),
+        None if (context.is_directory)(path) => format!("{} is a directory", path.display()),
+        None => return,
+    };
+    report.error(file.pos, Complaint::new(format!("option \"log_file\": {complaint}")));
 }
 
 fn check_pool_names(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
@@ -208,6 +256,8 @@ fn resolve_pool(
 ) -> Option<Pool> {
     let protocol = if section.redis.value.0 { Protocol::Redis } else { Protocol::Memcached };
     check_redis_options(section, protocol, report);
+    check_memcached_options(section, protocol, report);
+    check_databases(section, report);
     check_limits(section, report);
     warn_of_crc32(section, report);
     let listen = section.listen.as_ref().and_then(|l| resolve_listen(l, context, report));
@@ -236,13 +286,31 @@ fn resolve_pool(
         reuseport: section.reuseport.value.0,
         redis_auth: section.redis_auth.as_ref().map(|auth| auth.value.0.clone()),
         redis_db: section.redis_db.value.0 as u32,
+        memcached: memcached(section),
+        databases: databases(section),
         preconnect: section.preconnect.value.0,
         auto_eject_hosts: section.auto_eject_hosts.value.0,
         server_connections: section.server_connections.value.0 as u32,
+        session_connections: section.session_connections.value.0 as u32,
+        session_connections_idle: section.session_connections_idle.value.0 as u32,
+        session_wait_ms: section.session_wait_timeout.value.0,
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
+        cross_server_copy: section.cross_server_copy.value.0,
         limits: limits(section),
+        commands: section.commands.as_ref().map_or_else(Vec::new, |c| c.value.0.clone()),
+        commands_from_servers: section.commands_from_servers.value.0,
     })
+}
+
+/// Servers have 16 unless they are told otherwise. Who says nothing but which database to take means
+/// that one alone.
+fn databases(section: &PoolSection) -> u32 {
+    match &section.databases {
+        Some(databases) => databases.value.0 as u32,
+        None if section.redis_db.value.0 > 0 => 1,
+        None => DATABASES,
+    }
 }
 
 fn limits(section: &PoolSection) -> Limits {
@@ -251,9 +319,26 @@ fn limits(section: &PoolSection) -> Limits {
         client_requests_max: section.client_requests_max.value.0 as u32,
         client_output_pause: section.client_output_pause.value.0,
         client_output_max: section.client_output_max.value.0,
+        pubsub_output_max: section.pubsub_output_max.value.0,
+        pubsub_output_soft_max: section.pubsub_output_soft_max.value.0,
+        pubsub_output_soft_ms: section.pubsub_output_soft_time.value.0,
+        client_subscriptions_max: section.client_subscriptions_max.value.0 as u32,
+        subscriptions_max: section.subscriptions_max.value.0 as u32,
         server_queue_max: section.server_queue_max.value.0 as u32,
         server_queue_size_max: section.server_queue_size_max.value.0,
         server_connect_timeout_ms: section.server_connect_timeout.value.0,
+    }
+}
+
+fn memcached(section: &PoolSection) -> Memcached {
+    let list = |auth: &Option<At<CredentialList>>| {
+        auth.as_ref().map(|auth| auth.value.0.clone()).unwrap_or_default()
+    };
+    Memcached {
+        wire: section.protocol.value,
+        on_failure: section.on_failure.value,
+        client_auth: list(&section.client_auth),
+        server_auth: list(&section.server_auth).into_iter().next(),
     }
 }
 
@@ -303,6 +388,74 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if section.redis_db.value.0 > 0 {
         refuse("redis_db", section.redis_db.pos);
+    }
+    for (key, pos) in [
+        ("session_connections", section.session_connections.pos),
+        ("session_connections_idle", section.session_connections_idle.pos),
+        ("session_wait_timeout", section.session_wait_timeout.pos),
+    ] {
+        if pos != Pos::NONE {
+            refuse(key, pos);
+        }
+    }
+    if let Some(commands) = &section.commands {
+        refuse("commands", commands.pos);
+    }
+    if section.commands_from_servers.value.0 {
+        refuse("commands_from_servers", section.commands_from_servers.pos);
+    }
+    if section.cross_server_copy.value.0 {
+        refuse("cross_server_copy", section.cross_server_copy.pos);
+    }
+    if let Some(databases) = &section.databases {
+        refuse("databases", databases.pos);
+    }
+    let given = [
+        ("pubsub_output_max", section.pubsub_output_max.pos),
+        ("pubsub_output_soft_max", section.pubsub_output_soft_max.pos),
+        ("pubsub_output_soft_time", section.pubsub_output_soft_time.pos),
+        ("client_subscriptions_max", section.client_subscriptions_max.pos),
+        ("subscriptions_max", section.subscriptions_max.pos),
+    ];
+    for (key, pos) in given.into_iter().filter(|&(_, pos)| pos != Pos::NONE) {
+        refuse(key, pos);
+    }
+}
+
+fn check_databases(section: &PoolSection, report: &mut Report<'_>) {
+    let Some(databases) = &section.databases else { return };
+    let (count, index) = (databases.value.0, section.redis_db.value.0);
+    if count > 1 && index >= count {
+        let message = format!("\"redis_db\" is {index}, which is not among {count} databases");
+        let hint = "clients have it at first and must be able to come back to it";
+        report.error(databases.pos, Complaint::new(message).hint(hint));
+    }
+}
+
+fn check_memcached_options(section: &PoolSection, protocol: Protocol, report: &mut Report<'_>) {
+    if let Some(auth) = section.server_auth.as_ref().filter(|auth| auth.value.0.len() > 1) {
+        let complaint = Complaint::new("option \"server_auth\" has more than one user");
+        report.error(auth.pos, complaint.hint("expected user:password"));
+    }
+    if protocol == Protocol::Memcached {
+        return;
+    }
+    let mut refuse = |key: &str, pos: Pos| {
+        let message = format!("option \"{key}\" is only valid for a memcached pool");
+        let hint = "a memcached pool has no \"redis: true\"";
+        report.error(pos, Complaint::new(message).hint(hint));
+    };
+    if section.protocol.value != Wire::Auto {
+        refuse("protocol", section.protocol.pos);
+    }
+    if section.on_failure.value != OnFailure::Error {
+        refuse("on_failure", section.on_failure.pos);
+    }
+    if let Some(auth) = &section.client_auth {
+        refuse("client_auth", auth.pos);
+    }
+    if let Some(auth) = &section.server_auth {
+        refuse("server_auth", auth.pos);
     }
 }
 
@@ -357,16 +510,30 @@ fn resolve_listen(
 ) -> Option<Listen> {
     match &listen.value {
         ListenText::Unix { path, mode } => Some(Listen::Unix { path: path.clone(), mode: *mode }),
-        ListenText::Tcp { host, port } if host.is_empty() => {
-            Some(Listen::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), *port)))
+        ListenText::Tcp { host, port } => {
+            resolve_address("listen", host, *port, listen.pos, context, report).map(Listen::Tcp)
         }
-        ListenText::Tcp { host, port } => match (context.resolve)(host, *port) {
-            Ok(address) => Some(Listen::Tcp(address)),
-            Err(error) => {
-                let message = format!("option \"listen\": \"{host}\" cannot be resolved: {error}");
-                report.error(listen.pos, Complaint::new(message));
-                None
-            }
-        },
+    }
+}
+
+/// An empty host is every address. `None` after a complaint.
+fn resolve_address(
+    key: &str,
+    host: &str,
+    port: u16,
+    pos: Pos,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<SocketAddr> {
+    if host.is_empty() {
+        return Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port));
+    }
+    match (context.resolve)(host, port) {
+        Ok(address) => Some(address),
+        Err(error) => {
+            let message = format!("option \"{key}\": \"{host}\" cannot be resolved: {error}");
+            report.error(pos, Complaint::new(message));
+            None
+        }
     }
 }

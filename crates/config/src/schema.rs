@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::file::{GlobalSection, PoolSection};
+use crate::file::{CommandSection, GlobalSection, PoolSection};
 use crate::section::{self, Section, prose};
 
 /// The JSON Schema of a configuration file in either dialect.
@@ -23,6 +23,11 @@ pub fn global_table() -> String {
 /// The options of a pool, as a Markdown table.
 pub fn pool_table() -> String {
     table::<PoolSection>()
+}
+
+/// The options of one of a pool's `commands`, as a Markdown table.
+pub fn command_table() -> String {
+    table::<CommandSection>()
 }
 
 fn table<S: Section>() -> String {

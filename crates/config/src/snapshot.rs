@@ -1,10 +1,11 @@
 //! What the rest of Cashew sees of a configuration: validated, resolved, sorted, without options
 //! left open. It is handed from the master to the workers as JSON in a sealed memfd.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
+use cashew_protocol::redis::{Definition, KeyPlaces};
 use serde::{Deserialize, Serialize};
 
 /// One numbered configuration of the whole instance.
@@ -46,6 +47,33 @@ pub struct Global {
     /// Percent of a processor's time that two workers must differ by for clients to be moved from
     /// one to the other; `None` never moves any.
     pub rebalance_threshold: Option<u32>,
+    /// Where the statistics are, if the file says it or the command line does; otherwise they are
+    /// at [`STATS_LISTEN`].
+    #[serde(default)]
+    pub stats_listen: Option<SocketAddr>,
+    /// `None` is standard error.
+    #[serde(default)]
+    pub log_file: Option<PathBuf>,
+    /// 0..=11 as nutcracker's `-v`, if the file says it or the command line does; otherwise it is
+    /// [`LOG_LEVEL`].
+    #[serde(default)]
+    pub log_level: Option<u8>,
+}
+
+/// Where nutcracker has the statistics.
+pub const STATS_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 22222);
+
+/// nutcracker's.
+pub const LOG_LEVEL: u8 = 5;
+
+impl Global {
+    pub fn stats_listen(&self) -> SocketAddr {
+        self.stats_listen.unwrap_or(STATS_LISTEN)
+    }
+
+    pub fn log_level(&self) -> u8 {
+        self.log_level.unwrap_or(LOG_LEVEL)
+    }
 }
 
 /// Which processors workers stay on.
@@ -100,15 +128,93 @@ pub struct Pool {
     pub reuseport: bool,
     /// Asked of clients and given to servers.
     pub redis_auth: Option<String>,
-    /// Database selected on every server connection.
+    /// Database that clients have at first.
     pub redis_db: u32,
+    /// Clients may select those below; if it is 1, only `redis_db`.
+    pub databases: u32,
+    #[serde(default)]
+    pub memcached: Memcached,
     pub preconnect: bool,
     pub auto_eject_hosts: bool,
     /// Shared connections per server over all workers; each worker has at least one.
     pub server_connections: u32,
+    /// Connections per server over all workers that clients may lease; each worker may have at
+    /// least one.
+    #[serde(default = "session_connections")]
+    pub session_connections: u32,
+    /// Kept ready by each worker, per server.
+    #[serde(default)]
+    pub session_connections_idle: u32,
+    /// How long a client waits for one.
+    #[serde(default = "session_wait_ms")]
+    pub session_wait_ms: u64,
     pub server_retry_timeout_ms: u64,
     pub server_failure_limit: u32,
+    /// RENAME, RENAMENX and COPY carry keys from one server to another.
+    #[serde(default)]
+    pub cross_server_copy: bool,
     pub limits: Limits,
+    /// Commands that Redis itself does not have, sorted by name. Redis pools only.
+    #[serde(default)]
+    pub commands: Vec<CustomCommand>,
+    /// Whether servers are asked about commands that are not known.
+    #[serde(default)]
+    pub commands_from_servers: bool,
+}
+
+/// A command of a module: what must be known of it to serve it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CustomCommand {
+    /// In lower case; a subcommand is "container|subcommand".
+    pub name: String,
+    /// Arguments including the name, and the subcommand's name; negative: at least that many.
+    pub arity: i16,
+    pub keys: CommandKeys,
+    /// Redis's flags.
+    pub flags: Vec<String>,
+}
+
+/// Where the keys of a command are. Arguments are counted from 0, the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CommandKeys {
+    None,
+    /// A negative `last` counts from the end.
+    Range {
+        first: u16,
+        last: i16,
+        step: u16,
+    },
+    /// The argument at `at` is their number; they follow it.
+    Numkeys {
+        at: u16,
+        step: u16,
+    },
+}
+
+impl CustomCommand {
+    pub fn definition(&self) -> Definition {
+        let keys = match self.keys {
+            CommandKeys::None => KeyPlaces::None,
+            CommandKeys::Range { first, last, step } => KeyPlaces::Range { first, last, step },
+            CommandKeys::Numkeys { at, step } => {
+                KeyPlaces::Numkeys { at, first: at.saturating_add(1), step }
+            }
+        };
+        Definition { name: self.name.clone(), arity: self.arity, keys, flags: self.flags.clone() }
+    }
+}
+
+/// Of pools that have no such option.
+pub(crate) const SESSION_CONNECTIONS: u32 = 128;
+pub(crate) const SESSION_WAIT_MS: u64 = 5000;
+
+fn session_connections() -> u32 {
+    SESSION_CONNECTIONS
+}
+
+fn session_wait_ms() -> u64 {
+    SESSION_WAIT_MS
 }
 
 impl Pool {
@@ -138,6 +244,50 @@ pub const SERVERS_MAX: usize = 65_536;
 pub enum Protocol {
     Redis,
     Memcached,
+}
+
+/// What only pools of memcached have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memcached {
+    pub wire: Wire,
+    pub on_failure: OnFailure,
+    /// Who may come; everybody if there is none.
+    pub client_auth: Vec<Credentials>,
+    /// What servers are given.
+    pub server_auth: Option<Credentials>,
+}
+
+/// Which of memcached's protocols clients may speak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wire {
+    /// Each connection's first byte tells.
+    #[default]
+    Auto,
+    /// Text, with the meta commands.
+    Text,
+    Binary,
+}
+
+/// What becomes of a request for values whose server fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    #[default]
+    Error,
+    Miss,
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    pub user: String,
+    pub password: String,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:***", self.user)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -193,6 +343,15 @@ pub struct Limits {
     pub client_output_pause: u64,
     /// Replies waiting for one client; beyond it the client is closed.
     pub client_output_max: u64,
+    /// Bytes waiting for one subscriber; beyond it the subscriber is closed.
+    pub pubsub_output_max: u64,
+    /// Bytes waiting for one subscriber; beyond it for that long the subscriber is closed.
+    pub pubsub_output_soft_max: u64,
+    pub pubsub_output_soft_ms: u64,
+    /// Subscriptions of one client; beyond it they are refused with an error.
+    pub client_subscriptions_max: u32,
+    /// Subscriptions of all clients of one worker; beyond it they are refused with an error.
+    pub subscriptions_max: u32,
     /// Requests queued or in flight on one server connection; beyond it requests are refused
     /// with an error.
     pub server_queue_max: u32,
@@ -210,6 +369,11 @@ impl Default for Limits {
             client_requests_max: 1024,
             client_output_pause: 1 << 20,
             client_output_max: 1 << 30,
+            pubsub_output_max: 32 << 20,
+            pubsub_output_soft_max: 8 << 20,
+            pubsub_output_soft_ms: 60_000,
+            client_subscriptions_max: 65_536,
+            subscriptions_max: 1 << 20,
             server_queue_max: 262_144,
             server_queue_size_max: 256 << 20,
             server_connect_timeout_ms: 5000,

@@ -11,7 +11,9 @@ use serde::de::value::{Error as NameError, StrDeserializer};
 
 use crate::address::{ListenText, ServerLine, UNIX_PATH_SIZE_MAX, unix_path};
 use crate::diagnostic::{At, Complaint, Report, nearest};
-use crate::snapshot::{Affinity, IoEngine, PROCESSORS_MAX, SERVERS_MAX};
+use crate::snapshot::{
+    Affinity, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, SERVERS_MAX, Wire,
+};
 use crate::tree::{Kind, Node};
 
 /// The largest number twemproxy's own options take, a C `int`.
@@ -152,6 +154,41 @@ impl Value for Text {
 
     fn describe() -> String {
         "text".to_owned()
+    }
+}
+
+/// Users with their passwords.
+#[derive(Clone, Debug)]
+pub(crate) struct CredentialList(pub(crate) Vec<Credentials>);
+
+/// Longest user and longest password: both fit what a server reads of them.
+const CREDENTIAL_SIZE_MAX: usize = 255;
+const CREDENTIALS_MAX: usize = 64;
+
+impl Value for CredentialList {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        let expected = || Complaint::new("this is no list of users").hint(Self::expected());
+        let pairs = text.split_whitespace().map(|pair| {
+            let (user, password) = pair.split_once(':').ok_or_else(expected)?;
+            let is_size = |part: &str| (1..=CREDENTIAL_SIZE_MAX).contains(&part.len());
+            let is_good = is_size(user) && is_size(password) && !pair.contains(char::is_control);
+            is_good
+                .then(|| Credentials { user: user.to_owned(), password: password.to_owned() })
+                .ok_or_else(expected)
+        });
+        let pairs = pairs.collect::<Result<Vec<_>, Complaint>>()?;
+        match (1..=CREDENTIALS_MAX).contains(&pairs.len()) {
+            true => Ok(Self(pairs)),
+            false => Err(expected()),
+        }
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "minLength": 3 })
+    }
+
+    fn describe() -> String {
+        format!("`user:password`, up to {CREDENTIALS_MAX} with spaces between them")
     }
 }
 
@@ -342,6 +379,65 @@ impl Value for SocketPath {
     }
 }
 
+/// Where the statistics are: an address like those of pools, without a path.
+#[derive(Clone, Debug)]
+pub(crate) struct StatsListen {
+    /// Empty for every address.
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl Value for StatsListen {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        let refused =
+            || Complaint::new(format!("\"{text}\" is not an address")).hint(Self::expected());
+        if !text.contains(':') {
+            return Err(refused());
+        }
+        match ListenText::parse_text(text)? {
+            ListenText::Tcp { host, port } => Ok(Self { host, port }),
+            ListenText::Unix { .. } => Err(refused()),
+        }
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "pattern": "^[^/]+:[0-9]+$" })
+    }
+
+    fn describe() -> String {
+        "`host:port`".to_owned()
+    }
+}
+
+/// Where a file is, whatever the working directory.
+#[derive(Clone, Debug)]
+pub(crate) struct FilePath(pub(crate) PathBuf);
+
+impl Value for FilePath {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        let refused =
+            |why: &str| Complaint::new(format!("\"{text}\" {why}")).hint("expected /path");
+        if !text.starts_with('/') {
+            return Err(refused("is not an absolute path"));
+        }
+        if text.ends_with('/') {
+            return Err(refused("is a directory"));
+        }
+        if text.contains('\0') {
+            return Err(Complaint::new("the path has a zero byte"));
+        }
+        Ok(Self(PathBuf::from(text)))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "pattern": "^/.*[^/]$" })
+    }
+
+    fn describe() -> String {
+        "`/path`".to_owned()
+    }
+}
+
 impl Value for Affinity {
     fn parse(text: &str) -> Result<Self, Complaint> {
         match text {
@@ -456,6 +552,40 @@ impl Value for IoEngine {
 
     fn describe() -> String {
         list_of(&IO_ENGINES)
+    }
+}
+
+/// As [`Wire`] is serialized.
+const WIRES: [&str; 3] = ["auto", "text", "binary"];
+
+impl Value for Wire {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "protocol of memcached", &WIRES)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": WIRES })
+    }
+
+    fn describe() -> String {
+        list_of(&WIRES)
+    }
+}
+
+/// As [`OnFailure`] is serialized.
+const FAILURES: [&str; 2] = ["error", "miss"];
+
+impl Value for OnFailure {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "answer to a failure", &FAILURES)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": FAILURES })
+    }
+
+    fn describe() -> String {
+        list_of(&FAILURES)
     }
 }
 

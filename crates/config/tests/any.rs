@@ -72,7 +72,11 @@ fn piece() -> impl Strategy<Value = String> {
 
 fn check(text: &str) -> Result<(), TestCaseError> {
     let resolve = |_: &str, port| Ok(SocketAddr::from(([127, 0, 0, 1], port)));
-    match parse("f", text, &Context { processors: 2, memory: None, resolve: &resolve }) {
+    match parse(
+        "f",
+        text,
+        &Context { processors: 2, memory: None, resolve: &resolve, is_directory: &|_| true },
+    ) {
         Ok(loaded) => check_snapshot(&loaded.snapshot),
         Err(errors) => {
             prop_assert!(!errors.0.is_empty());

@@ -3,7 +3,7 @@
 //! `CASHEW_BLESS=1 cargo test -p cashew-config bad` writes the words anew; read the difference.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cashew_config::{Context, Errors, parse};
 
@@ -18,7 +18,13 @@ fn refuse(text: &str) -> Option<Errors> {
             .map(|ip| SocketAddr::new(ip, port))
             .map_err(|_| std::io::Error::other("no such name")),
     };
-    parse("f", text, &Context { processors: 1, memory: None, resolve: &resolve }).err()
+    let is_directory = |path: &Path| path == Path::new("/") || path == Path::new("/var");
+    parse(
+        "f",
+        text,
+        &Context { processors: 1, memory: None, resolve: &resolve, is_directory: &is_directory },
+    )
+    .err()
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Files that must load, and what becomes of them.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
-    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Snapshot,
-    Topology,
+    Affinity, CommandKeys, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Pool,
+    Protocol, Server, Snapshot, Topology,
 };
 use cashew_config::{Context, Loaded, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -18,7 +18,12 @@ fn load(text: &str) -> Loaded {
         "localhost" => Ok(SocketAddr::from(([127, 0, 0, 1], port))),
         _ => Ok(SocketAddr::new(host.parse().map_err(std::io::Error::other)?, port)),
     };
-    let context = Context { processors: 6, memory: Some(48 << 30), resolve: &resolve };
+    let context = Context {
+        processors: 6,
+        memory: Some(48 << 30),
+        resolve: &resolve,
+        is_directory: &|path| path == Path::new("/var/log"),
+    };
     parse("test.yml", text, &context).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
@@ -39,13 +44,21 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         tcp_quickack: false,
         reuseport: false,
         redis_auth: None,
+        memcached: Default::default(),
         redis_db: 0,
+        databases: 16,
         preconnect: false,
         auto_eject_hosts: false,
         server_connections: 1,
+        session_connections: 128,
+        session_connections_idle: 0,
+        session_wait_ms: 5000,
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
+        cross_server_copy: false,
         limits: Limits::default(),
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }
 
@@ -78,10 +91,15 @@ fn the_flat_dialect_loads() {
         distribution: Distribution::Modula,
         timeout_ms: Some(400),
         redis_auth: Some("0123".to_owned()),
+        memcached: Default::default(),
         redis_db: 3,
+        databases: 1,
         tcp_keepalive: true,
         client_connections: 500,
         server_connections: 4,
+        session_connections: 128,
+        session_connections_idle: 0,
+        session_wait_ms: 5000,
         ..pool(
             "second",
             tcp("127.0.0.1:22122"),
@@ -134,6 +152,9 @@ fn the_flat_dialect_loads() {
             worker_cpu_affinity: Affinity::Off,
             worker_heartbeat_timeout_ms: 700,
             rebalance_threshold: Some(20),
+            stats_listen: None,
+            log_file: None,
+            log_level: None,
         },
         pools: vec![last, first, second],
     };
@@ -168,11 +189,29 @@ fn the_sectioned_dialect_loads() {
             worker_cpu_affinity: Affinity::List(vec![6, 0, 1, 2, 3]),
             worker_heartbeat_timeout_ms: 0,
             rebalance_threshold: None,
+            stats_listen: Some("[::1]:22222".parse().unwrap()),
+            log_file: Some(PathBuf::from("/var/log/cashew.log")),
+            log_level: Some(5),
         }
     );
     let local = "127.0.0.1";
-    let alone =
-        pool("alone", tcp("[::1]:22124"), Protocol::Redis, vec![server("master", local, 6379, 1)]);
+    let command = |name: &str, arity, keys, flags: &[&str]| CustomCommand {
+        name: name.to_owned(),
+        arity,
+        keys,
+        flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+    };
+    let range = |first, last, step| CommandKeys::Range { first, last, step };
+    let alone = Pool {
+        commands_from_servers: true,
+        commands: vec![
+            command("ft.list", 1, CommandKeys::None, &[]),
+            command("json.mset", -4, range(1, -1, 3), &["write"]),
+            command("tdigest.add", -3, range(1, 1, 1), &["write", "denyoom"]),
+            command("x.many", -3, CommandKeys::Numkeys { at: 1, step: 1 }, &[]),
+        ],
+        ..pool("alone", tcp("[::1]:22124"), Protocol::Redis, vec![server("master", local, 6379, 1)])
+    };
     let cached = Pool {
         tcp_quickack: true,
         reuseport: true,
@@ -184,6 +223,7 @@ fn the_sectioned_dialect_loads() {
             server_queue_max: 100,
             server_queue_size_max: 64 << 10,
             server_connect_timeout_ms: 250,
+            ..Limits::default()
         },
         ..pool(
             "cached",
@@ -221,6 +261,16 @@ fn the_examples_load_without_warnings() {
         let names: Vec<_> = loaded.snapshot.pools.iter().map(|pool| pool.name.as_str()).collect();
         assert_eq!(names, pools, "{name}");
     }
+}
+
+#[test]
+fn snapshots_of_versions_before_have_defaults() {
+    let text = String::from_utf8(to_json(&load(FLAT).snapshot)).unwrap();
+    let added = r#","stats_listen":null,"log_file":null,"log_level":null"#;
+    let global = from_json(text.replace(added, "").as_bytes()).unwrap().global;
+    assert!(text.contains(added), "{text}");
+    assert_eq!(global.stats_listen(), "0.0.0.0:22222".parse().unwrap());
+    assert_eq!((global.log_level(), global.log_file), (5, None));
 }
 
 #[test]

@@ -63,6 +63,12 @@ mod tests {
             swallow: 0,
             dialect: String::new(),
             database: None,
+            library: Vec::new(),
+            library_version: Vec::new(),
+            no_evict: false,
+            reply_off: false,
+            reply_skip: false,
+            age_us: 0,
             input: 3,
             output: 2,
         };

@@ -70,7 +70,9 @@ pub enum ToChild {
     /// Hand sessions over that together caused at most this share of this worker's requests lately.
     Shed { permille: u32 },
     /// Serve a session of another worker. Carries its socket, and a sealed memfd with what was
-    /// received and not consumed, then what is still to be written, unless both are empty.
+    /// received and not consumed, then what is still to be written, unless both are empty. Answered
+    /// by [`ToMaster::Adopted`] before anything is done with it: the session of a worker that dies
+    /// without that can be given to another one.
     Adopt { session: Session },
     /// What another worker wants to know of this one, about a pool by its name: the request of a
     /// client, in the sealed memfd that comes with it. `by` is that client's id. To be answered with
@@ -145,4 +147,6 @@ pub enum ToMaster {
     HandOver {
         session: Session,
     },
+    /// The next of the sessions it was told to adopt is its own from now on.
+    Adopted,
 }

@@ -33,6 +33,16 @@ pub struct Session {
     pub dialect: String,
     /// Selected by the client; `None` for the pool's.
     pub database: Option<u32>,
+    /// Set by CLIENT SETINFO.
+    pub library: Vec<u8>,
+    pub library_version: Vec<u8>,
+    /// Set by CLIENT NO-EVICT.
+    pub no_evict: bool,
+    /// CLIENT REPLY OFF, and SKIP before the next request.
+    pub reply_off: bool,
+    pub reply_skip: bool,
+    /// Microseconds since the client connected.
+    pub age_us: u64,
     /// Length of what was received and not consumed.
     pub input: u64,
     /// Length of what is still to be written.

@@ -29,19 +29,13 @@ impl Engine {
     #[cold]
     pub(crate) fn set_aside(&mut self, index: u32) -> u32 {
         let Some(other) = self.lane_to_change_with(index) else { return index };
-        let generations = [index, other].map(|lane| self.lane(lane).generation);
+        // Each keeps the slot that its connections are named by: the driver has one for each.
         self.lanes.swap(index as usize, other as usize);
-        for (lane, generation) in [index, other].into_iter().zip(generations) {
+        for lane in [index, other] {
             let state = &mut self.lanes[lane as usize];
-            // Names are given by number, and no connection has the name of an earlier one.
-            state.generation = generation;
             state.is_private = lane == other;
             state.armed = Time::NEVER;
-            let conn = state.conn;
-            self.called.retain(|&(name, _)| name != conn);
-            if state.has_connection() && conn.index() != lane {
-                self.called.push((conn, lane));
-            }
+            self.lane_at[state.slot as usize] = lane;
         }
         if self.lane(index).link == Link::Idle {
             self.connect(index);
@@ -91,9 +85,11 @@ impl Engine {
         }
     }
 
-    /// The lane that has this connection, if it is not the one by whose number it is named.
+    /// The lane that has this connection, if it is not the one of that number.
     #[cold]
-    pub(crate) fn called_lane(&self, conn: ConnId) -> Option<u32> {
-        self.called.iter().find(|&&(name, _)| name == conn).map(|&(_, lane)| lane)
+    pub(crate) fn lane_elsewhere(&self, conn: ConnId) -> Option<u32> {
+        let index = *self.lane_at.get(conn.index() as usize)?;
+        let lane = self.lane(index);
+        (lane.conn == conn && lane.has_connection()).then_some(index)
     }
 }

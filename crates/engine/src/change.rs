@@ -19,6 +19,7 @@ use cashew_config::snapshot;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::action::Action;
+use crate::blocking::Blocking;
 use crate::client::State;
 use crate::engine::{Closed, Engine};
 use crate::epoch::{Plan, PlannedPool};
@@ -52,9 +53,15 @@ pub(crate) struct Change {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Preparing { until: Time },
+    Preparing {
+        until: Time,
+    },
     Prepared,
-    Pausing { until: Time },
+    /// Servers are asked what they have published when nothing else is on its way to them.
+    Pausing {
+        until: Time,
+        is_sounded: bool,
+    },
     Paused,
 }
 
@@ -171,12 +178,15 @@ impl Engine {
         self.now = now;
         let until = now.plus_millis(drain_ms);
         let Some(change) = &mut self.change else { return };
-        change.phase = Phase::Pausing { until };
+        change.phase = Phase::Pausing { until, is_sounded: false };
         for pool in change.steps.iter().filter_map(Step::paused) {
             let pool = &mut self.pools[pool as usize];
             pool.paused = true;
             pool.update_held();
         }
+        let pools = &self.pools;
+        let paused: Vec<bool> = pools.iter().map(|pool| pool.paused).collect();
+        self.withdraw_all(|pool| paused[pool as usize]);
         self.watch_until(until);
     }
 
@@ -220,8 +230,10 @@ impl Engine {
         for planned in pools {
             let named = by_name.get(&planned.config.name).copied();
             let ring_version = planned.ring_version;
-            let is_alike =
-                |&pool: &u32| self.pools[pool as usize].protocol == planned.config.protocol;
+            let is_alike = |&pool: &u32| {
+                let old = &self.pools[pool as usize].config;
+                Dialect::first_of(old) == Dialect::first_of(&planned.config)
+            };
             steps.push(match named.filter(is_alike) {
                 Some(pool) if places_alike(&self.pools[pool as usize], &planned) => {
                     Step::Same { pool, config: Box::new(planned.config) }
@@ -240,6 +252,11 @@ impl Engine {
                 }
             });
         }
+        for step in &steps {
+            if let Step::Rerouted { pool, coming, kept, .. } = step {
+                self.prepare_topics(*pool, *coming, kept);
+            }
+        }
         self.change =
             Some(Change { epoch, rank, workers, memory_max, leave_ms, phase, steps, awaited });
     }
@@ -253,7 +270,7 @@ impl Engine {
         awaited: &mut Vec<u32>,
     ) -> u32 {
         let PlannedPool { config, router, lanes, quota, .. } = planned;
-        let (index, dialect) = (self.pools.len() as u32, Dialect::first_of(config.protocol));
+        let (index, dialect) = (self.pools.len() as u32, Dialect::first_of(&config));
         let void = self.metrics.void_server();
         let servers = kept.iter().zip(0..).map(|(kept, server)| match kept {
             Some(_) => Server::new(void, NONE, 0),
@@ -286,12 +303,15 @@ impl Engine {
         if let Some(first) = self.vacant.take(count) {
             for lane in &mut self.lanes[first as usize..(first + count) as usize] {
                 // No connection has the name of an earlier one.
-                *lane = Lane { generation: lane.generation, ..Lane::new(place, variant, dialect) };
+                lane.renew(Lane::new(place, variant, dialect));
             }
             return first;
         }
         let first = self.lanes.len() as u32;
-        self.lanes.extend((0..count).map(|_| Lane::new(place, variant, dialect)));
+        let slots = first..first + count;
+        let lane = |slot| Lane { slot, ..Lane::new(place, variant, dialect) };
+        self.lanes.extend(slots.clone().map(lane));
+        self.lane_at.extend(slots);
         first
     }
 
@@ -306,17 +326,40 @@ impl Engine {
                     let link = self.lane(lane).link;
                     matches!(link, Link::Connecting { .. } | Link::Handshaking { .. })
                 };
-                if self.now < until && change.awaited.iter().any(is_open) {
+                let mut concerned = change
+                    .steps
+                    .iter()
+                    .flat_map(|step| step.old().into_iter().chain(step.coming()));
+                let is_awaited = change.awaited.iter().any(is_open)
+                    || concerned.any(|pool| self.awaits_feeds(pool));
+                if self.now < until && is_awaited {
                     return true;
                 }
                 self.actions.push_back(Action::Prepared { epoch });
                 Phase::Prepared
             }
-            Phase::Pausing { until } => {
+            Phase::Pausing { until, is_sounded } => {
                 let paused = || change.steps.iter().filter_map(Step::paused);
-                if self.now < until && paused().any(|pool| self.is_awaited(pool)) {
-                    return true;
+                if self.now < until {
+                    if paused().any(|pool| self.is_awaited(pool)) {
+                        return true;
+                    }
+                    let concerned = change.steps.iter().filter(|step| step.paused().is_some());
+                    let concerned: Vec<u32> = concerned
+                        .flat_map(|step| step.paused().into_iter().chain(step.coming()))
+                        .collect();
+                    if !is_sounded {
+                        concerned.iter().for_each(|&pool| self.sound_feeds(pool));
+                    }
+                    if concerned.iter().any(|&pool| self.awaits_sound(pool)) {
+                        if let Some(change) = &mut self.change {
+                            change.phase = Phase::Pausing { until, is_sounded: true };
+                        }
+                        return true;
+                    }
                 }
+                let Some(change) = &self.change else { return false };
+                let paused = || change.steps.iter().filter_map(Step::paused);
                 let unfinished = paused().map(|pool| self.requests_on_lanes(pool)).sum();
                 self.actions.push_back(Action::Paused { epoch, unfinished });
                 Phase::Paused
@@ -332,11 +375,18 @@ impl Engine {
     /// the next connection to a server that fails would only hold the change up.
     fn is_awaited(&self, pool: u32) -> bool {
         self.pools[pool as usize].servers.iter().any(|server| {
-            server.all_lanes().map(|lane| self.lane(lane)).any(|lane| {
+            server.all_lanes().any(|index| {
+                let lane = self.lane(index);
                 let has_prospects = server.is_up() || matches!(lane.link, Link::Ready { .. });
-                !lane.is_free() && has_prospects && !server.ejected
+                self.is_busy(index) && has_prospects && !server.ejected
             })
         })
+    }
+
+    /// Whether something is on its way on a lane that will not take as long as it likes.
+    pub(crate) fn is_busy(&self, index: u32) -> bool {
+        let waits = |blocking: &Blocking| !blocking.is_withdrawn;
+        !self.lane(index).is_free() && !self.blocked_at(index).is_some_and(waits)
     }
 
     fn requests_on_lanes(&self, pool: u32) -> u64 {
@@ -351,6 +401,11 @@ impl Engine {
             let pool = &mut self.pools[pool as usize];
             pool.paused = false;
             pool.update_held();
+        }
+        for step in &change.steps {
+            if let Step::Rerouted { pool, .. } = step {
+                self.abort_topics(*pool);
+            }
         }
         for pool in change.steps.iter().filter_map(Step::coming) {
             self.dissolve(pool);
@@ -367,6 +422,7 @@ impl Engine {
         for server in 0..self.pools[pool_index as usize].servers.len() as u32 {
             self.close_server(pool_index, server);
         }
+        self.drop_topics(pool_index);
         let pool = &mut self.pools[pool_index as usize];
         pool.standing = Standing::Gone;
         pool.servers = Vec::new();
@@ -396,32 +452,53 @@ impl Engine {
         let state = &mut self.pools[pool as usize].servers[server as usize];
         // Who waits here finds another server.
         state.waiting.clear();
+        self.dissolve_line(pool, server);
+        let state = &mut self.pools[pool as usize].servers[server as usize];
         let own: Vec<Range<u32>> = state.own_lanes().collect();
         for lane in state.all_lanes().collect::<Vec<u32>>() {
             if self.lane(lane).has_connection() {
                 self.disconnect(lane, Closed::ByUs);
             }
             self.lanes[lane as usize].link = Link::Idle;
+            let holder = self.lane(lane).lease;
             self.fail_sent(lane, Failure::Removed);
             self.fail_unsent(lane, Failure::Removed);
+            self.lose_lease(lane, holder, Failure::Removed);
         }
         let state = &mut self.pools[pool as usize].servers[server as usize];
         let private = std::mem::take(&mut state.private_lanes);
+        let sessions = std::mem::take(&mut state.session_lanes);
+        let feed = state.feed.take().map(|feed| {
+            self.lanes[feed.lane as usize].output.clear(&mut self.bufs);
+            self.bufs.give(feed.partial);
+            feed.lane
+        });
         self.private_lanes.retain(|lane| !private.contains(lane));
-        for range in own.into_iter().chain(private.iter().map(|&lane| lane..lane + 1)) {
-            for lane in &mut self.lanes[range.start as usize..range.end as usize] {
-                debug_assert!(lane.is_free() && lane.output.is_empty());
-                *lane =
-                    Lane { generation: lane.generation, ..Lane::new((0, 0), 0, Dialect::Resp2) };
-            }
-            self.vacant.give(range);
+        own.into_iter().for_each(|range| self.vacate(range));
+        for lane in private.into_iter().chain(sessions).chain(feed) {
+            self.vacate(lane..lane + 1);
         }
+    }
+
+    /// Lanes without connections and requests are nobody's any more.
+    pub(crate) fn vacate(&mut self, range: Range<u32>) {
+        for lane in &mut self.lanes[range.start as usize..range.end as usize] {
+            debug_assert!(!lane.is_taken() && lane.output.is_empty() && !lane.has_connection());
+            lane.renew(Lane::new((0, 0), 0, Dialect::Resp2));
+        }
+        self.vacant.give(range);
     }
 
     fn commit(&mut self, change: Change, metrics: Writer) {
         let Change { epoch, rank, workers, memory_max, leave_ms, steps, .. } = change;
         let places = Places::new(&steps, &self.pools);
         self.count_in(metrics, &places, steps.len() as u32);
+        let rerouted = steps.iter().filter_map(|step| match *step {
+            Step::Rerouted { pool, .. } => Some(pool),
+            Step::Same { .. } | Step::New { .. } => None,
+        });
+        let rerouted: Vec<u32> = rerouted.collect();
+        self.uproot(|pool| rerouted.contains(&pool));
         for (pool, servers) in places.servers.iter().enumerate() {
             for server in (0..servers.len()).filter(|&server| servers[server] == NONE) {
                 self.close_server(pool as u32, server as u32);
@@ -438,6 +515,7 @@ impl Engine {
         self.follow_clients(&changes);
         for (pool, change) in changes.into_iter().enumerate() {
             self.follow(pool as u32, change);
+            self.commit_topics(pool as u32);
         }
         self.arm_probes();
         self.publish_all();
@@ -476,11 +554,11 @@ impl Engine {
     /// Actions that nobody has seen yet will be carried out by the new numbers.
     fn renumber_actions(&mut self, places: &Places, in_use: u32) {
         let mut never = Vec::new();
-        let lanes = &self.lanes;
+        let (lanes, lane_at) = (&self.lanes, &self.lane_at);
         let in_use = |pool: u32| pool < in_use;
         self.actions.retain_mut(|action| match action {
             Action::Connect { conn, pool, server } => {
-                let lane = &lanes[conn.index() as usize];
+                let lane = &lanes[lane_at[conn.index() as usize] as usize];
                 let is_current = lane.conn == *conn && lane.has_connection();
                 match places.server(*pool, *server).filter(|_| is_current) {
                     Some(place) => (*pool, *server) = place,
@@ -621,9 +699,12 @@ impl Engine {
             let Some(changed) = changes.get(client.pool as usize) else { continue };
             if changed.is_rerouted || changed.has_auth {
                 // Nobody can be asked any more for what there is no password for.
-                client.session.authenticated |= self.pools[client.pool as usize].auth.is_none();
+                client.session.authenticated |= self.pools[client.pool as usize].is_open();
                 // What is still on its way must not be overtaken on another server.
                 client.fenced |= changed.is_rerouted && client.requests > 0;
+            }
+            if changed.has_database && !self.follow_session(index) {
+                self.finish(index);
             }
         }
     }
@@ -688,6 +769,10 @@ impl Engine {
             self.metrics.set_pool(pool.metrics, PoolGauge::RingVersion, pool.ring_version);
             for server in &mut pool.servers {
                 let ejected = u64::from(server.ejected);
+                let sessions = u64::from(server.sessions);
+                self.metrics.set_server(server.metrics, ServerGauge::Sessions, sessions);
+                let in_line = server.line.len() as u64;
+                self.metrics.set_server(server.metrics, ServerGauge::InLine, in_line);
                 self.metrics.set_server(server.metrics, ServerGauge::Ejected, ejected);
                 // No queues are so long: they are published in any case.
                 server.queues = Queues { unsent: u64::MAX, ..Queues::default() };
@@ -739,6 +824,7 @@ impl Engine {
 struct Changed {
     is_rerouted: bool,
     has_auth: bool,
+    has_database: bool,
     has_timeout: bool,
     has_preconnect: bool,
 }
@@ -747,7 +833,9 @@ impl Changed {
     fn of(old: &snapshot::Pool, new: &snapshot::Pool) -> Self {
         Self {
             is_rerouted: false,
-            has_auth: old.redis_auth != new.redis_auth,
+            has_auth: old.redis_auth != new.redis_auth
+                || old.memcached.client_auth != new.memcached.client_auth,
+            has_database: old.redis_db != new.redis_db,
             has_timeout: old.timeout_ms != new.timeout_ms,
             has_preconnect: old.preconnect != new.preconnect,
         }
@@ -759,6 +847,7 @@ fn lanes_alike(old: &Pool, new: &PlannedPool) -> bool {
     let (was, is) = (&*old.config, &new.config);
     was.redis_auth == is.redis_auth
         && was.redis_db == is.redis_db
+        && was.memcached.server_auth == is.memcached.server_auth
         && old.servers.iter().all(|server| server.lanes == new.lanes)
 }
 

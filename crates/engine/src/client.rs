@@ -3,12 +3,17 @@
 use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
+use crate::blocking::Blocking;
 use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
 use crate::id::ConnId;
+use crate::lease::Turn;
+use crate::memcached::Many;
+use crate::pubsub::Subscriber;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
+use crate::transaction::Transaction;
 use crate::upload::Upload;
 use crate::variant::Dialect;
 
@@ -57,13 +62,33 @@ pub(crate) struct Client {
     pub(crate) throttled: bool,
     /// The client has shut down its sending side: close when all is answered.
     pub(crate) read_closed: bool,
-    /// The request being dispatched wants no reply (memcached).
+    /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
     pub(crate) noreply: bool,
+    /// Its first byte is still to tell which of memcached's protocols it speaks.
+    pub(crate) undecided: bool,
+    /// The pool's `commands_version` when a server was asked about the command of the request at the
+    /// front, or 0.
+    pub(crate) looked_up: u8,
+    pub(crate) skip: Skip,
     /// Its requests mean something else than those of most clients: none takes the express way.
     pub(crate) special: bool,
+    /// Its connection is not read. One that waits for its server or for a lease is paused, but
+    /// read, up to a limit.
+    pub(crate) is_muted: bool,
+    /// What it has of a transaction, from WATCH or MULTI on.
+    pub(crate) transaction: Option<Box<Transaction>>,
+    /// The request that its server lets wait.
+    pub(crate) blocking: Option<Box<Blocking>>,
+    /// Where it stands that wants a lane to itself.
+    pub(crate) turn: Turn,
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
+    /// How far the request at the front of what it has sent has been dispatched, if that one is
+    /// taken apart: see [`Many`].
+    pub(crate) many: Option<Box<Many>>,
+    /// There while it is subscribed to anything, or wants to be.
+    pub(crate) subscriber: Option<Box<Subscriber>>,
     pub(crate) session: Session,
 }
 
@@ -101,17 +126,51 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) protocol: Protocol,
     pub(crate) dialect: Dialect,
-    /// Selected by the client; `redis_db` of its pool at first.
-    pub(crate) database: u32,
+    /// Selected by the client; `None` as long as it is to have its pool's.
+    pub(crate) database: Option<u32>,
     pub(crate) authenticated: bool,
+    /// If it has said anything about itself.
+    pub(crate) profile: Option<Box<Profile>>,
+    /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
+    pub(crate) no_evict: bool,
+    /// When the client connected, in microseconds of the engine's time: perhaps to another process,
+    /// before that began.
+    pub(crate) since_us: i64,
+}
+
+/// What a client says of itself; empty where it has not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile {
     /// Set by CLIENT SETNAME.
-    pub(crate) name: Option<Box<[u8]>>,
+    pub name: Vec<u8>,
+    /// Set by CLIENT SETINFO.
+    pub library: Vec<u8>,
+    pub library_version: Vec<u8>,
+}
+
+impl Session {
+    /// As CLIENT GETNAME tells it.
+    pub(crate) fn name(&self) -> Option<&[u8]> {
+        let name = &self.profile.as_ref()?.name;
+        (!name.is_empty()).then_some(name)
+    }
+}
+
+/// CLIENT REPLY SKIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Skip {
+    No,
+    /// The request behind the one being dispatched is not answered.
+    AfterThis,
+    /// The next request is not answered.
+    This,
 }
 
 /// What knows where in the middle of a request the client is.
 pub(crate) enum Parser {
     Redis(Box<resp::RequestParser>),
     Memcached(Box<memcached::RequestParser>),
+    Binary(Box<memcached::binary::RequestParser>),
     Upload(Box<Upload>),
 }
 
@@ -121,6 +180,7 @@ impl Parser {
         match self {
             Self::Redis(parser) => size_of_val(&**parser) + parser.allocated(),
             Self::Memcached(parser) => size_of_val(&**parser) + parser.allocated(),
+            Self::Binary(parser) => size_of_val(&**parser),
             Self::Upload(upload) => size_of_val(&**upload),
         }
     }
@@ -203,6 +263,13 @@ impl Client {
         }
     }
 
+    /// Whether its requests may take the express way has perhaps changed.
+    pub(crate) fn update_special(&mut self) {
+        let has_mode = self.transaction.is_some() || self.subscriber.is_some();
+        let replies_oddly = self.noreply || self.skip != Skip::No;
+        self.special = has_mode || self.undecided || replies_oddly;
+    }
+
     /// Whether it asks nothing more and is owed nothing.
     #[inline]
     pub(crate) fn is_finished(&self) -> bool {
@@ -233,9 +300,18 @@ impl Client {
             throttled: false,
             read_closed: false,
             noreply: false,
+            undecided: false,
+            looked_up: 0,
+            skip: Skip::No,
             special: false,
+            is_muted: false,
+            transaction: None,
+            blocking: None,
+            turn: Turn::No,
             has_place: false,
             departure: Departure::No,
+            many: None,
+            subscriber: None,
             session,
         }
     }

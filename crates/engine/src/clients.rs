@@ -1,18 +1,20 @@
 //! The client's side: from bytes to requests, and replies in their order.
 
-use cashew_config::snapshot::Protocol;
 use cashew_metrics::{PoolCounter, PoolGauge};
-use cashew_protocol::{memcached, resp};
+use cashew_protocol::resp;
 
 use crate::action::Action;
+use crate::blocking::AHEAD_OF_BLOCKED_MAX;
 use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
-use crate::client::{Departure, Parser, State};
+use crate::client::{Departure, Parser, Skip, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
+use crate::lease::Turn;
 use crate::request::Role;
 use crate::slab::NONE;
 use crate::upload::{Begun, UPLOAD_SIZE_MIN};
+use crate::variant::Dialect;
 
 /// What became of one parsed request.
 pub(crate) enum Plan {
@@ -25,7 +27,7 @@ pub(crate) enum Plan {
 }
 
 /// How far consuming a buffer got.
-enum Step {
+pub(crate) enum Step {
     /// So many bytes were consumed; the rest is part of a request, or the client may not go on.
     /// `need` is the length that the request at the front will have at least.
     Rest { used: usize, need: usize },
@@ -50,6 +52,10 @@ impl Engine {
         if client.input.capacity() > 0 || client.paused {
             self.bufs.reserve(&mut client.input, bytes.len());
             client.input.extend_from_slice(bytes);
+            if client.paused && !client.is_muted && client.input.len() > AHEAD_OF_BLOCKED_MAX {
+                self.mute(index);
+            }
+            let client = &mut self.clients[index];
             if !client.paused {
                 self.consume_input(index);
                 self.close_if_finished(index);
@@ -118,15 +124,16 @@ impl Engine {
 
     /// Parses and dispatches whole requests from the start of `buf`. With `owned`, a large request
     /// at the very front is left to the caller, who can pass the buffer on without a copy.
-    fn consume(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+    pub(crate) fn consume(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
         // A parser in the middle of a request stays with its client: among the spare ones it
         // would take another client's bytes for the rest of that request.
         if !self.may_consume(index) {
             return Step::Rest { used: 0, need: 0 };
         }
-        match self.protocol_of(index) {
-            Protocol::Redis => self.consume_redis(index, buf, owned),
-            Protocol::Memcached => self.consume_memcached(index, buf, owned),
+        match self.clients[index].session.dialect {
+            Dialect::Resp2 | Dialect::Resp3 => self.consume_redis(index, buf, owned),
+            Dialect::Text => self.consume_text(index, buf, owned),
+            Dialect::Binary => self.consume_binary(index, buf, owned),
         }
     }
 
@@ -152,6 +159,9 @@ impl Engine {
                         parser.reset();
                         break;
                     }
+                    if self.clients[index].skip != Skip::No {
+                        self.advance_skip(index);
+                    }
                     if let Plan::Forward { lane, request } = plan {
                         let inline = parser.inline_encoded();
                         if owned && used == 0 && inline.is_none() && len >= LARGE {
@@ -169,6 +179,11 @@ impl Engine {
                 resp::Parsed::Partial { need: total } => {
                     if total >= UPLOAD_SIZE_MIN {
                         let begun = self.begin_redis_upload(index, &parser, bytes);
+                        if let Begun::Yes = begun
+                            && self.clients[index].skip != Skip::No
+                        {
+                            self.advance_skip(index);
+                        }
                         if let Some(step) = self.step_of(index, begun, used) {
                             parser.reset();
                             self.scratch.redis.give(parser);
@@ -195,89 +210,6 @@ impl Engine {
         Step::Rest { used, need }
     }
 
-    fn consume_memcached(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
-        let mut parser = match self.unpark(index) {
-            Some(Parser::Memcached(parser)) => parser,
-            _ => {
-                let limits = &self.pools[self.clients[index].pool as usize].limits;
-                let mut parser = self.scratch.memcached.take().unwrap_or_default();
-                parser.set_value_size_max(limits.request_size_max);
-                parser
-            }
-        };
-        let mut used = self.swallow(index, buf.len());
-        let mut need = 0;
-        while used < buf.len() && self.may_consume(index) {
-            let bytes = &buf[used..];
-            match parser.parse(bytes) {
-                memcached::Parsed::Complete { len } => {
-                    let plan = match self.must_wait(index, len) {
-                        true => Plan::Wait,
-                        false => self.memcached_request(index, &parser, &bytes[..len]),
-                    };
-                    self.fence(index, len, &plan);
-                    if let Plan::Wait = plan {
-                        parser.reset();
-                        break;
-                    }
-                    if let Plan::Forward { lane, request } = plan {
-                        match parser.noreply() {
-                            None if owned && used == 0 && len >= LARGE => {
-                                parser.reset();
-                                self.scratch.memcached.give(parser);
-                                return Step::Large { len, lane, request };
-                            }
-                            None => self.send(lane, request, Payload::Bytes(&bytes[..len])),
-                            Some(cut) => {
-                                let start = cut.start as usize;
-                                let (before, after) = (&bytes[..start], &bytes[cut.end()..len]);
-                                self.send(lane, request, Payload::Two(before, after));
-                            }
-                        }
-                    }
-                    parser.reset();
-                    used += len;
-                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
-                }
-                memcached::Parsed::Partial { need: total } => {
-                    if total >= UPLOAD_SIZE_MIN {
-                        let begun = self.begin_memcached_upload(index, &parser, bytes);
-                        if let Some(step) = self.step_of(index, begun, used) {
-                            parser.reset();
-                            self.scratch.memcached.give(parser);
-                            return step;
-                        }
-                    }
-                    need = total;
-                    self.park(index, Parser::Memcached(parser));
-                    return Step::Rest { used, need };
-                }
-                memcached::Parsed::Reject { len, swallow, reply, noreply, close } => {
-                    if parser.verb() == memcached::Verb::Set
-                        && parser.data().is_none()
-                        && let [key] = parser.keys()
-                    {
-                        self.drop_stored(index, key.of(bytes));
-                    }
-                    parser.reset();
-                    if !noreply {
-                        self.answer(index, |out| out.extend_from_slice(reply));
-                    }
-                    if close {
-                        self.give_up(index);
-                        used = buf.len();
-                    } else {
-                        used += len;
-                        self.clients[index].swallow = swallow;
-                        used += self.swallow(index, buf.len() - used);
-                    }
-                }
-            }
-        }
-        self.scratch.memcached.give(parser);
-        Step::Rest { used, need }
-    }
-
     /// Keeps a parser with its client until more of the request comes.
     pub(crate) fn park(&mut self, index: u32, parser: Parser) {
         self.bufs.charge(parser.size());
@@ -292,7 +224,7 @@ impl Engine {
     }
 
     /// What is left to do, the first `used` bytes being consumed, if a request is not collected.
-    fn step_of(&mut self, index: u32, begun: Begun, used: usize) -> Option<Step> {
+    pub(crate) fn step_of(&mut self, index: u32, begun: Begun, used: usize) -> Option<Step> {
         match begun {
             Begun::No => None,
             Begun::Yes => Some(Step::Upload { used }),
@@ -304,7 +236,7 @@ impl Engine {
     }
 
     /// How many of the next `available` bytes belong to a request refused already.
-    fn swallow(&mut self, index: u32, available: usize) -> usize {
+    pub(crate) fn swallow(&mut self, index: u32, available: usize) -> usize {
         let client = &mut self.clients[index];
         let bytes = client.swallow.min(available as u64);
         client.swallow -= bytes;
@@ -313,7 +245,7 @@ impl Engine {
 
     /// Whether the client may have one more request dispatched; pauses it if not.
     #[inline]
-    fn may_consume(&mut self, index: u32) -> bool {
+    pub(crate) fn may_consume(&mut self, index: u32) -> bool {
         let client = &self.clients[index];
         if client.state == State::Closing {
             return false;
@@ -328,13 +260,13 @@ impl Engine {
 
     /// Whether a request of this length has to wait until the client is owed nothing.
     #[inline]
-    fn must_wait(&self, index: u32, len: usize) -> bool {
+    pub(crate) fn must_wait(&self, index: u32, len: usize) -> bool {
         len >= BULK_SIZE && self.clients[index].requests > 0
     }
 
     /// Keeps what follows a large request, or the request itself, from being dispatched too early.
     #[inline]
-    fn fence(&mut self, index: u32, len: usize, plan: &Plan) {
+    pub(crate) fn fence(&mut self, index: u32, len: usize, plan: &Plan) {
         if let Plan::Wait = plan {
             self.clients[index].fenced = true;
             self.pause(index);
@@ -349,19 +281,40 @@ impl Engine {
         let pool = &self.pools[client.pool as usize];
         pool.held
             || client.throttled
-            // An upload goes on to its end.
-            || (client.departure != Departure::No && client.state != State::Uploading)
+            // What has begun goes on to its end.
+            || (client.departure != Departure::No
+                && client.state != State::Uploading
+                && client.transaction.is_none()
+                && client.many.is_none())
+            || client.turn == Turn::Waits
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
     }
 
     pub(crate) fn pause(&mut self, index: u32) {
-        let conn = self.client_conn(index);
-        let client = &mut self.clients[index];
-        if !client.paused {
-            client.paused = true;
+        if std::mem::replace(&mut self.clients[index].paused, true) {
+            return;
+        }
+        match self.is_listened_to(index) {
+            true => self.unmute(index),
+            false => self.mute(index),
+        }
+    }
+
+    /// Has the connection not be read.
+    fn mute(&mut self, index: u32) {
+        if !std::mem::replace(&mut self.clients[index].is_muted, true) {
+            let conn = self.client_conn(index);
             self.actions.push_back(Action::PauseRead { conn });
+        }
+    }
+
+    /// Has the connection be read.
+    pub(crate) fn unmute(&mut self, index: u32) {
+        if std::mem::take(&mut self.clients[index].is_muted) {
+            let conn = self.client_conn(index);
+            self.actions.push_back(Action::ResumeRead { conn });
         }
     }
 
@@ -386,8 +339,7 @@ impl Engine {
             self.consume_input(index);
         }
         if !self.clients[index].paused {
-            let conn = self.client_conn(index);
-            self.actions.push_back(Action::ResumeRead { conn });
+            self.unmute(index);
         }
         self.close_if_finished(index);
     }
@@ -412,7 +364,9 @@ impl Engine {
     pub(crate) fn new_request(&mut self, index: u32) -> u32 {
         let client = &mut self.clients[index];
         let (request, _) = self.requests.add(client.pool, index, self.now);
-        self.requests[request].silent = client.noreply;
+        let slot = &mut self.requests[request];
+        slot.silent = client.noreply;
+        slot.asked = self.asking.asked;
         client.append(request, &mut self.requests, &mut self.crowd);
         self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);
         request
@@ -430,8 +384,12 @@ impl Engine {
             self.tally.add(pool, latency, &self.metrics);
         });
         if client.requests < before {
+            let is_special = client.special;
             self.mark_client(index);
             self.unblock(index);
+            if is_special {
+                self.release_held(index);
+            }
         }
     }
 
@@ -459,6 +417,11 @@ impl Engine {
             upload.closing = true;
             return;
         }
+        if client.many.is_some() {
+            // It is in the middle of a reply.
+            client.read_closed = true;
+            return;
+        }
         if client.departure == Departure::HandedOff {
             // It is not for this process to write what it is owed.
             return;
@@ -467,6 +430,11 @@ impl Engine {
         client.paused = false;
         let input = std::mem::take(&mut client.input);
         self.bufs.give(input);
+        let conn = self.client_conn(index);
+        self.withdraw(index);
+        if !self.clients.is_current(index, conn.generation()) {
+            return;
+        }
         self.close_if_finished(index);
     }
 
@@ -491,7 +459,14 @@ impl Engine {
     /// Forgets the client. Its requests run to their end on the servers; nobody reads the replies.
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
+        self.leave_line(index);
+        self.tours.remove(&index);
         let mut client = self.clients.remove(index);
+        let blocking = client.blocking.take();
+        let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);
+        if let Some(blocking) = blocking {
+            self.drop_blocking(*blocking);
+        }
         if client.departure == Departure::HandedOff {
             self.moving.forget_handed_off();
         }
@@ -504,6 +479,12 @@ impl Engine {
             self.orphan(at);
             at = next;
         }
+        if waited_on != NONE {
+            self.abandon_session(waited_on);
+        }
+        if let Some(transaction) = client.transaction.take() {
+            self.drop_transaction(*transaction, waited_on);
+        }
         if let Some(Parser::Upload(upload)) = &client.parser
             && upload.lane != NONE
         {
@@ -513,11 +494,15 @@ impl Engine {
         if client.fenced {
             self.abandon_paused();
         }
+        if let Some(subscriber) = client.subscriber.take() {
+            self.forget_subscriber(index, client.pool, *subscriber);
+        }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);
         if let Some(parser) = client.parser {
             self.bufs.discharge(parser.size());
         }
+        self.leave_variant(client.pool, client.variant);
         let pool = &mut self.pools[client.pool as usize];
         pool.clients -= 1;
         if client.has_place {
@@ -536,7 +521,13 @@ impl Engine {
         request.client = NONE;
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
-            Role::Single | Role::Fragment { .. } | Role::Probe { .. } => request.in_lane,
+            Role::Single
+            | Role::Counted(_)
+            | Role::Fragment { .. }
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_)
+            | Role::Call(_) => request.in_lane,
         };
         if !waits {
             self.free_request(index);
@@ -549,8 +540,15 @@ impl Engine {
     pub(crate) fn free_request(&mut self, index: u32) {
         let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
-        if let Role::Parent { merge, .. } = std::mem::replace(&mut request.role, Role::Single) {
-            self.recycle_merge(merge);
+        match std::mem::replace(&mut request.role, Role::Single) {
+            Role::Parent { merge, .. } => self.recycle_merge(merge),
+            Role::Call(call) => self.recycle_call(call),
+            Role::Single
+            | Role::Fragment { .. }
+            | Role::Counted(_)
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_) => {}
         }
         self.requests.remove(index);
     }

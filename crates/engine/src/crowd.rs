@@ -60,7 +60,13 @@ impl Crowd {
         (lately / u64::from(periods.max(1))) as u32
     }
 
-    /// A client is owed nothing any more, or has gone.
+    /// A client that had left waits again.
+    pub(crate) fn come_back(&mut self) {
+        self.waiting += 1;
+    }
+
+    /// A client is owed nothing any more, or has gone, or waits for something that nobody here can
+    /// give.
     #[inline]
     pub(crate) fn leave(&mut self) {
         self.waiting -= 1;

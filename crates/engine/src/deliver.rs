@@ -2,12 +2,16 @@
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached;
+use cashew_protocol::redis::Fan;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::fan;
+use crate::memcached::{merge_packets, merge_stats};
+use crate::pubsub::publish;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -23,7 +27,13 @@ impl Engine {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single | Role::Parent { .. } | Role::Probe { .. } => request.client,
+            Role::Single
+            | Role::Counted(_)
+            | Role::Parent { .. }
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_)
+            | Role::Call(_) => request.client,
         }
     }
 
@@ -37,17 +47,26 @@ impl Engine {
 
     /// Forgets what has arrived of a reply.
     pub(crate) fn drop_reply(&mut self, index: u32) {
+        let reply = self.take_reply(index);
+        self.bufs.give(reply);
+    }
+
+    /// What has arrived of a reply, which is not kept for the client any more.
+    pub(crate) fn take_reply(&mut self, index: u32) -> Vec<u8> {
         let client = self.waiting_client(index);
         let reply = std::mem::take(&mut self.requests[index].reply);
         if client != NONE {
             self.clients[client].held -= reply.len() as u64;
         }
-        self.bufs.give(reply);
+        reply
     }
 
     /// The last bytes of a reply; the request has left its lane.
     #[inline]
     pub(crate) fn deliver(&mut self, index: u32, bytes: &[u8]) {
+        if self.requests[index].expect.is_sifted() {
+            return self.deliver_sifted(index, bytes);
+        }
         self.learn_size(index, bytes.len());
         let request = &mut self.requests[index];
         if let Role::Single = request.role {
@@ -79,6 +98,10 @@ impl Engine {
                 return;
             }
         }
+        if let Role::Call(_) = request.role {
+            self.call_answered(index, bytes);
+            return;
+        }
         self.hold(index, bytes);
         let reply = std::mem::take(&mut self.requests[index].reply);
         self.deliver_buf(index, reply);
@@ -96,7 +119,13 @@ impl Engine {
     }
 
     /// A whole reply in a buffer; the request has left its lane.
-    pub(crate) fn deliver_buf(&mut self, index: u32, reply: Vec<u8>) {
+    pub(crate) fn deliver_buf(&mut self, index: u32, mut reply: Vec<u8>) {
+        if let Role::Counted(_) = self.requests[index].role {
+            reply = self.correct_reply(index, reply);
+        }
+        if let Role::Call(_) = self.requests[index].role {
+            self.call_is_over(index);
+        }
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
@@ -113,7 +142,7 @@ impl Engine {
             Role::Fragment { parent, .. } => {
                 self.bufs.give(std::mem::replace(&mut request.reply, reply));
                 request.done = true;
-                self.fragment_done(parent);
+                self.fragment_done(index, parent);
             }
             Role::Probe { server } => {
                 let pool = request.pool;
@@ -121,12 +150,27 @@ impl Engine {
                 self.bufs.give(reply);
                 self.free_request(index);
             }
+            Role::Blocked => self.wait_over(index, reply),
+            Role::Own(own) => {
+                self.own_reply(own, &reply);
+                self.bufs.give(reply);
+                self.free_request(index);
+            }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
+            Role::Call(_) | Role::Counted(_) => unreachable!("it was ended above"),
         }
     }
 
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
+        if let Role::Call(_) = self.requests[index].role
+            && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
+        {
+            self.call_is_over(index);
+        }
+        if self.requests[index].expect.is_sifted() {
+            return self.deliver_part_sifted(index, bytes);
+        }
         let request = &mut self.requests[index];
         request.arrived += bytes.len() as u64;
         let client = request.client;
@@ -140,6 +184,7 @@ impl Engine {
             let client = self.waiting_client(index);
             if client != NONE {
                 self.check_output(client);
+                self.stream_values(index);
             }
             return;
         }
@@ -159,7 +204,7 @@ impl Engine {
     }
 
     /// Sends what has come of a large reply when it is worth a write: each one wakes the client.
-    fn mark_streaming(&mut self, client: u32) {
+    pub(crate) fn mark_streaming(&mut self, client: u32) {
         let owner = &self.clients[client];
         // What is kept back must not make a client that reads look like one that does not.
         let allowed = self.pools[owner.pool as usize].limits.client_output_max / 4;
@@ -183,10 +228,10 @@ impl Engine {
     }
 
     /// Keeps bytes of a reply with its request, as far as somebody waits for them.
-    fn hold(&mut self, index: u32, mut bytes: &[u8]) {
+    pub(crate) fn hold(&mut self, index: u32, mut bytes: &[u8]) {
         if self.waiting_client(index) == NONE {
             let request = &self.requests[index];
-            let Role::Probe { .. } = request.role else { return };
+            let (Role::Probe { .. } | Role::Own(_)) = request.role else { return };
             bytes = &bytes[..bytes.len().min(PROBE_REPLY_MAX - request.reply.len())];
         }
         self.requests[index].hold(bytes, &mut self.bufs);
@@ -194,7 +239,7 @@ impl Engine {
     }
 
     /// Cuts a client off that lets replies pile up.
-    fn check_output(&mut self, index: u32) {
+    pub(crate) fn check_output(&mut self, index: u32) {
         let client = &self.clients[index];
         let limit = self.pools[client.pool as usize].limits.client_output_max;
         if client.output.len() + client.held > limit {
@@ -202,31 +247,55 @@ impl Engine {
         }
     }
 
-    fn fragment_done(&mut self, parent: u32) {
+    fn fragment_done(&mut self, index: u32, parent: u32) {
         let Role::Parent { pending, .. } = &mut self.requests[parent].role else {
             unreachable!("a fragment's parent is a parent");
         };
         *pending -= 1;
         if *pending > 0 {
+            self.stream_values(index);
             return;
         }
+        self.fragments_done(parent);
+    }
+
+    /// All fragments of a request are answered.
+    pub(crate) fn fragments_done(&mut self, parent: u32) {
         let role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
-        let Role::Parent { fragments, merge, .. } = role else { unreachable!("checked above") };
-        let client = self.requests[parent].client;
-        if client == NONE {
+        let Role::Parent { fragments, merge, .. } = role else {
+            unreachable!("only a parent has fragments");
+        };
+        if let Merge::Carry(carry) = merge {
+            self.end_stage(parent, fragments, carry);
+            return;
+        }
+        if let Merge::Functions(call) = merge {
+            self.functions_fetched(parent, fragments, call);
+            return;
+        }
+        if self.requests[parent].client == NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
             self.free_request(parent);
             return;
         }
-        let reply = self.merge(parent, fragments, &merge);
+        if let Merge::Round(round) = merge {
+            self.end_turn(parent, fragments, round);
+            return;
+        }
+        let mut reply = self.merge(parent, fragments, &merge);
+        let client = self.requests[parent].client;
+        if let Some(many) = &mut self.clients[client].many {
+            many.add_bytes(reply.len());
+        }
+        self.sift_merged(parent, &mut reply);
         self.free_fragments(fragments);
         self.recycle_merge(merge);
         self.charge(parent, reply.len());
         self.deliver_buf(parent, reply);
     }
 
-    fn free_fragments(&mut self, mut at: u32) {
+    pub(crate) fn free_fragments(&mut self, mut at: u32) {
         while at != NONE {
             let Role::Fragment { next, .. } = self.requests[at].role else {
                 unreachable!("fragments are linked to fragments");
@@ -238,7 +307,7 @@ impl Engine {
     }
 
     /// The replies of a request's fragments, in their order.
-    fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
         let mut at = first;
         std::iter::from_fn(move || {
             if at == NONE {
@@ -254,27 +323,87 @@ impl Engine {
 
     /// One reply of many.
     fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
-        // No merged reply is longer than what it is made of, but for a number's digits.
+        if let Merge::Learn(name) = merge {
+            let pool = self.requests[parent].pool as usize;
+            self.pools[pool].learn(name, &self.requests[fragments].reply);
+            return Vec::new();
+        }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
+        // Few merged replies are longer than what they are made of, but for a number's digits.
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
+        let room = out.capacity();
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) => |reply| reply.starts_with(b"-"),
-            Merge::Same => |reply| reply.starts_with(b"-") || memcached::is_error(reply),
+            Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
+            Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
+            Merge::Numsub(_) => resp::is_error,
+            Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
+            Merge::Fan(_)
+            | Merge::Named(_)
+            | Merge::Round(_)
+            | Merge::Carry(_)
+            | Merge::Functions(_)
+            | Merge::Last => |_| false,
+            Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
         };
-        if let Some(error) = self.fragment_replies(fragments).find(|reply| is_error(reply)) {
+        let is_part = match merge {
+            Merge::Values(gather) if gather.is_part => {
+                self.take_faults(parent, fragments, gather);
+                true
+            }
+            _ => false,
+        };
+        let errors = self.fragment_replies(fragments).filter(|reply| is_error(reply));
+        if let Some(error) = errors.take(usize::from(!is_part)).next() {
             out.extend_from_slice(error);
             return out;
         }
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         let merged = match merge {
+            Merge::Learn(_) => unreachable!("told apart above"),
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
                 self.merge_elements(fragments, gather, &mut places, &mut out)
             }
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
+            Merge::FirstOdd => {
+                let is_odd = |reply: &&[u8]| *reply != b"OK\r\n";
+                let odd = self.fragment_replies(fragments).find(is_odd);
+                out.extend_from_slice(odd.unwrap_or(b"OK\r\n"));
+                Some(())
+            }
+            Merge::Stats(aggregate) => {
+                let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
+                let mut table = Vec::new();
+                merge_stats(aggregate, &replies, &mut table);
+                // With names of servers it is longer than what it is made of.
+                self.bufs.reserve(&mut out, table.len());
+                out.extend_from_slice(&table);
+                Some(())
+            }
+            Merge::Packets(aggregate) => {
+                let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
+                let asked = self.requests[parent].asked;
+                let mut table = Vec::new();
+                let merged = merge_packets(aggregate.as_deref(), &replies, asked, &mut table);
+                self.bufs.reserve(&mut out, table.len());
+                out.extend_from_slice(&table);
+                merged
+            }
+            Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Numsub(corrections) => {
+                let mut sums = Vec::new();
+                fan::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
+                    .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
+            }
+            Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
+            Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
+            Merge::Round(_) | Merge::Carry(_) | Merge::Functions(_) => {
+                unreachable!("their replies are seen to elsewhere")
+            }
         };
         self.scratch.places = places;
         if merged.is_none() {
@@ -283,6 +412,7 @@ impl Engine {
             out.clear();
             Failure::BadReply.write_reply(self.pools[pool as usize].protocol, &mut out);
         }
+        self.bufs.charge(out.capacity() - room);
         out
     }
 
@@ -341,8 +471,9 @@ impl Engine {
         places: &mut Vec<Place>,
         out: &mut Vec<u8>,
     ) -> Option<()> {
-        self.places(fragments, |_| Some(0), places);
-        for (key, &owner) in gather.keys.iter().zip(&gather.owners) {
+        self.places_of_values(fragments, gather, places);
+        let keys = gather.keys.iter().zip(&gather.owners);
+        for (key, &owner) in keys.skip(gather.dealt as usize) {
             let place = &mut places[owner as usize];
             let next = memcached::Values::new(self.undealt(*place)?).next();
             if let Some(hit) = next.filter(|hit| hit.key == key.of(&gather.text)) {
@@ -352,6 +483,9 @@ impl Engine {
         }
         for &place in &*places {
             let rest = self.undealt(place)?;
+            if gather.is_part && memcached::is_error(rest) {
+                continue;
+            }
             if memcached::is_error(rest) {
                 // The server broke off behind its first hits.
                 out.clear();
@@ -362,7 +496,9 @@ impl Engine {
                 return None;
             }
         }
-        out.extend_from_slice(b"END\r\n");
+        if !gather.is_part {
+            out.extend_from_slice(b"END\r\n");
+        }
         Some(())
     }
 }
@@ -370,8 +506,8 @@ impl Engine {
 /// How far a fragment's reply is dealt out.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    fragment: u32,
-    at: usize,
+    pub(crate) fragment: u32,
+    pub(crate) at: usize,
 }
 
 fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
@@ -381,6 +517,11 @@ fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> 
         sum = sum.checked_add(count)?;
     }
     encode::write_integer(out, sum);
+    Some(())
+}
+
+fn merge_last<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    out.extend_from_slice(replies.last()?);
     Some(())
 }
 

@@ -1,5 +1,6 @@
 //! From a request to the lanes that carry it.
 
+use cashew_config::snapshot::Protocol;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
@@ -7,6 +8,7 @@ use cashew_protocol::redis::Access;
 
 use crate::buffer::LARGE;
 use crate::bulk::{BULK_SIZE, Mark};
+use crate::client::Client;
 use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
@@ -63,6 +65,11 @@ impl Split {
         self.owners.clear();
     }
 
+    /// Whether no part of it has a lane.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.parts.iter().all(|part| part.lane == NONE)
+    }
+
     /// Gives the room back that a huge request needed.
     pub(crate) fn shrink(&mut self) {
         self.parts.clear();
@@ -103,7 +110,8 @@ impl Engine {
         let pool = self.clients[client].pool;
         let mark = Mark::of(key);
         let mut size = size;
-        let is_large = self.pools[pool as usize].large_replies.contains(mark);
+        let is_large = self.pools[pool as usize].large_replies.contains(mark)
+            && self.clients[client].transaction.is_none();
         if is_large {
             if self.clients[client].requests > 0 {
                 return Plan::Wait;
@@ -143,7 +151,7 @@ impl Engine {
         }
     }
 
-    fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
+    pub(crate) fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
         let request = self.new_request(client);
         self.requests[request].expect = expect;
         Plan::Forward { lane, request }
@@ -153,6 +161,9 @@ impl Engine {
     pub(crate) fn fail(&mut self, client: u32, failure: Failure) -> Plan {
         let protocol = self.protocol_of(client);
         self.count_forward_error(self.clients[client].pool);
+        if protocol == Protocol::Memcached {
+            return self.fail_unsent_memcached(client, failure);
+        }
         self.answer(client, |out| failure.write_reply(protocol, out));
         Plan::Done
     }
@@ -160,13 +171,38 @@ impl Engine {
     /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
     /// large.
     #[inline]
-    fn lane_for(&mut self, client: u32, server: u32, size: usize) -> Result<u32, Failure> {
-        let client = &self.clients[client];
-        let pool = &self.pools[client.pool as usize];
+    pub(crate) fn lane_for(
+        &mut self,
+        client: u32,
+        server: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        if self.clients[client].special
+            && let Some(lane) = self.leased(client, server)
+        {
+            self.align(client, lane);
+            let limits = &self.pools[self.clients[client].pool as usize].limits;
+            let is_full = self.lane(lane).is_full(limits, size);
+            return if is_full { Err(Failure::QueueFull) } else { Ok(lane) };
+        }
+        let Client { pool, variant, lane_choice, .. } = self.clients[client];
+        self.lane_of((pool, server), variant, lane_choice, size)
+    }
+
+    /// The same for a client that may be gone.
+    #[inline]
+    pub(crate) fn lane_of(
+        &mut self,
+        (pool, server): (u32, u32),
+        variant: u16,
+        choice: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let pool = &self.pools[pool as usize];
         let server = &pool.servers[server as usize];
         let index = match size < BULK_SIZE {
-            true => server.lane(client.variant, client.lane_choice),
-            false => server.bulk_lane(client.variant),
+            true => server.lane(variant, choice),
+            false => server.bulk_lane(variant),
         };
         let lane = &self.lanes[index as usize];
         if lane.is_full(&pool.limits, size) {
@@ -184,9 +220,15 @@ impl Engine {
     /// first in the ring. So a client that says related things without keys, as loading a script
     /// and calling it, says them to one server while that one is well.
     pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+        let server = self.any_server(client, access);
+        self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// The server for what has no keys.
+    pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
         let pool = self.clients[client].pool;
         let config = &self.pools[pool as usize];
-        let server = if config.router.is_one_shard() {
+        if config.router.is_one_shard() {
             self.route(pool, b"", access)
         } else {
             let servers = &config.servers;
@@ -195,8 +237,7 @@ impl Engine {
                 .position(Server::is_up)
                 .or_else(|| servers.iter().position(|server| !server.ejected));
             server.map(|server| server as u32)
-        };
-        self.forward_to(client, server, Expect::Line, size)
+        }
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.
@@ -275,21 +316,64 @@ impl Engine {
                 }
             }
         }
+        self.write_fragments(client, split, merge, request)
+    }
+
+    /// As [`Engine::send_fragments`], but a server that cannot be sent its fragment is taken to
+    /// have answered that it has none of the keys. Why is in [`crate::memcached::Asking`]. Nothing
+    /// is sent, and nothing answered, if none of them can.
+    pub(crate) fn send_fragments_that_can(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        merge: Merge,
+        request: FragmentText<'_>,
+    ) {
+        for at in 0..split.parts.len() {
+            match self.lane_for(client, split.parts[at].server, request.size) {
+                Ok(lane) => split.parts[at].lane = lane,
+                Err(failure) => self.asking.failure = Some(failure),
+            }
+        }
+        if split.is_unsent() {
+            self.recycle_merge(merge);
+        } else {
+            self.write_fragments(client, split, merge, request);
+        }
+    }
+
+    /// Writes fragments to the lanes that parts have; those that have none are answered as misses.
+    fn write_fragments(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        merge: Merge,
+        request: FragmentText<'_>,
+    ) -> Plan {
         // Beyond it, what is written makes its own room.
         let room = request.size.min(LARGE);
-        for part in &mut split.parts {
+        for part in split.parts.iter_mut().filter(|part| part.lane != NONE) {
             let output = &mut self.lanes[part.lane as usize].output;
             part.start = output.len();
             output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
         }
         for (position, &owner) in split.owners.iter().enumerate() {
-            let output = &mut self.lanes[split.parts[owner as usize].lane as usize].output;
+            let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane as usize) else {
+                continue;
+            };
+            let output = &mut lane.output;
             output.write_with(&mut self.bufs, room, |out| (request.key)(out, position));
         }
         let parent = self.new_request(client);
         let pool = self.clients[client].pool;
         let mut next = NONE;
+        let mut pending = 0;
         for part in split.parts.iter().rev() {
+            if part.lane == NONE {
+                next = self.missing_fragment(client, parent, next);
+                continue;
+            }
+            pending += 1;
             let output = &mut self.lanes[part.lane as usize].output;
             output.write_with(&mut self.bufs, request.foot.len(), |out| {
                 out.extend_from_slice(request.foot)
@@ -299,18 +383,41 @@ impl Engine {
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;
+            slot.asked = self.asking.asked;
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;
         }
-        let pending = split.parts.len() as u32;
         self.requests[parent].role = Role::Parent { fragments: next, pending, merge };
         let metrics = self.pools[pool as usize].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
         Plan::Done
     }
 
+    /// A fragment that is answered already: none of its keys is there.
+    fn missing_fragment(&mut self, client: u32, parent: u32, next: u32) -> u32 {
+        let pool = self.clients[client].pool;
+        let (fragment, _) = self.requests.add(pool, NONE, self.now);
+        let slot = &mut self.requests[fragment];
+        slot.role = Role::Fragment { parent, next };
+        slot.done = true;
+        slot.hold(b"END\r\n", &mut self.bufs);
+        self.charge(fragment, b"END\r\n".len());
+        fragment
+    }
+
     /// Sends the same bytes to every live server of the pool.
     pub(crate) fn broadcast(&mut self, client: u32, text: &[u8]) -> Plan {
+        self.tell_all(client, text, Expect::Line, Merge::Same)
+    }
+
+    /// As [`Engine::broadcast`], with other replies than equal lines.
+    pub(crate) fn tell_all(
+        &mut self,
+        client: u32,
+        text: &[u8],
+        expect: Expect,
+        merge: Merge,
+    ) -> Plan {
         let mut split = std::mem::take(&mut self.scratch.split);
         let pool = &self.pools[self.clients[client].pool as usize];
         split.begin(pool.servers.len());
@@ -326,10 +433,10 @@ impl Engine {
                 head: &|_, _| {},
                 key: &|out, _| out.extend_from_slice(text),
                 foot: b"",
-                expect: Expect::Line,
+                expect,
                 size: text.len(),
             };
-            self.send_fragments(client, &mut split, Merge::Same, request)
+            self.send_fragments(client, &mut split, merge, request)
         };
         self.scratch.split = split;
         plan
@@ -362,12 +469,31 @@ impl Engine {
     }
 
     pub(crate) fn recycle_merge(&mut self, merge: Merge) {
-        if let Merge::Elements(mut gather) | Merge::Values(mut gather) = merge {
-            self.bufs.discharge(gather.size());
-            if gather.size() <= GATHER_KEPT_MAX {
-                gather.clear();
-                self.scratch.gathers.give(gather);
+        match merge {
+            Merge::Elements(mut gather) | Merge::Values(mut gather) => {
+                self.bufs.discharge(gather.size());
+                if gather.size() <= GATHER_KEPT_MAX {
+                    gather.clear();
+                    self.scratch.gathers.give(gather);
+                }
             }
+            Merge::Named(named) => self.bufs.discharge(named.size()),
+            Merge::Round(round) => {
+                self.bufs.discharge(size_of_val(&*round));
+                self.bufs.give(round.text);
+            }
+            Merge::Carry(carry) => self.recycle_carry(*carry),
+            Merge::Functions(call) => self.recycle_call(call),
+            Merge::Sum
+            | Merge::Same
+            | Merge::Learn(_)
+            | Merge::Fan(_)
+            | Merge::Numsub(_)
+            | Merge::Page(_)
+            | Merge::Last
+            | Merge::FirstOdd
+            | Merge::Stats(_)
+            | Merge::Packets(_) => {}
         }
     }
 }

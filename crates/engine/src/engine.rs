@@ -1,6 +1,6 @@
 //! The engine's public face: events in, work out.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::snapshot::{self, Protocol};
@@ -9,6 +9,7 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::action::Action;
 use crate::buffer::{BufPool, LARGE, Output};
+use crate::calls::Call;
 use crate::change::Change;
 use crate::client::{Client, Dirty, Session, State};
 use crate::crowd::Crowd;
@@ -17,6 +18,7 @@ use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::inquiry::Inquiries;
 use crate::lane::Lane;
+use crate::memcached::{Asking, Notes};
 use crate::moving::Moving;
 use crate::pool::Pool;
 use crate::pressure::Pressure;
@@ -28,6 +30,7 @@ use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
 use crate::time::Time;
 use crate::timers::{Timer, Timers};
+use crate::tour::Tour;
 use crate::vacant::Vacant;
 
 /// How often memory that a peak left behind is given back.
@@ -92,10 +95,15 @@ pub struct Engine {
     pub(crate) vacant: Vacant,
     /// Those of `lanes` that are made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
-    /// Connections that another lane has than the one by whose number they are named, with that
-    /// lane.
-    pub(crate) called: Vec<(ConnId, u32)>,
+    /// Connections for sessions there are, and may be, over all servers.
+    pub(crate) session_links: u64,
+    pub(crate) sessions_max: u64,
+    /// By the slot that its connections are named by: the lane. Most are at their own number, see
+    /// [`crate::aside`].
+    pub(crate) lane_at: Vec<u32>,
     pub(crate) clients: Slab<Client>,
+    /// By client, which waits for several servers.
+    pub(crate) tours: HashMap<u32, Tour>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
     pub(crate) tally: Tally,
@@ -112,6 +120,8 @@ pub struct Engine {
     pub(crate) moving: Moving,
     pub(crate) inquiries: Inquiries,
     pub(crate) scratch: Scratch,
+    pub(crate) asking: Asking,
+    pub(crate) notes: Notes,
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
     pub(crate) clients_seen: u64,
@@ -123,11 +133,13 @@ pub struct Engine {
 pub(crate) struct Scratch {
     pub(crate) redis: Spares<Box<resp::RequestParser>>,
     pub(crate) memcached: Spares<Box<memcached::RequestParser>>,
+    pub(crate) binary: Spares<Box<memcached::binary::RequestParser>>,
     pub(crate) keys: Vec<Span>,
     pub(crate) split: crate::dispatch::Split,
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
+    pub(crate) calls: Spares<Box<Call>>,
     pub(crate) places: Vec<crate::deliver::Place>,
 }
 
@@ -135,7 +147,9 @@ impl Scratch {
     fn trim(&mut self) {
         self.redis.trim(drop);
         self.memcached.trim(drop);
+        self.binary.trim(drop);
         self.gathers.trim(drop);
+        self.calls.trim(drop);
         self.keys.clear();
         self.places.clear();
         shrink(&mut self.keys);
@@ -170,8 +184,11 @@ impl Engine {
             lanes: Vec::new(),
             vacant: Vacant::default(),
             private_lanes: Vec::new(),
-            called: Vec::new(),
+            session_links: 0,
+            sessions_max: u64::MAX,
+            lane_at: Vec::new(),
             clients: Slab::new(),
+            tours: HashMap::new(),
             requests: Requests::new(),
             bufs: BufPool::default(),
             tally: Tally::default(),
@@ -187,6 +204,8 @@ impl Engine {
             moving: Moving::default(),
             inquiries: Inquiries::default(),
             scratch: Scratch::default(),
+            asking: Asking::default(),
+            notes: Notes::default(),
             departed: Vec::new(),
             clients_seen: 0,
             draining: false,
@@ -214,9 +233,11 @@ impl Engine {
             id,
             protocol: config.protocol,
             dialect: config.variants[0].dialect,
-            database: config.variants[0].database,
-            authenticated: config.auth.is_none(),
-            name: None,
+            database: None,
+            authenticated: config.is_open(),
+            profile: None,
+            no_evict: false,
+            since_us: now.as_micros() as i64,
         };
         config.clients += 1;
         self.metrics.add_pool(config.metrics, PoolCounter::ClientsAccepted, 1);
@@ -224,7 +245,13 @@ impl Engine {
         config.places_taken += u64::from(has_place);
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let lane_choice = self.clients_seen as u32;
-        let client = Client { has_place, ..Client::new(pool, lane_choice, session) };
+        let undecided = self.is_undecided(pool);
+        let client = Client {
+            has_place,
+            undecided,
+            special: undecided,
+            ..Client::new(pool, lane_choice, session)
+        };
         let (index, generation) = self.clients.insert(client);
         let conn = ConnId::client(index, generation);
         self.leave_new(index);
@@ -317,6 +344,12 @@ impl Engine {
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             let client = &mut self.clients[conn.index()];
             client.read_closed = true;
+            if self.is_listened_to(conn.index()) {
+                // As in Redis: whoever says no more is not kept waiting for.
+                self.drop_client(conn.index(), Closed::ByUs);
+                return;
+            }
+            let client = &self.clients[conn.index()];
             match client.state {
                 State::Uploading => self.upload_broken(conn.index()),
                 State::Open | State::Closing => self.close_if_finished(conn.index()),
@@ -374,11 +407,16 @@ impl Engine {
                     self.is_watching = true;
                     self.tend_leaving();
                 }
+                Timer::Line => self.tend_lines(),
                 Timer::Housekeeping => {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
                     self.tend_inquiries();
+                    self.tend_feeds();
+                    self.tend_strained();
+                    self.tend_sessions();
+                    self.tend_variants();
                     self.check_stall();
                     self.give_back();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
@@ -391,8 +429,10 @@ impl Engine {
     fn give_back(&mut self) {
         self.bufs.trim();
         self.scratch.trim();
+        self.notes.trim(&self.requests);
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
+        self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
         shrink(&mut self.dirty_clients);
         shrink(&mut self.patient_clients);
         shrink(&mut self.dirty_lanes);
@@ -414,7 +454,7 @@ impl Engine {
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }
-                Timer::Change | Timer::Housekeeping => true,
+                Timer::Change | Timer::Line | Timer::Housekeeping => true,
             });
         }
     }
@@ -613,7 +653,7 @@ impl Engine {
         if lane.conn == conn {
             return lane.has_connection().then_some(conn.index());
         }
-        self.called_lane(conn)
+        self.lane_elsewhere(conn)
     }
 
     pub(crate) fn client_conn(&self, client: u32) -> ConnId {

@@ -4,9 +4,8 @@
 //! a reply that is merged – and leave it to the general way, which comes to the same result for
 //! those that pass here. Each protocol has its own copy of the loops, with its reader inside.
 
-use cashew_config::snapshot::Protocol;
 use cashew_metrics::PoolCounter;
-use cashew_protocol::memcached::{self, Expect};
+use cashew_protocol::memcached::{self, Expect, binary};
 use cashew_protocol::redis::{self, Access};
 use cashew_protocol::resp;
 
@@ -16,8 +15,10 @@ use crate::client::{Departure, State};
 use crate::engine::Engine;
 use crate::id::ConnId;
 use crate::lane::{Link, Scanner};
+use crate::memcached::Asked;
 use crate::request::Role;
 use crate::slab::NONE;
+use crate::variant::Dialect;
 
 /// A request that one server answers.
 struct Plain<'b> {
@@ -37,6 +38,12 @@ trait Reader {
 
     /// The reply at the start of the buffer, and what follows it.
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
+
+    /// What has to be kept of a request for its reply.
+    #[inline(always)]
+    fn asked(_: &[u8]) -> Option<Asked> {
+        None
+    }
 }
 
 struct Redis;
@@ -56,18 +63,19 @@ impl Reader for Redis {
     }
 }
 
-struct Memcached;
+/// With `METAGETS`, `mg` is among the plain ones: where its failure is an error, of which nothing has to
+/// be known beforehand.
+struct Text<const METAGETS: bool>;
 
-impl Reader for Memcached {
+impl<const METAGETS: bool> Reader for Text<METAGETS> {
     #[inline(always)]
     fn request(buf: &[u8]) -> Option<Plain<'_>> {
         let plain = memcached::plain_request(buf)?;
-        let (access, expect) = match plain.retrieves {
-            true => (Access::Read, Expect::Values),
-            false => (Access::Write, Expect::Line),
-        };
-        let memcached::PlainRequest { bytes, rest, key, .. } = plain;
-        Some(Plain { bytes, rest, key, access, expect })
+        let memcached::PlainRequest { bytes, rest, key, retrieves, expect } = plain;
+        if !METAGETS && expect == Expect::Meta {
+            return None;
+        }
+        Some(Plain { bytes, rest, key, access: access(retrieves), expect })
     }
 
     #[inline(always)]
@@ -76,13 +84,46 @@ impl Reader for Memcached {
     }
 }
 
+struct Binary;
+
+impl Reader for Binary {
+    #[inline(always)]
+    fn request(buf: &[u8]) -> Option<Plain<'_>> {
+        let plain = binary::plain_request(buf)?;
+        let binary::PlainRequest { bytes, rest, key, retrieves, .. } = plain;
+        Some(Plain { bytes, rest, key, access: access(retrieves), expect: Expect::Packet })
+    }
+
+    #[inline(always)]
+    fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+        if expect == Expect::Packet { binary::plain_reply(buf) } else { None }
+    }
+
+    #[inline(always)]
+    fn asked(request: &[u8]) -> Option<Asked> {
+        let (&[_, opcode], opaque) = (request.first_chunk()?, request.get(12..16)?);
+        let opaque = opaque.try_into().ok()?;
+        Some(Asked { opcode, opaque, ..Asked::default() })
+    }
+}
+
+#[inline(always)]
+fn access(retrieves: bool) -> Access {
+    if retrieves { Access::Read } else { Access::Write }
+}
+
 impl Engine {
     /// Dispatches requests from the start of `buf`; returns what it leaves.
     #[inline]
     pub(crate) fn express_requests<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
-        match self.clients[index].session.protocol {
-            Protocol::Redis => self.express_requests_with::<Redis>(index, buf),
-            Protocol::Memcached => self.express_requests_with::<Memcached>(index, buf),
+        let client = &self.clients[index];
+        match client.session.dialect {
+            Dialect::Resp2 | Dialect::Resp3 => self.express_requests_with::<Redis>(index, buf),
+            Dialect::Text if self.pools[client.pool as usize].misses => {
+                self.express_requests_with::<Text<false>>(index, buf)
+            }
+            Dialect::Text => self.express_requests_with::<Text<true>>(index, buf),
+            Dialect::Binary => self.express_requests_with::<Binary>(index, buf),
         }
     }
 
@@ -129,6 +170,9 @@ impl Engine {
             let (request, slot) = self.requests.add(pool_index, index, self.now);
             slot.mark = mark;
             slot.expect = plain.expect;
+            if let Some(asked) = R::asked(plain.bytes) {
+                slot.asked = asked;
+            }
             client.append(request, &mut self.requests, &mut self.crowd);
             lane.output.push(plain.bytes, &mut self.bufs);
             lane.append(request, plain.bytes.len() as u64, &mut self.requests);
@@ -146,7 +190,8 @@ impl Engine {
     pub(crate) fn express_replies<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
         match &self.lanes[index as usize].scanner {
             Scanner::Redis(_) => self.express_replies_with::<Redis>(index, buf),
-            Scanner::Memcached(_) => self.express_replies_with::<Memcached>(index, buf),
+            Scanner::Memcached(_) => self.express_replies_with::<Text<true>>(index, buf),
+            Scanner::Binary(_) => self.express_replies_with::<Binary>(index, buf),
         }
     }
 
@@ -154,7 +199,9 @@ impl Engine {
     fn express_replies_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
-        let is_clear = matches!(lane.link, Link::Ready { .. }) && pool.large_replies.is_empty();
+        let is_clear = matches!(lane.link, Link::Ready { .. })
+            && pool.large_replies.is_empty()
+            && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;
         }
@@ -163,7 +210,7 @@ impl Engine {
         while lane.in_flight > 0 {
             let head = lane.head;
             let request = &mut self.requests[head];
-            // Where nothing of the reply has arrived, the lane's scanner is at its start.
+            // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
             let is_plain = matches!(request.role, Role::Single)
                 && request.client != NONE
                 && !request.silent

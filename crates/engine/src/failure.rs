@@ -32,13 +32,19 @@ pub enum Failure {
     Closed,
     /// The server sent what is no reply, or a reply that nobody asked for.
     BadReply,
-    /// The server refused AUTH or SELECT.
+    /// The server refused AUTH, or what else the configuration asks of it.
     HandshakeRefused,
+    /// The server has no such database as a client selected.
+    DatabaseRefused,
+    /// The server does not speak RESP3.
+    DialectRefused,
     QueueFull,
     /// Every server that could answer is ejected.
     NoServer,
     /// The server is not configured any more.
     Removed,
+    /// Nothing was made of it while others waited.
+    Unused,
 }
 
 impl Failure {
@@ -54,17 +60,40 @@ impl Failure {
             Self::Closed => "Server closed the connection",
             Self::BadReply => "Server sent an invalid reply",
             Self::HandshakeRefused => "Server refused AUTH or SELECT",
+            Self::DatabaseRefused => "DB index is out of range",
+            Self::DialectRefused => "unsupported protocol version",
             Self::QueueFull => "Server queue is full",
+            Self::Unused => "Connection was taken back, since it was not used while others waited",
             Self::Removed => "Server was removed from the configuration",
         }
     }
 
+    /// Whether it shows that the server is not well. Being out of descriptors here does not, nor does
+    /// that it refuses what one client has asked for.
+    pub(crate) fn is_of_server(self) -> bool {
+        self != Self::Exhausted && !self.is_of_variant()
+    }
+
+    /// Whether it concerns only those who want the same dialect and database.
+    pub(crate) fn is_of_variant(self) -> bool {
+        matches!(self, Self::DatabaseRefused | Self::DialectRefused)
+    }
+
     pub(crate) fn write_reply(self, protocol: Protocol, out: &mut Vec<u8>) {
-        let prefix = match protocol {
-            Protocol::Redis => "-ERR ",
-            Protocol::Memcached => "SERVER_ERROR ",
-        };
-        out.extend_from_slice(prefix.as_bytes());
+        match protocol {
+            Protocol::Redis if self == Self::DialectRefused => self.write_line(b"-NOPROTO ", out),
+            Protocol::Redis => self.write_line(b"-ERR ", out),
+            Protocol::Memcached => self.write_text(out),
+        }
+    }
+
+    /// As memcached's text protocol has it.
+    pub(crate) fn write_text(self, out: &mut Vec<u8>) {
+        self.write_line(b"SERVER_ERROR ", out);
+    }
+
+    fn write_line(self, prefix: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(prefix);
         out.extend_from_slice(self.text().as_bytes());
         out.extend_from_slice(b"\r\n");
     }

@@ -2,8 +2,10 @@
 //! to clients.
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::{self, Protocol};
 
 use crate::engine::{Engine, lanes_here};
+use crate::pool::Pool;
 use crate::private::PRIVATE_LANES_MAX;
 
 /// The log, the channel to the master, epoll or io_uring with what wakes it, memory that is mapped,
@@ -15,6 +17,9 @@ const MOVING: u64 = 16;
 /// The master and the admin, which are in the same process when there is but one: the connections
 /// of the statistics and of operators, above all.
 const ALONE: u64 = 64;
+/// Connections for sessions are not reserved beyond one part in so many of the limit: who finds
+/// none waits for one.
+const SESSIONS_SHARE: u64 = 4;
 /// When even what is reserved is too much, clients have one part in so many of the limit: servers
 /// without clients are of no use.
 const LEAST_SHARE: u64 = 8;
@@ -26,8 +31,10 @@ pub struct OpenFiles {
     pub limit: u64,
     /// Listening sockets.
     pub listeners: u64,
-    /// Connections to servers that there may be at once.
+    /// Connections to servers that there may be at once, but for those that clients lease.
     pub server_connections: u64,
+    /// Connections to servers that clients may lease, if there are files for all of them.
+    pub session_connections: u64,
     /// Master, worker and admin are one process.
     pub alone: bool,
 }
@@ -37,21 +44,30 @@ impl OpenFiles {
     pub fn of(snapshot: &Snapshot, limit: u64) -> Self {
         let workers = snapshot.global.worker_processes;
         let connections = snapshot.pools.iter().map(|pool| {
-            connections_max(pool.servers.len(), lanes_here(pool.server_connections, 0, workers))
+            let shared = lanes_here(pool.server_connections, 0, workers);
+            connections_max(pool.protocol, pool.servers.len(), shared, 0)
         });
+        let sessions = snapshot.pools.iter().map(|pool| sessions_max(pool, 0, workers));
         Self {
             limit,
             listeners: snapshot.pools.len() as u64,
             server_connections: connections.sum(),
+            session_connections: sessions.sum(),
             alone: workers == 0,
         }
     }
 
     /// What clients are not to have.
     pub fn reserved(&self) -> u64 {
-        let process = WORKER + MOVING + self.listeners + self.server_connections;
+        let connections = self.server_connections + self.sessions();
+        let process = WORKER + MOVING + self.listeners + connections;
         // The master has the listening sockets, too.
         process + if self.alone { ALONE + self.listeners } else { 0 }
+    }
+
+    /// Connections that clients may lease.
+    pub fn sessions(&self) -> u64 {
+        self.session_connections.min(self.limit / SESSIONS_SHARE)
     }
 
     pub fn clients(&self) -> u64 {
@@ -68,17 +84,48 @@ impl OpenFiles {
     }
 }
 
-/// Connections to that many servers at once: shared lanes, one for what is large, private ones.
-fn connections_max(servers: usize, shared_lanes: u32) -> u64 {
-    servers as u64 * (u64::from(shared_lanes) + 1 + PRIVATE_LANES_MAX as u64)
+/// For so many variants of a Redis pool clients leave files in any case: most speak RESP2 or RESP3,
+/// and stay in the database that they begin with.
+const VARIANTS_RESERVED: usize = 2;
+
+/// Connections to that many servers at once: shared lanes and one for what is large, of each variant,
+/// private ones, and one that messages come on.
+fn connections_max(protocol: Protocol, servers: usize, shared_lanes: u32, variants: usize) -> u64 {
+    let (reserved, feeds) = match protocol {
+        Protocol::Redis => (VARIANTS_RESERVED, 1),
+        Protocol::Memcached => (1, 0),
+    };
+    let of_variants = variants.max(reserved) as u64 * (u64::from(shared_lanes) + 1);
+    servers as u64 * (of_variants + PRIVATE_LANES_MAX as u64 + feeds)
+}
+
+/// Connections to all servers of a pool that clients may lease.
+pub(crate) fn sessions_max(pool: &snapshot::Pool, rank: u32, workers: u32) -> u64 {
+    match pool.protocol {
+        Protocol::Redis => {
+            let each = lanes_here(pool.session_connections, rank, workers);
+            pool.servers.len() as u64 * u64::from(each)
+        }
+        Protocol::Memcached => 0,
+    }
 }
 
 impl Engine {
+    /// As [`Engine::server_connections_max`], for those that clients lease.
+    pub fn session_connections_max(&self) -> u64 {
+        let pools = self.pools.iter().map(|pool| &pool.config);
+        pools.map(|pool| sessions_max(pool, self.rank, self.workers)).sum()
+    }
+
     /// How many connections to servers there may be at once, those of removed pools that still have
     /// clients among them.
     pub fn server_connections_max(&self) -> u64 {
-        let servers = self.pools.iter().flat_map(|pool| &pool.servers);
-        servers.map(|server| connections_max(1, server.lanes)).sum()
+        let of_pool = |pool: &Pool| -> u64 {
+            let open = pool.usage.iter().filter(|usage| usage.is_open).count();
+            let servers = pool.servers.iter();
+            servers.map(|server| connections_max(pool.protocol, 1, server.lanes, open)).sum()
+        };
+        self.pools.iter().map(of_pool).sum()
     }
 }
 
@@ -97,7 +144,7 @@ mod tests {
             "global: {{worker_processes: {workers}}}
 pools:
   a: {{listen: 127.0.0.1:1, server_connections: 5, servers: ['h:1:1', 'h:2:1', 'h:3:1']}}
-  b: {{listen: 127.0.0.1:2, servers: ['h:1:1']}}"
+  b: {{redis: true, session_connections: 7, listen: 127.0.0.1:2, servers: ['h:1:1']}}"
         );
         match cashew_config::parse("f", &text, &Context::of_system()) {
             Ok(loaded) => loaded.snapshot,
@@ -109,22 +156,24 @@ pools:
     fn clients_have_what_is_not_reserved() {
         // Of five connections the first of two workers has three.
         let files = OpenFiles::of(&snapshot(2), 1024);
-        assert_eq!(files.server_connections, 3 * (3 + 5) + (1 + 5));
-        assert_eq!(files.reserved(), 30 + 2 + 32);
-        assert_eq!((files.clients(), files.is_short()), (1024 - 64, false));
+        assert_eq!(files.server_connections, 3 * (3 + 5) + (2 * 2 + 5));
+        assert_eq!((files.session_connections, files.sessions()), (4, 4));
+        assert_eq!(files.reserved(), 33 + 4 + 2 + 32);
+        assert_eq!((files.clients(), files.is_short()), (1024 - 71, false));
+        assert_eq!(OpenFiles::of(&snapshot(2), 12).sessions(), 3);
         let alone = OpenFiles::of(&snapshot(0), 1024);
-        assert_eq!(alone.server_connections, 3 * (5 + 5) + (1 + 5));
-        assert_eq!(alone.clients(), 1024 - (36 + 2 + 32 + 2 + 64));
+        assert_eq!(alone.server_connections, 3 * (5 + 5) + (2 * 2 + 5));
+        assert_eq!(alone.clients(), 1024 - (39 + 7 + 2 + 32 + 2 + 64));
     }
 
     #[test]
     fn some_clients_are_let_in_by_the_smallest_limit() {
         let files = |limit| OpenFiles::of(&snapshot(2), limit);
-        assert_eq!((files(72).clients(), files(72).is_short()), (9, true));
-        assert_eq!((files(74).clients(), files(74).is_short()), (10, false));
+        assert_eq!((files(77).clients(), files(77).is_short()), (9, true));
+        assert_eq!((files(81).clients(), files(81).is_short()), (10, false));
         assert_eq!((files(64).clients(), files(64).is_short()), (8, true));
         assert_eq!((files(3).clients(), files(3).is_short()), (1, true));
-        assert_eq!(files(u64::MAX).clients(), u64::MAX - 64);
+        assert_eq!(files(u64::MAX).clients(), u64::MAX - 71);
     }
 
     #[test]
@@ -140,8 +189,9 @@ pools:
                 identity: Identity { version: "0", process_id: 1 },
                 now: Time::ZERO,
             });
-            let reckoned = OpenFiles::of(&snapshot, 1024).server_connections;
-            assert_eq!(engine.server_connections_max(), reckoned);
+            let reckoned = OpenFiles::of(&snapshot, 1024);
+            assert_eq!(engine.server_connections_max(), reckoned.server_connections);
+            assert_eq!(engine.session_connections_max(), reckoned.session_connections);
         }
     }
 }

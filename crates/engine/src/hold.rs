@@ -16,9 +16,11 @@ impl Engine {
     pub fn handle_hold(&mut self, pool: u32, version: u64, drain_ms: u64, now: Time) {
         self.now = now;
         let until = now.plus_millis(drain_ms);
+        let index = pool;
         let pool = &mut self.pools[pool as usize];
         pool.hold = Some(Hold { version, until, is_told: false });
         pool.update_held();
+        self.withdraw_all(|of| of == index);
         self.watch_until(until);
     }
 
@@ -38,11 +40,16 @@ impl Engine {
         state.update_held();
         state.ring_version = version;
         self.metrics.set_pool(state.metrics, PoolGauge::RingVersion, version);
-        if state.router.live() != live {
+        let is_other = state.router.live() != live;
+        if is_other {
             state.router.set_live(live.to_vec());
+            self.uproot(|of| of == pool);
         }
         for (server, &live) in live.iter().enumerate() {
             self.set_ejected(pool, server as u32, !live, wall_us);
+        }
+        if is_other {
+            self.place_topics(pool);
         }
         self.unblock_clients(|of| of == pool);
     }
@@ -83,7 +90,9 @@ impl Engine {
         let server = &self.pools[pool as usize].servers[server as usize];
         let (first, own, is_failing) =
             (server.first_lane, server.own_lanes().flatten().collect::<Vec<u32>>(), server.failing);
-        for &lane in &server.private_lanes {
+        let feed = server.feed.as_ref().map(|feed| feed.lane);
+        let private = server.private_lanes.iter().chain(&server.session_lanes);
+        for &lane in private.chain(&feed) {
             let link = &mut self.lanes[lane as usize].link;
             if let Link::Backoff { .. } = link {
                 *link = Link::Idle;
@@ -115,7 +124,7 @@ impl Engine {
             let pool = &self.pools[index];
             let Some(hold) = pool.hold.filter(|hold| !hold.is_told) else { continue };
             let awaits = |server: &Server| {
-                server.is_up() && server.all_lanes().any(|lane| !self.lane(lane).is_free())
+                server.is_up() && server.all_lanes().any(|lane| self.is_busy(lane))
             };
             if self.now < hold.until && pool.servers.iter().any(awaits) {
                 self.is_watching = true;

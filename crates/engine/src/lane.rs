@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 
 use cashew_config::snapshot::Limits;
-use cashew_protocol::memcached::{self, Expect};
+use cashew_protocol::memcached::{self, Expect, binary};
 use cashew_protocol::resp;
 
 use crate::buffer::Output;
 use crate::failure::Failure;
 use crate::id::ConnId;
+use crate::pool::Queues;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -26,7 +27,10 @@ pub(crate) struct Lane {
     /// What its connection agrees on, by the pool's numbers.
     pub(crate) variant: u16,
     pub(crate) link: Link,
-    /// How many connections it has had, which tells their names apart.
+    /// By which its connections are named, together with `generation`. Two lanes exchange theirs,
+    /// never more than one has the same.
+    pub(crate) slot: u32,
+    /// How many connections have been named by `slot`.
     pub(crate) generation: u32,
     /// The current connection, or the last one.
     pub(crate) conn: ConnId,
@@ -62,8 +66,20 @@ pub(crate) struct Lane {
     pub(crate) armed: Time,
     /// Listed among the connections with something to send.
     pub(crate) dirty: bool,
-    /// It has one request at a time: see [`crate::private`].
+    /// One client at a time has it: see [`crate::private`] and [`crate::lease`].
     pub(crate) is_private: bool,
+    /// Messages come on it, and nobody's replies: see [`crate::pubsub`].
+    pub(crate) is_feed: bool,
+    /// It is for transactions and blocking calls; other private lanes have one request at a time.
+    pub(crate) is_session: bool,
+    /// The client that has it for its next requests, too, or [`NONE`].
+    pub(crate) lease: u32,
+    /// The count `written` when it was taken last.
+    pub(crate) leased_at: u64,
+    /// What the server's CLIENT ID says of the connection; 0 while that is not known.
+    pub(crate) peer_id: u64,
+    /// What its server's statistics know of it.
+    pub(crate) counted: Counted,
     /// Not read until the client has taken more of the reply.
     pub(crate) paused: bool,
     /// The client whose upload is passing and goes on, or [`NONE`]. It is the only request here.
@@ -77,7 +93,7 @@ pub(crate) enum Link {
     Connecting {
         deadline: Time,
     },
-    /// Connected; AUTH or SELECT is not answered yet.
+    /// Connected; AUTH, HELLO or SELECT is not answered yet.
     Handshaking {
         deadline: Time,
     },
@@ -99,6 +115,13 @@ pub(crate) struct Handshake {
     pub(crate) reply: Vec<u8>,
 }
 
+/// What the statistics have of one lane for sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) queues: Queues,
+    pub(crate) is_taken: bool,
+}
+
 /// Requests written by one send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
@@ -111,6 +134,7 @@ pub(crate) struct Batch {
 pub(crate) enum Scanner {
     Redis(resp::ReplyScanner),
     Memcached(memcached::ReplyScanner),
+    Binary(binary::ReplyScanner),
 }
 
 pub(crate) enum Scan {
@@ -121,11 +145,23 @@ pub(crate) enum Scan {
     Invalid,
 }
 
+impl From<memcached::Scan> for Scan {
+    #[inline]
+    fn from(scan: memcached::Scan) -> Self {
+        match scan {
+            memcached::Scan::Complete(len) => Self::Complete(len),
+            memcached::Scan::Partial => Self::Partial,
+            memcached::Scan::Invalid => Self::Invalid,
+        }
+    }
+}
+
 impl Scanner {
     pub(crate) fn new(dialect: Dialect) -> Self {
         match dialect {
             Dialect::Resp2 | Dialect::Resp3 => Self::Redis(resp::ReplyScanner::default()),
             Dialect::Text => Self::Memcached(memcached::ReplyScanner::default()),
+            Dialect::Binary => Self::Binary(binary::ReplyScanner::default()),
         }
     }
 
@@ -134,6 +170,16 @@ impl Scanner {
         match self {
             Self::Redis(scanner) => scanner.remaining_hint(),
             Self::Memcached(scanner) => scanner.remaining_hint(),
+            Self::Binary(scanner) => scanner.remaining_hint(),
+        }
+    }
+
+    /// Whether what goes on, or begins, with these bytes answers no request.
+    #[inline]
+    pub(crate) fn is_push(&self, bytes: &[u8]) -> bool {
+        match self {
+            Self::Redis(scanner) => scanner.is_push(bytes),
+            Self::Memcached(_) | Self::Binary(_) => false,
         }
     }
 
@@ -145,11 +191,8 @@ impl Scanner {
                 resp::Scan::Partial => Scan::Partial,
                 resp::Scan::Invalid => Scan::Invalid,
             },
-            Self::Memcached(scanner) => match scanner.scan(expect, bytes) {
-                memcached::Scan::Complete(len) => Scan::Complete(len),
-                memcached::Scan::Partial => Scan::Partial,
-                memcached::Scan::Invalid => Scan::Invalid,
-            },
+            Self::Memcached(scanner) => scanner.scan(expect, bytes).into(),
+            Self::Binary(scanner) => scanner.scan(expect, bytes).into(),
         }
     }
 }
@@ -162,6 +205,7 @@ impl Lane {
             server,
             variant,
             link: Link::Idle,
+            slot: NONE,
             generation: 0,
             conn: ConnId::lane(0, 0),
             attempts: 0,
@@ -186,14 +230,31 @@ impl Lane {
             armed: Time::NEVER,
             dirty: false,
             is_private: false,
+            is_feed: false,
+            is_session: false,
+            lease: NONE,
+            leased_at: 0,
+            peer_id: 0,
+            counted: Counted::default(),
             paused: false,
             upload: NONE,
         }
     }
 
+    /// Makes it another lane, whose connections get names that none had before.
+    pub(crate) fn renew(&mut self, lane: Self) {
+        let Self { slot, generation, .. } = *self;
+        *self = Self { slot, generation, ..lane };
+    }
+
     /// Whether nothing is on its way here.
     pub(crate) fn is_free(&self) -> bool {
         self.head == NONE
+    }
+
+    /// Whether it is somebody's for now.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.lease != NONE || !self.is_free()
     }
 
     /// Puts a request, whose bytes are the last `wire_len` of the output, at the end of the queue.

@@ -11,7 +11,8 @@ use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::id::ConnId;
 use crate::lane::{Batch, Lane, Link, Scan, Scanner};
-use crate::pool::{Queues, Server};
+use crate::memcached::{greet, is_greeted};
+use crate::pool::Server;
 use crate::request::Role;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -25,8 +26,15 @@ const BACKOFF_MAX_MS: u64 = 1000;
 const SETTLED_AFTER_US: u64 = 1_000_000;
 /// How long the ejection of a server is waited for before it is asked for again.
 const ASK_AGAIN_MS: u64 = 1000;
-/// Longest reply to AUTH or SELECT.
-const HANDSHAKE_REPLY_MAX: usize = 4096;
+/// A packet that asks for the version.
+const BINARY_VERSION: [u8; 24] = {
+    let mut packet = [0; 24];
+    packet[0] = 0x80;
+    packet[1] = 0x0b;
+    packet
+};
+/// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
+const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
 
 impl Engine {
     pub(crate) fn server_of(&mut self, lane: u32) -> &mut Server {
@@ -39,8 +47,9 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let deadline = pool.connect_deadline(self.now);
         lane.generation = lane.generation.wrapping_add(1);
-        lane.conn = ConnId::lane(index, lane.generation);
+        lane.conn = ConnId::lane(lane.slot, lane.generation);
         lane.link = Link::Connecting { deadline };
+        self.session_links += u64::from(lane.is_session);
         lane.dirty = false;
         let (pool, server) = (lane.pool, lane.server);
         let conn = self.lane_conn(index);
@@ -61,6 +70,10 @@ impl Engine {
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
         handshake.replies_owed = 0;
+        if let Some(credentials) = &pool.config.memcached.server_auth {
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| greet(dialect, credentials, out));
+        }
         if let Some(password) = &pool.auth {
             handshake.replies_owed += 1;
             handshake.output.write_with(&mut self.bufs, 0, |out| {
@@ -83,6 +96,9 @@ impl Engine {
         let is_greeting = handshake.replies_owed > 0;
         lane.link = Link::Handshaking { deadline };
         let server = self.server_of(index);
+        // It may be another process that has been started in the place of the last one.
+        server.scripts_seen.clear();
+        server.functions_seen = false;
         server.connections += 1;
         self.publish_connections(index);
         if is_greeting {
@@ -90,6 +106,39 @@ impl Engine {
         } else {
             self.lane_ready(index);
         }
+    }
+
+    /// Agrees with the server on the lane's variant, which was another one so far. What is sent
+    /// waits for that: it would mean something else.
+    pub(crate) fn greet_again(&mut self, index: u32, before: u16) {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let (was, is) =
+            (pool.variants[usize::from(before)], pool.variants[usize::from(lane.variant)]);
+        let handshake = &mut lane.handshake;
+        if let Link::Ready { .. } = lane.link {
+            lane.link = Link::Handshaking { deadline: pool.connect_deadline(self.now) };
+            handshake.replies_owed = 0;
+        }
+        if was.dialect != is.dialect {
+            let version: &[u8] = if is.dialect == Dialect::Resp3 { b"3" } else { b"2" };
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"HELLO", version]);
+            });
+        }
+        if was.database != is.database || (was.dialect != is.dialect && is.database > 0) {
+            let database = is.database.to_string();
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"SELECT", database.as_bytes()]);
+            });
+        }
+        match self.lanes[index as usize].handshake.replies_owed {
+            0 => self.lane_ready(index),
+            _ => self.mark_lane(index),
+        }
+        self.rearm(index);
     }
 
     fn lane_ready(&mut self, index: u32) {
@@ -103,6 +152,9 @@ impl Engine {
             self.mark_lane(index);
         }
         self.rearm(index);
+        if self.lanes[index as usize].is_feed {
+            self.feed_ready(index);
+        }
     }
 
     /// Bytes of the lane's output are written.
@@ -112,6 +164,10 @@ impl Engine {
         lane.progress_at = self.now;
         if matches!(lane.link, Link::Handshaking { .. }) {
             lane.handshake.output.advance(bytes, &mut self.bufs);
+            return;
+        }
+        if lane.is_feed {
+            lane.output.advance(bytes, &mut self.bufs);
             return;
         }
         if lane.upload != NONE {
@@ -190,6 +246,14 @@ impl Engine {
                 continue;
             }
             let lane = &mut self.lanes[index as usize];
+            if lane.is_feed {
+                bytes = self.feed_received(index, bytes);
+                continue;
+            }
+            if lane.scanner.is_push(bytes) {
+                bytes = self.push_received(index, bytes);
+                continue;
+            }
             if matches!(lane.link, Link::Handshaking { .. }) {
                 bytes = self.handshake_received(index, bytes);
                 continue;
@@ -205,6 +269,12 @@ impl Engine {
             let request = lane.head;
             match lane.scanner.scan(self.requests[request].expect, bytes) {
                 Scan::Complete(len) => {
+                    if let Role::Blocked = self.requests[request].role
+                        && let Some(batch) = lane.batches.front_mut()
+                    {
+                        // What a client waited for is not the time that its server took.
+                        batch.at = self.now;
+                    }
                     if is_half_sent {
                         self.leave_remnant(index);
                     } else {
@@ -229,6 +299,23 @@ impl Engine {
             self.balance(index);
         }
         self.publish_queues(index);
+    }
+
+    /// Consumes a push, or as much as there is of it; returns what follows. On a lane that several
+    /// clients share none is anybody's: no client can ask for pushes there. In RESP2 there are none.
+    #[cold]
+    fn push_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index as usize];
+        let variants = &self.pools[lane.pool as usize].variants;
+        let is_resp3 = variants[usize::from(lane.variant)].dialect == Dialect::Resp3;
+        match lane.scanner.scan(Expect::Line, bytes) {
+            Scan::Complete(len) if is_resp3 => &bytes[len..],
+            Scan::Partial if is_resp3 => &[],
+            Scan::Complete(_) | Scan::Partial | Scan::Invalid => {
+                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                &[]
+            }
+        }
     }
 
     /// The head is answered though part of it is not written, as memcached does with a value that
@@ -319,14 +406,22 @@ impl Engine {
             return &[];
         }
         if complete {
-            // A map is the answer to HELLO.
-            let is_ok = matches!(handshake.reply.first(), Some(b'+' | b'%'));
-            handshake.reply.clear();
-            handshake.replies_owed -= 1;
+            let dialect =
+                self.pools[lane.pool as usize].variants[usize::from(lane.variant)].dialect;
+            let is_ok = match dialect {
+                // A map, or an array, is the answer to HELLO.
+                Dialect::Resp2 | Dialect::Resp3 => {
+                    matches!(handshake.reply.first(), Some(b'+' | b'%' | b'*'))
+                }
+                Dialect::Text | Dialect::Binary => is_greeted(dialect, &handshake.reply),
+            };
             if !is_ok {
-                self.lane_down(index, Failure::HandshakeRefused, Closed::ByUs);
+                let failure = self.refusal_of(index);
+                self.lane_down(index, failure, Closed::ByUs);
                 return &[];
             }
+            handshake.reply.clear();
+            handshake.replies_owed -= 1;
             if handshake.replies_owed == 0 {
                 self.lane_ready(index);
             }
@@ -334,31 +429,80 @@ impl Engine {
         &bytes[len..]
     }
 
+    /// What the server refused with its reply to the handshake. Only what a client has asked for is
+    /// its own affair: what the configuration asks of a server concerns all.
+    fn refusal_of(&self, index: u32) -> Failure {
+        let lane = &self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
+        let is_selecting = database > 0 && lane.handshake.replies_owed == 1;
+        let hello_owed = 1 + u32::from(database > 0);
+        let is_greeting = dialect == Dialect::Resp3 && lane.handshake.replies_owed == hello_owed;
+        let reply = lane.handshake.reply.as_slice();
+        if is_selecting && database != pool.variants[0].database {
+            Failure::DatabaseRefused
+        } else if is_greeting
+            && (reply.starts_with(b"-NOPROTO") || reply.starts_with(b"-ERR unknown command"))
+        {
+            Failure::DialectRefused
+        } else {
+            Failure::HandshakeRefused
+        }
+    }
+
     /// The connection ended, or could not be made.
     ///
     /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
     /// for the next connection, unless the server cannot be reached.
     pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        if self.lanes[index as usize].is_feed {
+            self.feed_lost(index);
+            self.connection_down(index, failure, closed);
+            self.feed_settled(index);
+            return;
+        }
+        let holder = self.lane(index).lease;
+        self.connection_down(index, failure, closed);
+        if self.lane(index).unsent == 0 {
+            self.lose_lease(index, holder, failure);
+        }
+    }
+
+    fn connection_down(&mut self, index: u32, failure: Failure, closed: Closed) {
         let lane = &mut self.lanes[index as usize];
         lane.last_failure = failure;
         let had_requests = lane.in_flight > 0 || lane.partial > 0;
+        let is_engaged = self.is_engaged(index);
         let link = self.disconnect(index, closed);
         self.count_down(index, link, failure);
         self.fail_sent(index, failure);
+        if is_engaged {
+            // What comes next in a transaction means something else on another connection.
+            self.fail_unsent(index, failure);
+        }
 
         let is_clean = failure == Failure::Closed && !had_requests;
         let settled = matches!(link, Link::Ready { since }
             if self.now.micros_since(since) >= SETTLED_AFTER_US);
-        // Being out of descriptors here is no fault of the server's.
-        if !is_clean && failure != Failure::Exhausted {
+        if failure == Failure::DialectRefused {
+            self.dialect_refused(index);
+        }
+        if !is_clean && failure.is_of_server() {
             self.note_failure(index, failure);
         }
+        let is_feed_wanted = self.is_feed_wanted(index);
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
         let server = &pool.servers[lane.server as usize];
         // What fails gets no reads while there are replicas, so nothing but this finds it well.
         let is_missed = server.failing && !server.ejected;
-        let wanted = lane.unsent > 0 || (!lane.is_private && (pool.preconnect || is_missed));
+        let is_kept = match lane.is_private {
+            true => false,
+            false if lane.is_feed => is_feed_wanted,
+            false if lane.variant == 0 => pool.preconnect || is_missed,
+            false => is_missed && pool.usage[usize::from(lane.variant)].clients > 0,
+        };
+        let wanted = lane.unsent > 0 || is_kept;
         if settled || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled);
             if wanted {
@@ -468,6 +612,15 @@ impl Engine {
 
     /// Fails what has waited to be sent longer than the timeout.
     fn expire_unsent(&mut self, index: u32) {
+        if self.lane(index).is_session {
+            // They belong together.
+            if self.first_unsent_expiry(index).is_some_and(|expiry| expiry <= self.now) {
+                let holder = self.lane(index).lease;
+                self.fail_unsent(index, Failure::TimedOut);
+                self.lose_lease(index, holder, Failure::TimedOut);
+            }
+            return;
+        }
         while let Some(expiry) = self.first_unsent_expiry(index)
             && expiry <= self.now
         {
@@ -511,9 +664,21 @@ impl Engine {
         }
         request.in_lane = false;
         request.failed = true;
-        if let Role::Probe { .. } = request.role {
-            self.free_request(index);
-            return;
+        match request.role {
+            Role::Probe { .. } | Role::Own(_) => {
+                self.free_request(index);
+                return;
+            }
+            Role::Blocked if failure == Failure::Removed => {
+                self.wait_failed(index);
+                return;
+            }
+            Role::Single
+            | Role::Parent { .. }
+            | Role::Fragment { .. }
+            | Role::Counted(_)
+            | Role::Blocked
+            | Role::Call(_) => {}
         }
         if request.streaming && request.client != NONE {
             // Half of a reply is with the client: nothing sensible can follow it.
@@ -524,6 +689,9 @@ impl Engine {
         let pool = request.pool;
         let protocol = self.pools[pool as usize].protocol;
         self.count_forward_error(pool);
+        if protocol == Protocol::Memcached {
+            return self.fail_sent_memcached(index, failure);
+        }
         self.answer_instead(index, |out| failure.write_reply(protocol, out));
     }
 
@@ -563,9 +731,14 @@ impl Engine {
     }
 
     /// The backoff is over: tries to connect, unless the server is ejected, which is for
-    /// [`Engine::probe`] to end.
+    /// [`Engine::probe`] to end, or nobody may want the lane.
     fn retry(&mut self, index: u32) {
-        if self.server_of(index).ejected || self.lanes[index as usize].is_private {
+        let lane = &self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let is_used = lane.variant == 0 || pool.usage[usize::from(lane.variant)].clients > 0;
+        let is_ejected = pool.servers[lane.server as usize].ejected;
+        let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
+        if is_ejected || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
             self.lanes[index as usize].link = Link::Idle;
         } else {
             self.connect(index);
@@ -578,6 +751,14 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         if lane.paused {
             return Time::NEVER;
+        }
+        if lane.is_feed {
+            return self.feed_deadline(index);
+        }
+        if lane.in_flight > 0
+            && let Some(blocking) = self.blocked_at(index)
+        {
+            return blocking.until;
         }
         if let Some(batch) = lane.batches.front() {
             // What takes a lane for itself may take its time, as long as it goes on.
@@ -619,9 +800,10 @@ impl Engine {
             return;
         }
         let lane = server.first_lane;
-        let text: &[u8] = match pool.protocol {
-            Protocol::Redis => b"*1\r\n$4\r\nPING\r\n",
-            Protocol::Memcached => b"version\r\n",
+        let (text, expect): (&[u8], _) = match pool.variants[0].dialect {
+            Dialect::Resp2 | Dialect::Resp3 => (b"*1\r\n$4\r\nPING\r\n", Expect::Line),
+            Dialect::Text => (b"version\r\n", Expect::Line),
+            Dialect::Binary => (&BINARY_VERSION, Expect::Packet),
         };
         self.arm_probe(pool_index, server_index);
         let link = self.lanes[lane as usize].link;
@@ -635,6 +817,7 @@ impl Engine {
         }
         let (request, _) = self.requests.add(pool_index, NONE, self.now);
         self.requests[request].role = Role::Probe { server: server_index };
+        self.requests[request].expect = expect;
         self.send(lane, request, Payload::Bytes(text));
     }
 
@@ -649,7 +832,8 @@ impl Engine {
     pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
         let pool = &self.pools[lane_pool as usize];
         let is_ejected = pool.is_in_use() && pool.servers[lane_server as usize].ejected;
-        let is_well = reply.starts_with(b"+") || reply.starts_with(b"VERSION");
+        let is_well =
+            [&b"+"[..], b"VERSION", b"\x81\x0b"].iter().any(|start| reply.starts_with(start));
         // Every time: it may be too early yet for this one to come back.
         if is_well && is_ejected {
             self.actions.push_back(Action::Readmit { pool: lane_pool, server: lane_server });
@@ -664,7 +848,10 @@ impl Engine {
 
     /// Brings the server's statistics up to date with the lane.
     pub(crate) fn publish_queues(&mut self, index: u32) {
-        let Lane { pool, server, .. } = self.lanes[index as usize];
+        let Lane { pool, server, is_session, .. } = self.lanes[index as usize];
+        if is_session {
+            self.publish_session(index);
+        }
         if !self.pools[pool as usize].servers[server as usize].waiting.is_empty() {
             self.wake_waiting(pool, server);
         }
@@ -676,9 +863,12 @@ impl Engine {
             self.metrics.add_server(server.metrics, ServerCounter::Requests, count);
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
-        let mut queues = Queues::default();
-        for range in server.own_lanes() {
-            for lane in &self.lanes[range.start as usize..range.end as usize] {
+        let mut queues = server.session_queues;
+        // Most servers have lanes of one variant only.
+        for first in [server.first_lane].iter().chain(&server.others) {
+            // A server that is no more has none.
+            let of_variant = self.lanes.get(*first as usize..).unwrap_or_default();
+            for lane in of_variant.iter().take(server.lanes as usize + 1) {
                 queues.add(lane);
             }
         }

@@ -9,9 +9,14 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::buffer::{POOLED_SIZE_MAX, READ_SIZE_MAX};
 use crate::engine::lanes_here;
-use crate::files::OpenFiles;
+use crate::files::{OpenFiles, sessions_max};
+use crate::lease::UNSENT_MAX;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
+use crate::pubsub::subscription_size;
+use crate::scripts::SCRIPTS_SIZE_MAX;
+use crate::transaction::EARLY_SIZE_MAX;
+use crate::variant::VARIANTS_MAX;
 
 /// The executable and its libraries, its stack, the resolver's thread.
 const PROGRAM: u64 = 12 << 20;
@@ -25,7 +30,7 @@ const SLOT: u64 = 24;
 /// What a lane takes at rest.
 const LANE: u64 = 1 << 10;
 /// What a client takes at rest, in the engine, the driver and the lists of both.
-const CLIENT: u64 = 256;
+const CLIENT: u64 = 320;
 
 /// Room for one argument while a request is taken apart: its place in three lists that grow by
 /// doubling, and its owner.
@@ -68,16 +73,20 @@ impl MemoryBound {
         let global = &snapshot.global;
         let workers = global.worker_processes.max(1);
         let pools = &snapshot.pools;
-        let most = OpenFiles::of(snapshot, open_files).clients();
+        let files = OpenFiles::of(snapshot, open_files);
+        let most = files.clients();
         let by_limits = pools.iter().map(|pool| u64::from(pool.client_connections)).sum();
         let by_files = pools.iter().any(|pool| pool.client_connections == 0) || by_limits > most;
         let clients = if by_files { most } else { by_limits };
         let scratch = pools.iter().map(scratch).max().unwrap_or(0);
         let fixed = pools.iter().map(|pool| pool_at_rest(pool, workers)).sum::<u64>();
         let per_client = pools.iter().map(held_by_client).max().unwrap_or(0);
+        let session_lanes = |pool: &Pool| files.sessions().min(sessions_max(pool, 0, workers));
         let by_lanes = pools.iter().fold(0, |sum: u64, pool| {
             sum.saturating_add(held_by_lane(pool).saturating_mul(lanes(pool, workers)))
                 .saturating_add(private_lanes(pool) * held_by_upload(pool))
+                .saturating_add(held_by_subscriptions(pool))
+                .saturating_add(session_lanes(pool).saturating_mul(held_by_session(pool)))
         });
         Self {
             workers,
@@ -122,7 +131,15 @@ impl MemoryBound {
 
 fn lanes(pool: &Pool, workers: u32) -> u64 {
     let shared = lanes_here(pool.server_connections, 0, workers);
-    (u64::from(shared) + 1) * pool.servers.len() as u64
+    (u64::from(shared) + 1) * pool.servers.len() as u64 * variants(pool)
+}
+
+/// Of the lanes: of each protocol version and database.
+fn variants(pool: &Pool) -> u64 {
+    match pool.protocol {
+        Protocol::Redis => (2 * u64::from(pool.databases)).min(VARIANTS_MAX as u64),
+        Protocol::Memcached => 1,
+    }
 }
 
 fn private_lanes(pool: &Pool) -> u64 {
@@ -135,8 +152,11 @@ fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
         Distribution::Modula => pool.servers.iter().map(|server| u64::from(server.weight)).sum(),
         _ => 0,
     };
-    let lanes = lanes(pool, workers) + private_lanes(pool);
-    POOL + servers * SERVER + slots * SLOT + lanes * LANE
+    let feeds = if pool.protocol == Protocol::Redis { servers } else { 0 };
+    let lanes = lanes(pool, workers) + private_lanes(pool) + sessions_max(pool, 0, workers);
+    let lanes = lanes + feeds;
+    let scripts = if pool.protocol == Protocol::Redis { SCRIPTS_SIZE_MAX as u64 } else { 0 };
+    POOL + scripts + servers * SERVER + slots * SLOT + lanes * LANE
 }
 
 fn arguments(pool: &Pool) -> u64 {
@@ -160,11 +180,31 @@ fn held_by_client(pool: &Pool) -> u64 {
     let input = 2 * (limits.request_size_max + READ_SIZE_MAX as u64);
     let output = limits.client_output_max + READ_SIZE_MAX as u64;
     let room = (output * (BUFFER_ROOM_FACTOR - 1)).min(requests * BUFFER_ROOM_MAX);
-    input + scratch(pool) + output + room + requests * (REQUEST_SIZE as u64 + gathers)
+    let early = match pool.protocol {
+        Protocol::Redis => EARLY_SIZE_MAX as u64,
+        Protocol::Memcached => 0,
+    };
+    input + early + scratch(pool) + output + room + requests * (REQUEST_SIZE as u64 + gathers)
 }
 
 fn held_by_upload(pool: &Pool) -> u64 {
     BUFFER_ROOM_FACTOR * AHEAD_MAX.min(pool.limits.request_size_max)
+}
+
+/// All subscriptions of different topics, and the message that comes from each server.
+fn held_by_subscriptions(pool: &Pool) -> u64 {
+    if pool.protocol != Protocol::Redis {
+        return 0;
+    }
+    let limits = &pool.limits;
+    let messages = (pool.servers.len() as u64).saturating_mul(limits.pubsub_output_max);
+    let subscriptions = u64::from(limits.subscriptions_max).saturating_mul(subscription_size());
+    subscriptions.saturating_add(BUFFER_ROOM_FACTOR.saturating_mul(messages))
+}
+
+/// What one client may have said there that is not written, beside its last request.
+fn held_by_session(pool: &Pool) -> u64 {
+    BUFFER_ROOM_FACTOR * (UNSENT_MAX + pool.limits.request_size_max)
 }
 
 fn held_by_lane(pool: &Pool) -> u64 {
@@ -187,8 +227,8 @@ impl fmt::Display for MemoryBound {
             ),
         )?;
         part(self.clients_at_rest(), &format!("{clients} clients ({why}) of {CLIENT} bytes"))?;
-        let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max and \
-                      server_queue_size_max";
+        let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max, \
+                      server_queue_size_max and subscriptions_max";
         match self.memory_max {
             Some(max) if max < self.allowed => part(
                 max,
@@ -277,7 +317,11 @@ mod tests {
     /// The driver keeps 16 bytes of each client, and a list of either may name it twice.
     #[test]
     fn a_client_at_rest_takes_what_is_said() {
-        assert!(Slab::<Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT);
+        assert!(
+            Slab::<Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT,
+            "{}",
+            Slab::<Client>::SLOT_SIZE
+        );
     }
 
     #[test]

@@ -8,12 +8,12 @@
 use cashew_metrics::PoolGauge;
 
 use crate::action::Action;
-use crate::client::{Client, Departure, Dirty, Session, State};
+use crate::client::{Client, Departure, Dirty, Profile, Session, Skip, State};
 use crate::engine::{Closed, Engine, shrink};
 use crate::id::ConnId;
 use crate::slab::NONE;
 use crate::time::Time;
-use crate::variant::{Dialect, Variant};
+use crate::variant::Dialect;
 
 /// When all leave, so many at most are on their way out at once: they are served by nobody
 /// meanwhile, and whoever takes them takes one after the other.
@@ -27,13 +27,27 @@ pub struct SessionParts {
     /// As CLIENT ID tells it.
     pub id: u64,
     pub authenticated: bool,
-    /// Set by CLIENT SETNAME.
-    pub name: Option<Vec<u8>>,
     /// Bytes to come that belong to a request refused already.
     pub swallow: u64,
     /// As the client has asked for; `None` for the pool's.
     pub dialect: Option<Dialect>,
     pub database: Option<u32>,
+    pub profile: Profile,
+    /// Set by CLIENT NO-EVICT.
+    pub no_evict: bool,
+    /// Which requests are not answered, set by CLIENT REPLY.
+    pub silence: Silence,
+    /// How long ago the client connected.
+    pub age_us: u64,
+}
+
+/// Requests that are not answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Silence {
+    #[default]
+    None,
+    Next,
+    All,
 }
 
 /// A client that is no longer here, but for its socket.
@@ -116,7 +130,7 @@ impl Engine {
     }
 
     fn is_movable(&self, index: u32) -> bool {
-        self.pools[self.clients[index].pool as usize].is_in_use()
+        self.pools[self.clients[index].pool as usize].is_in_use() && !self.is_subscriber(index)
     }
 
     /// Takes [`Engine::leave_all`] back, and all that was told to leave, but for those who have been
@@ -148,7 +162,9 @@ impl Engine {
             let is_owed = client.head != NONE;
             let asked = self.crowd.take_count(&mut client.asked_in, &mut client.asked, is_owed);
             total += u64::from(asked);
-            let stays = client.departure != Departure::No || client.state == State::Closing;
+            let stays = client.departure != Departure::No
+                || client.state == State::Closing
+                || client.transaction.is_some();
             if asked > 0 && !stays && self.is_movable(index) {
                 movable.push((asked, index));
             }
@@ -168,13 +184,15 @@ impl Engine {
 
     fn leave(&mut self, index: u32) {
         let client = &mut self.clients[index];
-        if client.departure != Departure::No || client.state == State::Closing {
+        let is_pinned = client.subscriber.is_some();
+        if client.departure != Departure::No || client.state == State::Closing || is_pinned {
             return;
         }
         client.departure = Departure::Asked;
-        if client.state == State::Open {
+        if client.state == State::Open && client.transaction.is_none() {
             self.pause(index);
         }
+        self.withdraw(index);
         let conn = self.client_conn(index);
         self.moving.departing.push(conn);
     }
@@ -230,7 +248,10 @@ impl Engine {
         if client.departure != Departure::Asked || client.state == State::Closing {
             return true;
         }
-        if client.head != NONE || client.state == State::Uploading {
+        let is_amidst = client.state == State::Uploading
+            || client.transaction.is_some()
+            || client.many.is_some();
+        if client.head != NONE || is_amidst {
             return false;
         }
         // What it is answered goes by the next write, as a rule; it would take longer elsewhere.
@@ -238,6 +259,7 @@ impl Engine {
             self.moving.is_pressing = true;
             return false;
         }
+        self.leave_line(index);
         self.pause(index);
         self.clients[index].departure = Departure::HandedOff;
         self.moving.handed_off += 1;
@@ -260,20 +282,29 @@ impl Engine {
         let output = client.output.to_vec();
         client.output.clear(&mut self.bufs);
         self.bufs.discharge(client.input.capacity());
+        self.leave_variant(client.pool, client.variant);
         let pool = &mut self.pools[client.pool as usize];
         pool.clients -= 1;
         // Its place moves with it.
         pool.places_taken -= u64::from(client.has_place);
         self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
-        let Session { id, authenticated, name, dialect, database, .. } = client.session;
-        let name = name.map(Vec::from);
+        let silence = match (client.skip, client.noreply) {
+            (Skip::This, _) => Silence::Next,
+            (Skip::No | Skip::AfterThis, true) => Silence::All,
+            (Skip::No | Skip::AfterThis, false) => Silence::None,
+        };
+        let Session { id, authenticated, dialect, database, profile, no_evict, since_us, .. } =
+            client.session;
         let parts = SessionParts {
             id,
             authenticated,
-            name,
             swallow: client.swallow,
-            dialect: Some(dialect),
-            database: Some(database),
+            dialect: (!client.undecided).then_some(dialect),
+            database,
+            profile: profile.map(|profile| *profile).unwrap_or_default(),
+            no_evict,
+            silence,
+            age_us: (now.as_micros() as i64 - since_us).max(0) as u64,
         };
         Some(Export { pool: client.pool, parts, input: client.input, output })
     }
@@ -290,29 +321,32 @@ impl Engine {
     ) -> ConnId {
         self.now = now;
         self.clients_seen += 1;
-        let SessionParts { id, authenticated, name, swallow, dialect, database } = parts;
-        let plain = self.pools[pool as usize].variants[0];
-        let wanted = Variant {
-            dialect: dialect.unwrap_or(plain.dialect),
-            database: database.unwrap_or(plain.database),
-        };
-        let variant = self.variant(pool, wanted);
+        let SessionParts { id, authenticated, swallow, dialect, database, profile, .. } = parts;
+        let undecided = dialect.is_none() && self.is_undecided(pool);
         let config = &mut self.pools[pool as usize];
         let session = Session {
             id,
             protocol: config.protocol,
-            dialect: wanted.dialect,
-            database: wanted.database,
-            authenticated: authenticated || config.auth.is_none(),
-            name: name.map(Vec::into_boxed_slice),
+            dialect: dialect.unwrap_or(config.variants[0].dialect),
+            database,
+            authenticated: authenticated || config.is_open(),
+            profile: (profile != Profile::default()).then(|| Box::new(profile)),
+            no_evict: parts.no_evict,
+            since_us: now.as_micros() as i64 - parts.age_us as i64,
         };
         config.clients += 1;
         config.places_taken += 1;
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let mut client = Client::new(pool, self.clients_seen as u32, session);
         client.has_place = true;
-        client.variant = variant.unwrap_or_default();
         client.swallow = swallow;
+        client.undecided = undecided;
+        client.special = undecided;
+        (client.noreply, client.skip) = match parts.silence {
+            Silence::None => (false, Skip::No),
+            Silence::Next => (true, Skip::This),
+            Silence::All => (true, Skip::No),
+        };
         self.bufs.charge(output.capacity());
         client.output.push_buf(output, &mut self.bufs);
         self.bufs.charge(input.capacity());
@@ -320,11 +354,13 @@ impl Engine {
         let (is_asking, is_owed) = (!client.input.is_empty(), !client.output.is_empty());
         let (index, generation) = self.clients.insert(client);
         self.leave_new(index);
+        self.clients[index].update_special();
+        let is_followed = self.follow_session(index);
         if is_owed {
             self.mark_client(index);
         }
         // It could not be served as it has asked for: a worker has room for so many variants.
-        if self.draining || variant.is_none() {
+        if self.draining || !is_followed {
             self.finish(index);
         } else {
             self.throttle_new(index);

@@ -1,17 +1,23 @@
 //! A pool and its servers, as one worker sees them.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
-use cashew_config::snapshot::{self, Limits, Protocol};
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_metrics::{PoolId, ServerId};
+use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
+use crate::client::Session;
+use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
+use crate::scripts::{Scripts, Seen};
 use crate::slab::NONE;
 use crate::time::Time;
-use crate::variant::{Dialect, Variant};
+use crate::variant::{Dialect, Usage, Variant};
 
 pub(crate) struct Pool {
     pub(crate) config: Box<snapshot::Pool>,
@@ -22,15 +28,31 @@ pub(crate) struct Pool {
     pub(crate) servers: Vec<Server>,
     /// What clients have agreed on; by index, see [`Variant`].
     pub(crate) variants: Vec<Variant>,
+    /// Who uses them, by the same index.
+    pub(crate) usage: Vec<Usage>,
     /// How long requests wait, in microseconds; the largest number if there is no limit.
     timeout_us: u64,
     pub(crate) limits: Limits,
     pub(crate) auth: Option<String>,
+    /// A get whose server fails is a miss.
+    pub(crate) misses: bool,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    pub(crate) pubsub: PubSub,
+    /// Those that are not in the table.
+    pub(crate) commands: CustomCommands,
+    /// What servers told of them.
+    pub(crate) learnt: Vec<Definition>,
+    /// Another one when what was learnt is forgotten; never 0.
+    pub(crate) commands_version: u8,
+    /// A server refused RESP3: until then clients are, too.
+    pub(crate) no_resp3_until: Time,
+    /// What cursors of SCAN are about.
+    pub(crate) walk: Walk,
+    pub(crate) scripts: Scripts,
     pub(crate) clients: u64,
     /// How many of them count for `client_connections`.
     pub(crate) places_taken: u64,
@@ -76,7 +98,7 @@ pub(crate) struct Server {
     /// The shared lanes of its pool's first variant come first, then their bulk lane.
     pub(crate) first_lane: u32,
     pub(crate) lanes: u32,
-    /// The first lanes of the other variants, in their order: as many each.
+    /// The first lanes of the other variants, in their order: as many each, or [`NONE`].
     pub(crate) others: Vec<u32>,
     pub(crate) connections: u32,
     /// Failures in a row, over all lanes.
@@ -93,10 +115,25 @@ pub(crate) struct Server {
     /// When it is asked whether it is well, while it is ejected.
     pub(crate) probe_at: Time,
     pub(crate) queues: Queues,
+    pub(crate) scripts_seen: Seen,
+    /// Some function has been called there since it was connected.
+    pub(crate) functions_seen: bool,
+    /// When it may be given those of another server.
+    pub(crate) functions_at: Time,
     /// Lanes made for one client at a time.
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
+    /// What its messages come on, once somebody has subscribed to anything there.
+    pub(crate) feed: Option<Box<Feed>>,
+    /// Lanes for transactions and blocking calls.
+    pub(crate) session_lanes: Vec<u32>,
+    /// Clients that wait for one of these, in the order of their coming, and until when.
+    pub(crate) line: VecDeque<(ConnId, Time)>,
+    /// Of `session_lanes`, as counted.
+    pub(crate) session_queues: Queues,
+    /// How many of them are taken.
+    pub(crate) sessions: u32,
 }
 
 /// What waits for a server over all its lanes.
@@ -116,6 +153,20 @@ impl Queues {
         self.in_flight += u64::from(lane.in_flight);
         self.in_flight_size += lane.in_flight_size;
     }
+
+    pub(crate) fn of(lane: &Lane) -> Self {
+        let mut queues = Self::default();
+        queues.add(lane);
+        queues
+    }
+
+    /// Takes `other` for what was counted as `before`.
+    pub(crate) fn replace(&mut self, before: Self, other: Self) {
+        self.unsent = self.unsent + other.unsent - before.unsent;
+        self.unsent_size = self.unsent_size + other.unsent_size - before.unsent_size;
+        self.in_flight = self.in_flight + other.in_flight - before.in_flight;
+        self.in_flight_size = self.in_flight_size + other.in_flight_size - before.in_flight_size;
+    }
 }
 
 impl Pool {
@@ -126,7 +177,7 @@ impl Pool {
         metrics: PoolId,
         servers: Vec<Server>,
     ) -> Self {
-        let dialect = Dialect::first_of(config.protocol);
+        let dialect = Dialect::first_of(&config);
         let mut pool = Self {
             protocol: config.protocol,
             standing: Standing::Coming,
@@ -134,14 +185,23 @@ impl Pool {
             router,
             servers,
             variants: vec![Variant { dialect, database: config.redis_db }],
+            usage: vec![Usage::OPEN],
             timeout_us: u64::MAX,
             limits: config.limits,
             auth: None,
+            misses: false,
             preconnect: false,
             auto_eject: false,
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            pubsub: PubSub::new(&config.name),
+            commands: CustomCommands::default(),
+            learnt: Vec::new(),
+            commands_version: 0,
+            no_resp3_until: Time::ZERO,
+            walk: Walk::new(&config.servers),
+            scripts: Scripts::default(),
             clients: 0,
             places_taken: 0,
             quota: 0,
@@ -156,18 +216,34 @@ impl Pool {
         pool
     }
 
-    /// Goes by what `config` says, but for its servers and what places keys.
+    /// Goes by what `config` says, but for the state of its servers and what places keys.
     pub(crate) fn configure(&mut self) {
         let config = &*self.config;
+        self.walk = Walk::new(&config.servers);
         let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
+        self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.variants[0].database = config.redis_db;
         self.preconnect = config.preconnect;
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+        self.commands_version = self.commands_version % u8::MAX + 1;
+        self.learnt.clear();
+        self.define_commands();
+    }
+
+    /// What lanes a client of this session takes.
+    pub(crate) fn variant_of(&self, session: &Session) -> Variant {
+        let database = session.database.unwrap_or(self.variants[0].database);
+        Variant { dialect: session.dialect, database }
+    }
+
+    /// Whether clients need not say who they are.
+    pub(crate) fn is_open(&self) -> bool {
+        self.auth.is_none() && self.config.memcached.client_auth.is_empty()
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -211,8 +287,16 @@ impl Server {
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,
             queues: Queues::default(),
+            scripts_seen: Seen::default(),
+            functions_seen: false,
+            functions_at: Time::ZERO,
             private_lanes: Vec::new(),
             waiting: Vec::new(),
+            feed: None,
+            session_lanes: Vec::new(),
+            line: VecDeque::new(),
+            session_queues: Queues::default(),
+            sessions: 0,
         }
     }
 
@@ -231,7 +315,9 @@ impl Server {
     }
 
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
-        self.own_lanes().flatten().chain(self.private_lanes.iter().copied())
+        let feed = self.feed.iter().map(|feed| feed.lane);
+        let private = self.private_lanes.iter().chain(&self.session_lanes);
+        self.own_lanes().flatten().chain(private.copied()).chain(feed)
     }
 
     #[inline]

@@ -181,18 +181,18 @@ impl Engine {
     }
 
     /// Closes those who hold most, and at least `least` bytes each, until no more than `target` is
-    /// held.
+    /// held. Who asked to be spared by CLIENT NO-EVICT comes after all others.
     fn shed(&mut self, target: usize, least: usize) {
         let before = self.held_bytes();
-        let mut holders: Vec<(usize, u32)> = self
+        let mut holders: Vec<(bool, usize, u32)> = self
             .clients
             .indices()
-            .map(|index| (self.holding(index), index))
-            .filter(|&(bytes, _)| bytes >= least)
+            .map(|index| (!self.clients[index].session.no_evict, self.holding(index), index))
+            .filter(|&(_, bytes, _)| bytes >= least)
             .collect();
         holders.sort_unstable_by(|a, b| b.cmp(a));
         let mut clients = 0;
-        for (_, index) in holders {
+        for (_, _, index) in holders {
             if self.held_bytes() <= target {
                 break;
             }

@@ -61,11 +61,16 @@ impl Engine {
     }
 
     /// Makes a free lane one of another variant, which takes another connection.
-    fn reassign(&mut self, index: u32, variant: u16) {
+    pub(crate) fn reassign(&mut self, index: u32, variant: u16) {
         if self.lanes[index as usize].has_connection() {
             self.disconnect(index, Closed::ByUs);
         }
-        self.lanes[index as usize].variant = variant;
+        let lane = &mut self.lanes[index as usize];
+        lane.variant = variant;
+        if lane.last_failure.is_of_variant() {
+            // That says nothing about the other.
+            (lane.link, lane.last_failure) = (Link::Idle, Failure::Closed);
+        }
     }
 
     /// Has the client told when a lane to the server is free.
@@ -130,6 +135,9 @@ impl Engine {
         let client = self.reader_of(&self.lanes[index as usize]);
         let lane = &mut self.lanes[index as usize];
         lane.progress_at = self.now;
+        if lane.is_session {
+            return;
+        }
         let (mut waits, mut limit) = (0, AHEAD_MAX);
         if client != NONE {
             let client = &self.clients[client];
@@ -227,10 +235,10 @@ impl Engine {
         }
         self.record_answered(index);
         let lane = &mut self.lanes[index as usize];
+        self.session_links -= u64::from(lane.is_session && lane.has_connection());
+        (lane.peer_id, lane.leased_at) = (0, 0);
         let link = std::mem::replace(&mut lane.link, Link::Idle);
         lane.generation = lane.generation.wrapping_add(1);
-        let conn = lane.conn;
-        self.called.retain(|&(name, _)| name != conn);
         lane.dirty = false;
         lane.paused = false;
         lane.handshake.output.clear(&mut self.bufs);

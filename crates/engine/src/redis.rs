@@ -1,7 +1,7 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Fan, Local, Lookup, Rule};
+use cashew_protocol::redis::{self, Command, Fan, Group, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -10,10 +10,11 @@ use crate::clients::Plan;
 use crate::dispatch::FragmentText;
 use crate::engine::Engine;
 use crate::request::Merge;
+use crate::session::NO_DATABASE;
 
 /// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
 /// use.
-const REDIS_VERSION: &str = "7.0.15";
+pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
 pub(crate) const NOT_AUTHENTICATED: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
@@ -31,7 +32,16 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
-        let lookup = table::find(bytes, args);
+        let mut lookup = table::find(bytes, args);
+        if let Lookup::UnknownCommand = lookup {
+            match self.look_further(client, bytes, args) {
+                Ok(further) => lookup = further,
+                Err(plan) => return plan,
+            }
+        }
+        if self.clients[client].special && self.is_queueing(client) {
+            return self.queue_redis(client, lookup, bytes, args);
+        }
         match lookup {
             // As Redis: whether there is such a command comes first.
             Lookup::Found(command)
@@ -39,33 +49,42 @@ impl Engine {
             {
                 self.say(client, NOT_AUTHENTICATED)
             }
+            Lookup::Found(command)
+                if self.clients[client].special
+                    && let Some(text) = self.refused_while_subscribed(client, command) =>
+            {
+                self.say_error(client, &text)
+            }
             Lookup::Found(command) => match command.rule {
+                Rule::Forward | Rule::Single(_)
+                    if command.names_database()
+                        && self.names_other_database(client, command, bytes, args) =>
+                {
+                    self.say_error(client, NO_DATABASE)
+                }
                 Rule::Forward => self.forward_redis(client, command, bytes, args),
                 Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
                 Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
                 Rule::Block if !command.blocks(bytes, args) => {
                     self.forward_redis(client, command, bytes, args)
                 }
-                Rule::Fan(Fan::AnyServer) => {
-                    self.forward_anywhere(client, command.access, bytes.len())
+                Rule::Fan(fan) if command.group == Group::Pubsub => {
+                    self.pubsub_redis(client, command, fan, bytes, args)
                 }
-                Rule::Fan(Fan::Info) => {
-                    let info = self.info(client);
-                    self.say_with(client, |out| encode::write_bulk(out, info.as_bytes()))
+                Rule::Block => self.block_redis(client, command, bytes, args),
+                Rule::Session(rule) => self.session_redis(client, rule, command, bytes, args),
+                Rule::Fan(Fan::Least | Fan::LeastEach)
+                    if command.blocks(bytes, args) && self.is_single(client) =>
+                {
+                    self.block_redis(client, command, bytes, args)
                 }
+                Rule::Fan(fan) => self.fan_redis(client, command, fan, bytes, args),
                 Rule::Single(text) => match self.is_single(client) {
                     true => self.forward_anywhere(client, command.access, bytes.len()),
                     false => self.say_error(client, text),
                 },
-                Rule::Fan(_)
-                | Rule::Block
-                | Rule::Session(_)
-                | Rule::Subscribe(_)
-                | Rule::Publish => {
-                    let text =
-                        format!("ERR '{}' is not supported by this gateway yet", command.name);
-                    self.say_error(client, &text)
-                }
+                Rule::Subscribe(which) => self.subscription(client, which, bytes, args),
+                Rule::Publish => self.publish(client, command, bytes, args),
                 Rule::Refuse(text) => self.say_error(client, text),
                 Rule::Unsupported => {
                     self.say_with(client, |out| table::unknown_command_error(out, bytes, args))
@@ -76,23 +95,24 @@ impl Engine {
             }
             Lookup::UnknownSubcommand(command) => self
                 .say_with(client, |out| table::unknown_subcommand_error(out, command, bytes, args)),
-            Lookup::WrongArity(command) => {
-                self.say_with(client, |out| table::wrong_arity_error(out, command))
-            }
+            Lookup::WrongArity(command) => match self.addressed(client, command, bytes, args) {
+                Some(plan) => plan,
+                None => self.say_with(client, |out| table::wrong_arity_error(out, command)),
+            },
         }
     }
 
     /// Answers with a ready reply.
-    fn say(&mut self, client: u32, reply: &[u8]) -> Plan {
+    pub(crate) fn say(&mut self, client: u32, reply: &[u8]) -> Plan {
         self.say_with(client, |out| out.extend_from_slice(reply))
     }
 
-    fn say_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+    pub(crate) fn say_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
         self.answer(client, write);
         Plan::Done
     }
 
-    fn say_error(&mut self, client: u32, text: &str) -> Plan {
+    pub(crate) fn say_error(&mut self, client: u32, text: &str) -> Plan {
         self.say_with(client, |out| encode::write_error(out, text.as_bytes()))
     }
 
@@ -104,28 +124,33 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
+        let access = self.access_of(client, command.access);
         if let Some(key) = command.single_key() {
             let key = args[key].of(bytes);
-            return self.forward_key(client, key, command.access, Expect::Line, bytes.len());
+            return self.forward_key(client, key, access, Expect::Line, bytes.len());
         }
-        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+        let plan = self.with_keys(client, command, bytes, args, |engine, keys, split| {
             if keys.is_empty() {
-                return engine.forward_anywhere(client, command.access, bytes.len());
+                return engine.forward_anywhere(client, access, bytes.len());
             }
             let pool = engine.clients[client].pool;
             let texts = keys.iter().map(|key| key.of(bytes));
-            match engine.place_keys(pool, texts, command.access, split) {
+            match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
                     engine.forward_to(client, Some(server), Expect::Line, bytes.len())
                 }
-                Ok(None) => engine.say_error(client, &cross_server_error(command)),
+                Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
             }
-        })
+        });
+        if command.group == Group::Scripting {
+            self.note_call(client, command, bytes, args, &plan);
+        }
+        plan
     }
 
     /// Finds the keys of a command with the scratch memory for them.
-    fn with_keys(
+    pub(crate) fn with_keys(
         &mut self,
         client: u32,
         command: &'static Command,
@@ -157,7 +182,8 @@ impl Engine {
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
             let pool = engine.clients[client].pool;
             let texts = keys.iter().map(|key| key.of(bytes));
-            match engine.place_keys(pool, texts, command.access, split) {
+            let access = engine.access_of(client, command.access);
+            match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
                     return engine.forward_to(client, Some(server), Expect::Line, bytes.len());
                 }
@@ -204,6 +230,11 @@ impl Engine {
                 Some(_) if args.len() > 2 => {
                     self.say_with(client, |out| table::wrong_arity_error(out, command))
                 }
+                text if self.is_pinged_as_subscriber(client) => self.say_with(client, |out| {
+                    encode::write_array_header(out, 2);
+                    encode::write_bulk(out, b"pong");
+                    encode::write_bulk(out, text.unwrap_or_default());
+                }),
                 None => self.say(client, b"+PONG\r\n"),
                 Some(text) => self.say_with(client, |out| encode::write_bulk(out, text)),
             },
@@ -228,240 +259,28 @@ impl Engine {
                 }
             }
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
-            Local::Command => self.say_with(client, |out| table::command_reply(bytes, args, out)),
-            Local::Client => self.client_command(client, bytes, args),
+            Local::Command => {
+                let version = self.resp_of(client);
+                let pool = self.clients[client].pool as usize;
+                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let plan = self.say_with(client, |out| {
+                    table::command_reply(bytes, args, &custom, version, out)
+                });
+                self.pools[pool].commands = custom;
+                plan
+            }
+            Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
         }
     }
-
-    /// Checks a password. A wrong one takes back what an earlier right one gave, as in twemproxy.
-    fn authenticate(
-        &mut self,
-        client: u32,
-        user: Option<&[u8]>,
-        password: &[u8],
-    ) -> Result<(), &'static str> {
-        let pool = self.clients[client].pool;
-        let right = match (&self.pools[pool as usize].auth, user) {
-            (None, None) => {
-                return Err("ERR AUTH <password> called without any password configured for the \
-                     default user. Are you sure your configuration is correct?");
-            }
-            (None, Some(user)) => user == b"default",
-            (Some(expected), user) => {
-                let user_ok = user.is_none_or(|user| user == b"default");
-                user_ok & same_secret(expected.as_bytes(), password)
-            }
-        };
-        self.clients[client].session.authenticated =
-            right || self.pools[pool as usize].auth.is_none();
-        if right {
-            Ok(())
-        } else {
-            Err("WRONGPASS invalid username-password pair or user is disabled.")
-        }
-    }
-
-    /// There is one database: the pool's, which clients also reach as 0.
-    fn select(&mut self, client: u32, index: &[u8]) -> Plan {
-        let number = std::str::from_utf8(index).ok().and_then(|text| text.parse::<i64>().ok());
-        let database =
-            i64::from(self.pools[self.clients[client].pool as usize].variants[0].database);
-        match number {
-            None => self.say_error(client, "ERR value is not an integer or out of range"),
-            Some(number) if number == 0 || number == database => self.say(client, b"+OK\r\n"),
-            Some(_) => self.say_error(client, "ERR DB index is out of range"),
-        }
-    }
-
-    fn client_command(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
-        let subcommand = args[1].of(bytes).to_ascii_lowercase();
-        let session = &mut self.clients[client].session;
-        match subcommand.as_slice() {
-            b"id" => {
-                let id = session.id;
-                self.say_with(client, |out| encode::write_integer(out, id as i64))
-            }
-            b"getname" => {
-                let name = session.name.clone();
-                self.say_with(client, |out| match name {
-                    Some(name) => encode::write_bulk(out, &name),
-                    None => encode::write_nil(out),
-                })
-            }
-            b"setname" => match set_name(&mut session.name, args[2].of(bytes)) {
-                Ok(()) => self.say(client, b"+OK\r\n"),
-                Err(text) => self.say_error(client, text),
-            },
-            b"setinfo" => {
-                let (option, value) = (args[2].of(bytes), args[3].of(bytes));
-                let known = option.eq_ignore_ascii_case(b"lib-name")
-                    || option.eq_ignore_ascii_case(b"lib-ver");
-                if !known {
-                    let option = String::from_utf8_lossy(option);
-                    let text = format!("ERR Unrecognized option '{option}'");
-                    return self.say_error(client, &text);
-                }
-                match value.iter().all(|&byte| is_name_byte(byte)) {
-                    true => self.say(client, b"+OK\r\n"),
-                    false => {
-                        let option = String::from_utf8_lossy(option).to_ascii_lowercase();
-                        self.say_error(
-                            client,
-                            &format!(
-                                "ERR {option} cannot contain spaces, newlines or special characters."
-                            ),
-                        )
-                    }
-                }
-            }
-            _ => {
-                let name = String::from_utf8_lossy(&subcommand);
-                let text = format!("ERR 'client|{name}' is not supported by this gateway yet");
-                self.say_error(client, &text)
-            }
-        }
-    }
-
-    /// HELLO [protover [AUTH user password] [SETNAME name]]
-    fn hello(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
-        let mut rest = args[1..].iter().map(|span| span.of(bytes));
-        if let Some(version) = rest.next() {
-            match std::str::from_utf8(version).ok().and_then(|text| text.parse::<i64>().ok()) {
-                Some(2) => {}
-                Some(_) => return self.say_error(client, "NOPROTO unsupported protocol version"),
-                None => {
-                    return self.say_error(
-                        client,
-                        "ERR Protocol version is not an integer or out of range",
-                    );
-                }
-            }
-        }
-        let mut name = None;
-        while let Some(option) = rest.next() {
-            if option.eq_ignore_ascii_case(b"auth") {
-                let (Some(user), Some(password)) = (rest.next(), rest.next()) else {
-                    return self.hello_syntax_error(client, option);
-                };
-                if let Err(text) = self.authenticate(client, Some(user), password) {
-                    return self.say_error(client, text);
-                }
-            } else if option.eq_ignore_ascii_case(b"setname") {
-                match rest.next() {
-                    Some(text) => name = Some(text),
-                    None => return self.hello_syntax_error(client, option),
-                }
-            } else {
-                return self.hello_syntax_error(client, option);
-            }
-        }
-        let session = &mut self.clients[client].session;
-        if !session.authenticated {
-            return self.say_error(
-                client,
-                "NOAUTH HELLO must be called with the client already authenticated, otherwise \
-                 the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the \
-                 client and select the RESP protocol version at the same time",
-            );
-        }
-        if let Some(name) = name
-            && let Err(text) = set_name(&mut session.name, name)
-        {
-            return self.say_error(client, text);
-        }
-        let id = session.id;
-        self.say_with(client, |out| {
-            encode::write_array_header(out, 14);
-            encode::write_bulk(out, b"server");
-            encode::write_bulk(out, b"redis");
-            encode::write_bulk(out, b"version");
-            encode::write_bulk(out, REDIS_VERSION.as_bytes());
-            encode::write_bulk(out, b"proto");
-            encode::write_integer(out, 2);
-            encode::write_bulk(out, b"id");
-            encode::write_integer(out, id as i64);
-            encode::write_bulk(out, b"mode");
-            encode::write_bulk(out, b"standalone");
-            encode::write_bulk(out, b"role");
-            encode::write_bulk(out, b"master");
-            encode::write_bulk(out, b"modules");
-            encode::write_array_header(out, 0);
-        })
-    }
-
-    fn hello_syntax_error(&mut self, client: u32, option: &[u8]) -> Plan {
-        let option = String::from_utf8_lossy(option);
-        self.say_error(client, &format!("ERR Syntax error in HELLO option '{option}'"))
-    }
-
-    fn info(&self, client: u32) -> String {
-        let uptime = self.now.micros_since(self.started) / 1_000_000;
-        let pool = self.clients[client].pool as usize;
-        let servers = &self.pools[pool].servers;
-        format!(
-            "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
-             cashew_version:{}\r\nos:Linux\r\narch_bits:{}\r\nprocess_id:{}\r\n\
-             uptime_in_seconds:{uptime}\r\nuptime_in_days:{}\r\n\r\n\
-             # Clients\r\nconnected_clients:{}\r\n\r\n\
-             # Cashew\r\nworker:{}\r\nworkers:{}\r\nepoch:{}\r\nservers:{}\r\n\
-             servers_ejected:{}\r\nservers_failing:{}\r\n",
-            self.identity.version,
-            usize::BITS,
-            self.identity.process_id,
-            uptime / 86_400,
-            self.pools[pool].clients,
-            self.slot,
-            self.workers,
-            self.epoch,
-            servers.len(),
-            servers.iter().filter(|server| server.ejected).count(),
-            servers.iter().filter(|server| server.failing).count(),
-        )
-    }
 }
 
 /// What may be asked before AUTH.
 fn is_open_to_all(command: &Command) -> bool {
-    matches!(command.rule, Rule::Local(Local::Auth | Local::Hello | Local::Quit))
-}
-
-fn cross_server_error(command: &Command) -> String {
-    let name = command.name.to_ascii_uppercase().replace('|', " ");
-    format!(
-        "CROSSSLOT the keys of {name} live on different servers; give them a common hash tag so \
-         that one server has them all"
+    matches!(
+        command.rule,
+        Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
     )
-}
-
-/// Longest name of a client. Redis has no limit, but here it has to fit a message when the client
-/// moves to another process.
-const NAME_MAX: usize = 4096;
-
-fn set_name(slot: &mut Option<Box<[u8]>>, name: &[u8]) -> Result<(), &'static str> {
-    if name.len() > NAME_MAX {
-        return Err("ERR Client name is too long.");
-    }
-    if !name.iter().all(|&byte| is_name_byte(byte)) {
-        return Err("ERR Client names cannot contain spaces, newlines or special characters.");
-    }
-    *slot = (!name.is_empty()).then(|| name.into());
-    Ok(())
-}
-
-/// As Redis's validateClientAttr.
-fn is_name_byte(byte: u8) -> bool {
-    (b'!'..=b'~').contains(&byte)
-}
-
-/// Compares without telling by its duration where the difference is.
-fn same_secret(expected: &[u8], given: &[u8]) -> bool {
-    let mut difference = usize::from(expected.len() != given.len());
-    for (at, &byte) in given.iter().enumerate() {
-        let other = expected.get(at % expected.len().max(1)).copied().unwrap_or_default();
-        difference |= usize::from(byte ^ other);
-    }
-    difference == 0
 }

@@ -2,9 +2,15 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
+use crate::calls::Call;
+use crate::carry::Carry;
+use crate::fan::{Named, Page, Round};
+use crate::memcached::{Aggregate, Asked};
+use crate::pubsub::Correction;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -27,11 +33,15 @@ pub(crate) struct Request {
     pub(crate) done: bool,
     /// Part of the reply is already in the client's output, and all that follows goes there too.
     pub(crate) streaming: bool,
-    /// memcached's noreply: the reply is for nobody.
+    /// memcached's noreply, or CLIENT REPLY: the reply is for nobody.
     pub(crate) silent: bool,
     /// The gateway answered in the server's place.
     pub(crate) failed: bool,
+    /// What to say of it if its server fails is noted: see [`crate::memcached::Notes`].
+    pub(crate) is_noted: bool,
     pub(crate) expect: Expect,
+    /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
+    pub(crate) asked: Asked,
     /// When the request was complete.
     pub(crate) started: Time,
     /// Its bytes in the lane's output.
@@ -58,10 +68,29 @@ pub(crate) enum Role {
         parent: u32,
         next: u32,
     },
+    /// As [`Role::Single`], but for numbers of subscribers that it is answered.
+    Counted(Correction),
+    /// As a single one, but for a reply that says that the server has lost what is called.
+    Call(Box<Call>),
     /// Asks an ejected server whether it is well.
     Probe {
         server: u32,
     },
+    /// The server may let it wait as long as it likes: see [`crate::blocking`].
+    Blocked,
+    /// Nobody has asked for it but the gateway.
+    Own(Own),
+}
+
+/// What the gateway says on a lane for its own purposes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Own {
+    /// Whatever the reply is.
+    Whatever,
+    /// What follows is good for nothing if it is refused.
+    Demand { lane: u32 },
+    /// CLIENT ID.
+    PeerId { lane: u32 },
 }
 
 /// How the replies of fragments become one. An error of any fragment is the answer of all.
@@ -73,8 +102,32 @@ pub(crate) enum Merge {
     Same,
     /// Arrays whose elements are dealt back to the positions of the keys.
     Elements(Box<Gather>),
+    /// What a server told of the command of this name: nothing for the client.
+    Learn(Box<str>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
+    /// memcached's `OK`, or the first answer that is something else.
+    FirstOdd,
+    /// memcached's statistics.
+    Stats(Box<Aggregate>),
+    /// The same in packets; or a packet that tells of success, or the first that does not.
+    Packets(Option<Box<Aggregate>>),
+    /// As the command says, which has no keys.
+    Fan(redis::Fan),
+    /// The sum for each channel, to which so much is to be added.
+    Numsub(Box<[i32]>),
+    /// The same where servers are told by their names.
+    Named(Box<Named>),
+    /// One page of a SCAN over all servers.
+    Page(Page),
+    /// One server after the other, until one has what is asked for.
+    Round(Box<Round>),
+    /// Stages of a key's way from one server to another.
+    Carry(Box<Carry>),
+    /// The functions of another server, for one that has been called and lacks them.
+    Functions(Box<Call>),
+    /// The last reply is the answer, whatever the others are.
+    Last,
 }
 
 /// Which fragment answers which key.
@@ -85,19 +138,30 @@ pub(crate) struct Gather {
     /// Keys, back to back, for replies that omit missing ones.
     pub(crate) text: Vec<u8>,
     pub(crate) keys: Vec<Span>,
+    /// The reply goes on: no END.
+    pub(crate) is_part: bool,
+    /// How many of the keys have been dealt with before all replies were there.
+    pub(crate) dealt: u32,
+    /// By fragment: where what is not dealt out begins in its reply; empty before the first is.
+    pub(crate) places: Vec<usize>,
 }
 
 impl Gather {
     /// Bytes allocated.
     pub(crate) fn size(&self) -> usize {
         let owners = self.owners.capacity() * size_of::<u32>();
-        size_of::<Self>() + owners + self.text.capacity() + self.keys.capacity() * size_of::<Span>()
+        let keys = self.keys.capacity() * size_of::<Span>();
+        let places = self.places.capacity() * size_of::<usize>();
+        size_of::<Self>() + owners + self.text.capacity() + keys + places
     }
 
     pub(crate) fn clear(&mut self) {
         self.owners.clear();
         self.text.clear();
         self.keys.clear();
+        self.is_part = false;
+        self.dealt = 0;
+        self.places.clear();
     }
 }
 
@@ -105,6 +169,11 @@ impl Request {
     /// Whether this is what is left to be written of a request that was answered already.
     pub(crate) fn is_remnant(&self) -> bool {
         self.done && self.in_lane
+    }
+
+    /// Whether something of its reply has come.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.arrived > 0 || !self.reply.is_empty()
     }
 
     /// A free slot.
@@ -121,7 +190,9 @@ impl Request {
             streaming: false,
             silent: false,
             failed: false,
+            is_noted: false,
             expect: Expect::Line,
+            asked: Asked::default(),
             started: Time::ZERO,
             wire_len: 0,
             arrived: 0,
@@ -150,6 +221,7 @@ impl Request {
         self.streaming = false;
         self.silent = false;
         self.failed = false;
+        self.is_noted = false;
         self.expect = Expect::Line;
         self.started = started;
         self.wire_len = 0;

@@ -97,6 +97,10 @@ impl Requests {
         self.slots.shrink_to(self.slots.len() * 2);
     }
 
+    pub(crate) fn get(&self, index: u32) -> Option<&Request> {
+        self.slots.get(index as usize).filter(|slot| slot.is_used)
+    }
+
     /// All requests there are: O(slots).
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request> {
         self.slots.iter_mut().filter(|slot| slot.is_used)

@@ -66,6 +66,25 @@ impl Router {
         matches!(self.shards, Shards::Replicated { .. })
     }
 
+    /// Servers of which each takes the writes of a share of the keys, as far as they are in the ring.
+    pub(crate) fn heads(&self) -> impl Iterator<Item = u32> {
+        let master = match self.shards {
+            Shards::Servers => None,
+            Shards::Replicated { master, .. } => Some(master),
+        };
+        let live = self.live.iter().zip(0..);
+        live.filter(move |&(&live, at)| match master {
+            Some(master) => at == master,
+            None => live,
+        })
+        .map(|(_, at)| at)
+    }
+
+    /// Whether it is left to chance which server gets a key that is written.
+    pub(crate) fn is_random(&self) -> bool {
+        self.distribution == Distribution::Random && !self.is_one_shard()
+    }
+
     /// Whether the server may be left out of the ring: a master has no substitute.
     pub(crate) fn may_eject(&self, server: u32) -> bool {
         match self.shards {

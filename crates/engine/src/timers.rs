@@ -16,6 +16,8 @@ pub(crate) enum Timer {
     },
     /// Something about the change of an epoch or a ring has waited long enough.
     Change,
+    /// A client has waited long enough for a lease.
+    Line,
     Housekeeping,
 }
 

@@ -5,11 +5,10 @@
 //! stands in the lane's queue like any other, with a `wire_len` that grows as bytes come.
 
 use cashew_metrics::PoolCounter;
-use cashew_protocol::memcached::{self, Expect};
+use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, Rule};
 use cashew_protocol::{Span, resp};
 
-use crate::action::Action;
 use crate::bulk::Mark;
 use crate::client::{Parser, State};
 use crate::engine::{Closed, Engine};
@@ -43,19 +42,25 @@ pub(crate) struct Upload {
 
 /// What the parser has seen already: the start of the first bytes.
 #[derive(Default)]
-struct Head {
-    len: usize,
+pub(crate) struct Head {
+    pub(crate) len: usize,
     /// A part of it that is not passed on.
-    cut: Option<Span>,
+    pub(crate) cut: Option<Span>,
+    /// The second byte as it is passed on: a packet's opcode.
+    pub(crate) opcode: Option<u8>,
 }
 
 /// Finds the end of the rest.
-enum Tail {
+pub(crate) enum Tail {
     Redis(resp::Tail),
     /// So many bytes are to come, the last two a line end.
     Memcached {
         left: usize,
         is_bad: bool,
+    },
+    /// So many bytes are to come.
+    Packet {
+        left: usize,
     },
 }
 
@@ -92,7 +97,10 @@ impl Engine {
         };
         let key = command.single_key().and_then(|key| args.get(key));
         let (Some(key), Some((len, tail))) = (key, parser.tail()) else { return Begun::No };
-        let head = Head { len, cut: None };
+        let head = Head { len, ..Head::default() };
+        if self.clients[client].transaction.is_some() {
+            return Begun::No;
+        }
         if !self.clients[client].session.authenticated {
             self.answer(client, |out| out.extend_from_slice(NOT_AUTHENTICATED));
             self.upload_to(client, NONE, Tail::Redis(tail), head);
@@ -101,21 +109,16 @@ impl Engine {
         self.begin_upload(client, key.of(bytes), command.access, Tail::Redis(tail), head)
     }
 
-    /// Begins to pass a memcached request on.
+    /// Begins to pass a memcached request on, of what has been `asked`.
     #[cold]
     pub(crate) fn begin_memcached_upload(
         &mut self,
         client: u32,
-        parser: &memcached::RequestParser,
-        bytes: &[u8],
+        key: &[u8],
+        head: Head,
+        tail: Tail,
     ) -> Begun {
-        let (Some(data), [key]) = (parser.data(), parser.keys()) else { return Begun::No };
-        let tail = Tail::Memcached { left: data.len as usize + 2, is_bad: false };
-        let head = Head { len: data.start as usize, cut: parser.noreply() };
-        self.clients[client].noreply = parser.noreply().is_some();
-        let begun = self.begin_upload(client, key.of(bytes), Access::Write, tail, head);
-        self.clients[client].noreply = false;
-        begun
+        self.begin_upload(client, key, Access::Write, tail, head)
     }
 
     fn begin_upload(
@@ -129,6 +132,10 @@ impl Engine {
         if self.clients[client].requests > 0 {
             return Begun::Later;
         }
+        let expect = match tail {
+            Tail::Redis(_) => Expect::Line,
+            Tail::Memcached { .. } | Tail::Packet { .. } => self.asking.expect,
+        };
         let pool = self.clients[client].pool;
         let variant = self.clients[client].variant;
         let server = self.route(pool, key, access).ok_or(Failure::NoServer);
@@ -137,7 +144,7 @@ impl Engine {
         let lane = match placed {
             Ok((_, Some(lane))) => {
                 let request = self.new_request(client);
-                self.requests[request].expect = Expect::Line;
+                self.requests[request].expect = expect;
                 self.enqueue(lane, request, 0);
                 self.lanes[lane as usize].upload = client;
                 // Whoever reads it had better not be read with others.
@@ -199,7 +206,11 @@ impl Engine {
     fn pass_on(&mut self, client: u32, mut buf: Vec<u8>, is_last: bool) {
         let upload = self.upload(client);
         let index = upload.lane;
-        if let Some(cut) = std::mem::take(&mut upload.head).cut {
+        let head = std::mem::take(&mut upload.head);
+        if let (Some(opcode), Some(byte)) = (head.opcode, buf.get_mut(1)) {
+            *byte = opcode;
+        }
+        if let Some(cut) = head.cut {
             buf.drain(cut.start as usize..cut.end());
         }
         if index == NONE {
@@ -330,8 +341,7 @@ impl Engine {
         }
         let client = lane.upload;
         if std::mem::take(&mut self.clients[client].paused) {
-            let conn = self.client_conn(client);
-            self.actions.push_back(Action::ResumeRead { conn });
+            self.unmute(client);
         }
     }
 
@@ -385,6 +395,11 @@ impl Upload {
                     (0, false) => (Some(start + len), 0),
                     _ => (None, 0),
                 }
+            }
+            Tail::Packet { left } => {
+                let len = (buf.len() - start).min(*left);
+                *left -= len;
+                ((*left == 0).then_some(start + len), 0)
             }
         };
         self.size += len.unwrap_or(whole) as u64;

@@ -41,12 +41,16 @@ fn is_pressed(world: &World) -> bool {
 fn stuck_client(world: &mut World, lane: ConnId, bytes: usize) -> ConnId {
     let client = world.client();
     world.stuck.push(client);
-    world.send(client, redis(&format!("GET {bytes}")));
-    let mut reply = format!("${bytes}\r\n").into_bytes();
-    reply.resize(reply.len() + bytes, b'x');
-    reply.extend(b"\r\n");
-    for piece in reply.chunks(65_536) {
-        world.send(lane, piece);
+    // None so large that it would be read as its client reads.
+    let count = bytes.div_ceil(200_000);
+    world.send(client, redis(&format!("GET {bytes}")).repeat(count));
+    for _ in 0..count {
+        let mut reply = format!("${}\r\n", bytes / count).into_bytes();
+        reply.resize(reply.len() + bytes / count, b'x');
+        reply.extend(b"\r\n");
+        for piece in reply.chunks(65_536) {
+            world.send(lane, piece);
+        }
     }
     client
 }
@@ -84,7 +88,7 @@ fn new_requests_wait_until_there_is_room_and_half_ones_go_on() {
     let half = world.client();
     world.send(half, half_set(200_000, 1000));
     let bystander = world.client();
-    let stuck = stuck_client(&mut world, lane, 6_500_000);
+    let stuck = stuck_client(&mut world, lane, 5_600_000);
     world.received(lane);
     assert!(is_pressed(&world));
     assert!(world.paused.contains(&bystander) && !world.paused.contains(&half));

@@ -75,14 +75,18 @@ fn example(name: &str, arity: i16, keys: Keys, key: &str) -> String {
             }
         }
         Keys::Pairs { .. } => words.extend([key, "v", key, "v"]),
-        Keys::Numkeys { at, destination, trailing, .. } => {
+        Keys::Numkeys { at, destination, step, trailing, .. } => {
             if destination > 0 {
                 words.push(key);
             }
             while words.len() < usize::from(at) {
                 words.push("x");
             }
-            words.extend(["2", key, key]);
+            words.push("2");
+            for _ in 0..2 {
+                words.push(key);
+                words.extend((1..step).map(|_| "v"));
+            }
             words.extend((0..trailing).map(|_| "LEFT"));
         }
         Keys::Sort => words.extend([key, "STORE", key]),

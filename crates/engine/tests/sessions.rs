@@ -2,7 +2,9 @@
 
 mod world;
 
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Dialect, Export, SessionParts};
+use cashew_engine::{
+    Action, Admission, CloseReason, ConnId, Dialect, Export, Profile, SessionParts,
+};
 use cashew_metrics::{PoolCounter, PoolGauge};
 use world::{World, pool, redis};
 
@@ -66,14 +68,13 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
     leave(&mut one, conn);
     assert!(is_handed_off(&one, conn) && !is_handed_off(&one, other));
     let moved = export(&mut one, conn);
-    let name = Some(b"me".to_vec());
     let parts = SessionParts {
         id: 1,
         authenticated: true,
-        name,
         swallow: 0,
         dialect: Some(Dialect::Resp2),
-        database: Some(0),
+        profile: Profile { name: b"me".to_vec(), ..Profile::default() },
+        ..SessionParts::default()
     };
     assert_eq!(moved, Export { pool: 0, parts, input: Vec::new(), output: Vec::new() });
     assert_eq!((clients_counted(&one), clients_counted(&two)), (1, 0));

@@ -56,6 +56,8 @@ stats! {
             "Client connections closed because too many replies waited for them";
         ClientsShed => "clients_shed", "cashew_clients_shed_total",
             "Client connections closed because a worker's buffers took all of its memory_max";
+        MessagesDelivered => "messages_delivered", "cashew_messages_delivered_total",
+            "Messages of channels given to clients, once for each client";
         Requests => "client_requests", "cashew_requests_total",
             "Requests received from clients";
         Responses => "client_responses", "cashew_responses_total",
@@ -68,6 +70,8 @@ stats! {
     pub enum PoolGauge {
         ClientConnections => "client_connections", "cashew_client_connections",
             "Open client connections";
+        Subscriptions => "subscriptions", "cashew_subscriptions",
+            "Subscriptions of clients to channels and patterns";
         RingVersion => "ring_version", "cashew_ring_version",
             "Version of the ring that requests are routed by";
     }
@@ -106,6 +110,10 @@ stats! {
             "When the server was last ejected, since 1970 (JSON: microseconds); 0 = never";
         Ejected => "ejected", "cashew_server_ejected",
             "Whether the server is ejected from the ring";
+        Sessions => "sessions", "cashew_server_sessions",
+            "Connections to the server that clients have to themselves, for transactions and blocking calls";
+        InLine => "in_line", "cashew_server_in_line",
+            "Clients that wait for such a connection";
         InQueue => "in_queue", "cashew_server_in_queue",
             "Requests waiting to be written to the server";
         InQueueBytes => "in_queue_bytes", "cashew_server_in_queue_bytes",

@@ -4,12 +4,16 @@
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that nobody is
-//! told of. It is padded to whole pages, so that workers share no cache line. With histograms of
-//! about 4 KiB a segment takes `128 + (pools + 1) * 4080 + (servers + 1) * 4104` bytes, of which
+//! told of; then the audience. It is padded to whole pages, so that workers share no cache line. With
+//! histograms of about 4 KiB a segment takes
+//! `73856 + (pools + 1) * 4096 + (servers + 1) * 4120` bytes, of which
 //! only touched pages are ever allocated.
+
+use std::ops::Range;
 
 use cashew_config::Snapshot;
 
+use crate::audience;
 use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 
@@ -17,7 +21,7 @@ use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 ///
 /// With `CASHEW_TEST_BUMP` in the environment of the compiler it is one more, as in a release after
 /// this one: to test upgrades, and for nothing else.
-const VERSION: u64 = 4 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 5 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -45,6 +49,8 @@ pub(crate) mod header {
     pub(crate) const SESSIONS_IN: usize = 8;
     pub(crate) const SESSIONS_OUT: usize = 9;
     pub(crate) const SESSIONS_CUT: usize = 10;
+    /// Entries of the audience.
+    pub(crate) const AUDIENCE: usize = 11;
     pub(crate) const WORDS: usize = 16;
 }
 
@@ -86,6 +92,7 @@ pub struct Layout {
     pools: Vec<PoolLayout>,
     void_pool: u32,
     void_server: u32,
+    audience: u32,
     slot_words: usize,
     fingerprint: u64,
 }
@@ -112,9 +119,12 @@ impl Layout {
         end += POOL_WORDS;
         let void_server = u32::try_from(end).expect("a segment has at most 2^32 words");
         end += SERVER_WORDS;
+        let audience = u32::try_from(end).expect("a segment has at most 2^32 words");
+        end += audience::WORDS;
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
-        Self { pools, void_pool, void_server, slot_words, fingerprint: fingerprint(snapshot) }
+        let fingerprint = fingerprint(snapshot);
+        Self { pools, void_pool, void_server, audience, slot_words, fingerprint }
     }
 
     /// Size of one slot's segment in words of 8 bytes.
@@ -151,6 +161,10 @@ impl Layout {
     /// Where a server counts that the snapshot does not have any more: nobody is told.
     pub fn void_server(&self) -> ServerId {
         ServerId(self.void_server)
+    }
+
+    pub(crate) fn audience(&self) -> Range<usize> {
+        self.audience as usize..self.audience as usize + audience::WORDS
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = PoolId> {
@@ -213,10 +227,11 @@ mod tests {
         areas.push((layout.void_pool().base(), POOL_WORDS));
         areas.push((layout.void_server().base(), SERVER_WORDS));
         areas.sort_unstable();
-        assert_eq!(areas.len(), 7);
+        areas.push((layout.audience().start, audience::WORDS));
+        assert_eq!(areas.len(), 8);
         assert_eq!(areas[0].0, header::WORDS);
         assert!(areas.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0));
-        let (base, words) = areas[6];
+        let (base, words) = areas[7];
         assert!(base + words <= layout.slot_words());
         assert_eq!(layout.slot_words() % PAGE_WORDS, 0);
     }
@@ -248,9 +263,11 @@ mod tests {
 
     #[test]
     fn the_documented_sizes_hold() {
-        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4080, 4104, 128));
+        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4096, 4120, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
-        let bytes: usize = 128 + (2 + 1) * 4080 + (3 + 1) * 4104;
+        let bytes: usize = 128 + (2 + 1) * 4096 + (3 + 1) * 4120;
+        let bytes = bytes + audience::WORDS * 8;
+        assert_eq!(audience::WORDS * 8, 73_728);
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));
     }
 }

@@ -12,6 +12,7 @@
 //! What all workers write, client ids and limits of clients, is [`Shared`]; so is how reloads went.
 #![deny(unsafe_code)]
 
+mod audience;
 mod clock;
 mod histogram;
 mod ids;
@@ -24,6 +25,7 @@ mod writer;
 #[cfg(test)]
 mod testing;
 
+pub use audience::PATTERN_MAX;
 pub use clock::monotonic_ms;
 pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};

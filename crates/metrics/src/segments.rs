@@ -12,6 +12,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
+use crate::audience::Audience;
 use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
@@ -141,7 +142,7 @@ impl Segments {
     pub fn writer(self: &Arc<Self>, slot: u32) -> Writer {
         self.use_slot(slot);
         let view = View::new(&self.mapping, self.range(slot));
-        Writer::new(view, Arc::clone(self))
+        Writer::new(view, slot, Arc::clone(self))
     }
 
     pub fn layout(&self) -> &Layout {
@@ -241,6 +242,8 @@ impl Segments {
             }
         };
         copy(0, 0, header::WORDS);
+        // Whoever goes on here says it anew.
+        target[header::AUDIENCE].store(0, Relaxed);
         let old_pools: HashMap<&str, usize> =
             old.pools.iter().enumerate().map(|(at, pool)| (pool.name.as_str(), at)).collect();
         for (pool, config) in new.pools.iter().enumerate() {
@@ -282,12 +285,36 @@ impl Segments {
         let clear = |from: usize, to: usize| {
             words[from..to].iter().for_each(|word| word.store(0, Relaxed));
         };
+        self.audience(slot).clear();
         for pool in self.layout.pools() {
             clear(pool.base() + POOL_GAUGES, pool.base() + POOL_HISTOGRAM);
         }
         for server in self.layout.servers() {
             clear(server.base() + SERVER_GAUGES, server.base() + SERVER_HISTOGRAM);
         }
+    }
+
+    fn audience(&self, slot: u32) -> Audience<'_> {
+        let words = self.words(slot);
+        Audience::new(&words[header::AUDIENCE], &words[self.layout.audience()])
+    }
+
+    /// How many clients stand behind subscriptions to a channel besides one for each worker, those of
+    /// one slot left out.
+    pub(crate) fn channel_elsewhere(&self, but: u32, channel: u64) -> u64 {
+        let others = (0..self.slots()).filter(|&slot| slot != but);
+        others.map(|slot| self.audience(slot).channel(channel)).sum()
+    }
+
+    /// As [`channel_elsewhere`](Self::channel_elsewhere), of patterns that match.
+    pub(crate) fn patterns_elsewhere(
+        &self,
+        but: u32,
+        pool: u16,
+        mut matches: impl FnMut(&[u8]) -> bool,
+    ) -> u64 {
+        let others = (0..self.slots()).filter(|&slot| slot != but);
+        others.map(|slot| self.audience(slot).patterns(pool, &mut matches)).sum()
     }
 
     fn sum(&self, of_slot: impl Fn(u32) -> u64) -> u64 {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cashew_config::Snapshot;
 
+use crate::audience::Audience;
 use crate::histogram::{self, SUM};
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
@@ -22,14 +23,15 @@ use crate::{Histogram, Segments};
 #[derive(Clone)]
 pub struct Writer {
     view: View,
+    slot: u32,
     segments: Arc<Segments>,
     /// Adding is not atomic, so a writer is not for sharing between threads.
     _not_sync: PhantomData<Cell<()>>,
 }
 
 impl Writer {
-    pub(crate) fn new(view: View, segments: Arc<Segments>) -> Self {
-        Self { view, segments, _not_sync: PhantomData }
+    pub(crate) fn new(view: View, slot: u32, segments: Arc<Segments>) -> Self {
+        Self { view, slot, segments, _not_sync: PhantomData }
     }
 
     /// A writer whose numbers nobody else sees, for tests and simulation.
@@ -91,6 +93,33 @@ impl Writer {
     #[inline]
     pub fn record_server(&self, server: ServerId, latency_us: u64, count: u64) {
         self.record(server.base() + SERVER_HISTOGRAM, latency_us, count);
+    }
+
+    fn audience(&self) -> Audience<'_> {
+        let words = self.view.words();
+        Audience::new(&words[header::AUDIENCE], &words[self.segments.layout().audience()])
+    }
+
+    /// Tells other workers how many clients more than one stand behind the subscription to a channel,
+    /// which is known by a hash.
+    pub fn set_channel(&self, channel: u64, more: u32) {
+        self.audience().set_channel(channel, more);
+    }
+
+    /// As [`set_channel`](Self::set_channel), for a pattern of a pool, which is known by a hash. Those
+    /// longer than [`PATTERN_MAX`](crate::PATTERN_MAX) are not told.
+    pub fn set_pattern(&self, pool: u16, pattern: &[u8], more: u32) {
+        self.audience().set_pattern(pool, pattern, more);
+    }
+
+    /// What others told of a channel.
+    pub fn channel_elsewhere(&self, channel: u64) -> u64 {
+        self.segments.channel_elsewhere(self.slot, channel)
+    }
+
+    /// What others told of patterns that match.
+    pub fn patterns_elsewhere(&self, pool: u16, matches: impl FnMut(&[u8]) -> bool) -> u64 {
+        self.segments.patterns_elsewhere(self.slot, pool, matches)
     }
 
     /// `now_ms` is told by [`monotonic_ms`](crate::monotonic_ms).

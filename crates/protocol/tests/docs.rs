@@ -46,12 +46,13 @@ fn redis_tables() -> String {
     let mut text = String::new();
     for group in groups {
         writeln!(text, "### {}\n", heading(group)).unwrap();
-        text += "| Command | Keys | Access | Served |\n|---|---|---|---|\n";
+        text += "| Command | Since | Keys | Access | Served |\n|---|---|---|---|---|\n";
         let of_group = COMMANDS.iter().filter(|command| command.group == group);
         for command in of_group.filter(|command| command.rule != Rule::Unsupported) {
             let (keys, access, served) = (keys(command), access(command), served(command));
             let name = shown(command.name);
-            writeln!(text, "| `{name}` | {keys} | {access} | {served} |").unwrap();
+            let since = command.facts.since;
+            writeln!(text, "| `{name}` | {since} | {keys} | {access} | {served} |").unwrap();
         }
         text.push('\n');
     }
@@ -60,6 +61,7 @@ fn redis_tables() -> String {
 
 fn heading(group: Group) -> &'static str {
     match group {
+        Group::Array => "Arrays",
         Group::Bitmap => "Bitmaps",
         Group::Cluster => "Cluster",
         Group::Connection => "Connection",
@@ -68,6 +70,7 @@ fn heading(group: Group) -> &'static str {
         Group::Hash => "Hashes",
         Group::Hyperloglog => "HyperLogLog",
         Group::List => "Lists",
+        Group::Module => "Vector sets",
         Group::Pubsub => "Publish and subscribe",
         Group::Scripting => "Scripts and functions",
         Group::Server => "Server",
@@ -92,7 +95,7 @@ fn keys(command: &Command) -> String {
             format!("argument {}", first + 1 - names)
         }
         Keys::Range { first: 1, last: -1, .. } => "every argument".into(),
-        Keys::Range { first, last: -1, .. } => format!("arguments from {first} on"),
+        Keys::Range { first, last: -1, .. } => format!("arguments from {} on", first + 1 - names),
         Keys::Range { first: 1, last: -2, .. } => "every argument but the last".into(),
         Keys::Range { first, last, .. } => format!("arguments {first} and {last}"),
         Keys::Pairs { .. } => "every other argument".into(),
@@ -124,7 +127,13 @@ fn served(command: &Command) -> String {
         Rule::Split(Merge::Sum) => "split, sum".into(),
         Rule::Split(Merge::AllOk) => "split, `+OK` when all say so".into(),
         Rule::Local(_) => "answered here".into(),
+        Rule::Fan(fan) if command.is_addressable() => {
+            format!("{}, or [the one named](#one-of-several-servers)", fanned(fan))
+        }
         Rule::Fan(fan) => fanned(fan).into(),
+        Rule::Block if command.keys == Keys::Streams => {
+            "forwarded, keys on one server; with BLOCK on a connection of its own".into()
+        }
         Rule::Block => "forwarded on a connection of its own, keys on one server".into(),
         Rule::Session(_) => "session".into(),
         Rule::Subscribe(_) => "subscription".into(),
@@ -145,6 +154,7 @@ fn fanned(fan: Fan) -> &'static str {
         Fan::Scan => "one server after the other",
         Fan::RandomKey => "a random server that has a key",
         Fan::Least => "every server, the least",
+        Fan::Most => "every server, the greatest",
         Fan::LeastEach => "every server, the least at each place",
         Fan::SumPairs => "every server, sum for each name",
         Fan::AnyOk => "every server, the first answer that is no error",
@@ -180,6 +190,19 @@ fn memcached_table() -> String {
         "verbosity 1",
         "version",
         "quit",
+        "mg k",
+        "ms k 1\r\nx",
+        "md k",
+        "ma k",
+        "me k",
+        "mn",
+        "stats",
+        "cache_memlimit 64",
+        "slabs automove 1",
+        "lru mode flat",
+        "lru_crawler enable",
+        "extstore item_age 1",
+        "refresh_certs",
     ] {
         let bytes = format!("{request}\r\n");
         let mut parser = RequestParser::default();
@@ -203,5 +226,12 @@ fn memcached(verb: Verb) -> (&'static str, &'static str) {
         Verb::Verbosity => ("–", "to every server in the ring, one answer"),
         Verb::Version => ("–", "the answer of the first server in the ring"),
         Verb::Quit => ("–", "closes when what is owed is answered"),
+        Verb::MetaGet => ("read", "forwarded"),
+        Verb::MetaSet | Verb::MetaDelete | Verb::MetaArithmetic => ("write", "forwarded"),
+        Verb::MetaDebug => ("read", "forwarded"),
+        Verb::MetaNoop => ("–", "answered here, behind all that was asked before"),
+        Verb::Stats => ("–", "to every server in the ring, put together"),
+        Verb::Tune => ("–", "to every server in the ring, the first answer that is not `OK`"),
+        Verb::Refused => unreachable!("left out"),
     }
 }

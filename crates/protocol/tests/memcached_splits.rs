@@ -2,7 +2,7 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::{
-    Expect, Parsed, ReplyScanner, RequestParser, Scan, Values, Verb, is_error,
+    Expect, Meta, Parsed, ReplyScanner, RequestParser, Scan, Stats, Values, Verb, is_error,
 };
 use proptest::prelude::*;
 
@@ -24,10 +24,11 @@ proptest! {
     #[test]
     fn replies(
         input in prop::collection::vec(reply_piece(), 0..12).prop_map(|pieces| pieces.concat()),
-        values in any::<bool>(),
+        expect in prop::sample::select(vec![
+            Expect::Line, Expect::Values, Expect::Meta, Expect::Fenced, Expect::Stats,
+        ]),
         cuts in prop::collection::vec(1usize..30, 1..20),
     ) {
-        let expect = if values { Expect::Values } else { Expect::Line };
         let whole = replies_of(expect, &input, &[usize::MAX]);
         prop_assert_eq!(&replies_of(expect, &input, &cuts), &whole);
         prop_assert_eq!(&replies_of(expect, &input, &[1]), &whole);
@@ -37,6 +38,11 @@ proptest! {
             let mut blocks = Values::new(&input[..*end]);
             while blocks.next().is_some() {}
             prop_assert!(blocks.rest() == b"END\r\n" || is_error(blocks.rest()));
+        }
+        if let (Expect::Stats, [Some(end), ..]) = (expect, whole.as_slice()) {
+            let mut stats = Stats::new(&input[..*end]);
+            while stats.next().is_some() {}
+            prop_assert!(stats.rest().split(|&byte| byte == b'\n').count() <= 2);
         }
     }
 }
@@ -48,6 +54,7 @@ enum Request {
         verb: Verb,
         keys: Vec<Span>,
         noreply: Option<Span>,
+        meta: Meta,
         line: Span,
         data: Option<Span>,
     },
@@ -93,6 +100,7 @@ fn requests_of(input: &[u8], cuts: &[usize]) -> Vec<Request> {
                         verb: parser.verb(),
                         keys: parser.keys().to_vec(),
                         noreply: parser.noreply(),
+                        meta: parser.meta(),
                         line: parser.line(),
                         data: parser.data(),
                     });
@@ -148,12 +156,13 @@ fn request_piece() -> impl Strategy<Value = Vec<u8>> {
             "get ", "gets ", "gat ", "set ", "cas ", "add ", "delete ", "incr ", "touch ", "ms ",
             "flush_all", "verbosity ", "version", "quit", "a ", "key ", "0 ", "1 ", "5 ", "39 ",
             "50 ", "2147483648 ", "-1 ", "noreply", " ", "\r\n", "\r\n", "\n", "\r", "\0", "hello",
-            "HTTP/",
+            "HTTP/", "mg ", "md ", "ma ", "me ", "mn", "b ", "q ", "stats ", "lru ", "watch ",
         ]).prop_map(|piece| piece.as_bytes().to_vec()),
         4 => prop::sample::select(vec![
             "get a bc\r\n", "set a 0 0 5\r\nhello\r\n", "set a 0 0 5 noreply\r\nhello\r\n",
             "set a 0 0 50\r\n", "cas a 1 2 3 4\r\nxyz\r\n", "set a 0 0 1\r\nxyz\r\n",
             "delete a noreply\r\n", "incr a 1\n", "gats 1 a b c\r\n",
+            "mg Zm9v b q k\r\n", "ms a 5 q\r\nhello\r\n", "ms a 50\r\n", "lru tune 1 noreply\r\n",
         ]).prop_map(|piece| piece.as_bytes().to_vec()),
         1 => prop::collection::vec(any::<u8>(), 0..60),
         1 => (1usize..3000).prop_map(|len| vec![b'k'; len]),
@@ -165,9 +174,11 @@ fn reply_piece() -> impl Strategy<Value = Vec<u8>> {
         6 => prop::sample::select(vec![
             "VALUE a 0 5\r\nhello\r\n", "VALUE b\r 7 0 9\r\n\r\n", "END\r\n", "ERROR\r\n",
             "SERVER_ERROR x y\r\n", "STORED\r\n", "CLIENT_ERROR z\r\n",
+            "HD O1\r\n", "EN\r\n", "MN\r\n", "VA 4 f0\r\nMN\r\n\r\n", "VA 0\r\n\r\n", "STAT a b\r\n",
+            "ITEM a [1 b; 2 s]\r\n", "RESET\r\n",
         ]).prop_map(|piece| piece.as_bytes().to_vec()),
         1 => prop::sample::select(vec![
-            "VALUE ", "a ", "0 ", "12", "\r\n", "\n", "\r", "END", "ERR", " ", "SERVER_ERROR",
+            "VALUE ", "a ", "0 ", "12", "\r\n", "\n", "\r", "END", "ERR", " ", "SERVER_ERROR", "VA", "VA 2", "MN", "STAT", "STAT ", "ITEM ",
         ]).prop_map(|piece| piece.as_bytes().to_vec()),
         1 => prop::collection::vec(any::<u8>(), 0..40),
         1 => (1usize..9000).prop_map(|len| vec![b'x'; len]),

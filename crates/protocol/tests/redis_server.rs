@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
 use cashew_protocol::redis::{
-    Access, COMMANDS, Command, Lookup, command_reply, find, unknown_command_error,
+    COMMANDS, CustomCommands, Lookup, command_reply, find, unknown_command_error,
     unknown_subcommand_error, wrong_arity_error,
 };
 use cashew_protocol::resp::{
@@ -23,9 +23,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_SIZE_MAX: usize = 1 << 30;
 
-/// What the gateway answers and redis-server 7.0 does not know yet.
-const NEWER: [&str; 1] = ["client|setinfo"];
-
 /// A redis-server of the test's own that ends with the test. It listens on a Unix socket: a port
 /// that was free a moment ago may be another's when the server takes it.
 struct Server {
@@ -35,11 +32,15 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
+        Self::start_program("redis-server")
+    }
+
+    fn start_program(program: &str) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let name = format!("cashew-protocol-{}-{number}.sock", process::id());
         let socket = env::temp_dir().join(name);
-        let process = Process::new("redis-server")
+        let process = Process::new(program)
             .args(["--port", "0", "--save", "", "--appendonly", "no"])
             .args(["--enable-debug-command", "yes", "--unixsocket"])
             .arg(&socket)
@@ -47,7 +48,7 @@ impl Server {
             .stdout(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| {
-                panic!("this test needs redis-server in PATH (package redis-server): {error}")
+                panic!("this test needs {program} in PATH (package redis-server): {error}")
             });
         let server = Self { process, socket };
         let start = Instant::now();
@@ -163,61 +164,223 @@ fn text(encoded: &[u8]) -> String {
     }
 }
 
-fn number(encoded: &[u8]) -> i64 {
-    match reply(encoded) {
-        Some(Reply::Integer(number)) => number,
-        other => panic!("{other:?}"),
-    }
-}
+/// What COMMAND says about a command: what each part of its entry is about, and the part in a form
+/// that does not depend on the order of what has none.
+type Facts = BTreeMap<&'static str, String>;
 
-/// What COMMAND says about a command, as far as the gateway must agree.
-#[derive(Debug, PartialEq, Eq)]
-struct Facts {
-    arity: i64,
-    flags: BTreeSet<String>,
-    key_range: [i64; 3],
-}
+/// Of an entry of COMMAND; the first part is its name.
+const ASPECTS: [&str; 10] = [
+    "name",
+    "arity",
+    "flags",
+    "first key",
+    "last key",
+    "step",
+    "categories",
+    "tips",
+    "key specifications",
+    "subcommands",
+];
 
 /// The entries of a COMMAND reply and their subcommands, by name.
 fn facts(encoded: &[u8]) -> BTreeMap<String, Facts> {
     let mut all = BTreeMap::new();
     for entry in elements(encoded) {
         let parts: Vec<&[u8]> = elements(entry).collect();
-        let facts = Facts {
-            arity: number(parts[1]),
-            flags: elements(parts[2]).map(text).collect(),
-            key_range: [number(parts[3]), number(parts[4]), number(parts[5])],
-        };
-        all.insert(text(parts[0]), facts);
-        all.append(&mut self::facts(parts[9]));
+        assert_eq!(parts.len(), ASPECTS.len());
+        let mut facts: Facts =
+            ASPECTS.into_iter().zip(&parts).map(|(of, part)| (of, canonical(part))).collect();
+        facts.insert("name", facts["name"].to_ascii_lowercase());
+        // Compared one by one.
+        facts.insert("subcommands", kind(parts[9]).into());
+        let name = text(parts[0]).to_ascii_lowercase();
+        all.insert(name, facts);
+        if kind(parts[9]) == "array" {
+            all.append(&mut self::facts(parts[9]));
+        }
     }
     all
 }
 
-fn command_facts(command: &Command) -> Facts {
-    let request = Request::new(&[b"COMMAND", b"INFO", command.name.as_bytes()]);
-    let mut out = Vec::new();
-    command_reply(&request.buf, request.parser.args(), &mut out);
-    facts(&out).remove(command.name).unwrap()
+/// RESP2 has empty arrays for empty sets.
+fn kind(encoded: &[u8]) -> &'static str {
+    match reply(encoded) {
+        Some(Reply::Array(elements)) if elements.is_empty() => "nothing",
+        Some(Reply::Set(elements)) if elements.is_empty() => "nothing",
+        Some(Reply::Array(_)) => "array",
+        Some(Reply::Set(_)) => "set",
+        Some(Reply::Map(_)) => "map",
+        _ => "other",
+    }
+}
+
+/// Sorted, since sets and maps have no order, and without the notes that explain key
+/// specifications.
+fn canonical(encoded: &[u8]) -> String {
+    let is_notes = |name: &[u8]| matches!(reply(name), Some(Reply::Bulk(b"notes")));
+    let pairs = |elements: Elements<'_>| -> Vec<String> {
+        let all: Vec<&[u8]> = elements.collect();
+        let pairs = all.chunks(2).filter(|pair| !is_notes(pair[0]));
+        pairs.map(|pair| format!("{}={}", canonical(pair[0]), canonical(pair[1]))).collect()
+    };
+    let (kind, mut texts) = match reply(encoded) {
+        Some(Reply::Integer(number)) => return number.to_string(),
+        Some(Reply::Bulk(text)) => return format!("'{}'", text.escape_ascii()),
+        Some(Reply::Status(text)) => return text.escape_ascii().to_string(),
+        Some(Reply::Map(elements)) => ("map", pairs(elements)),
+        Some(Reply::Set(elements)) => ("set", elements.map(canonical).collect()),
+        // A map in RESP2, or as good as one.
+        Some(Reply::Array(elements)) if has_names(elements.clone()) => ("array", pairs(elements)),
+        Some(Reply::Array(elements)) => ("array", elements.map(canonical).collect()),
+        other => panic!("{other:?}"),
+    };
+    texts.sort();
+    format!("{kind}[{}]", texts.join(" "))
+}
+
+/// Whether every other element, the first included, is a string.
+fn has_names(elements: Elements<'_>) -> bool {
+    elements.len().is_multiple_of(2)
+        && elements.step_by(2).all(|element| matches!(reply(element), Some(Reply::Bulk(_))))
+}
+
+fn our_facts(version: Version) -> BTreeMap<String, Facts> {
+    let request = Request::new(&[b"COMMAND"]);
+    let (mut out, custom) = (Vec::new(), CustomCommands::default());
+    command_reply(&request.buf, request.parser.args(), &custom, version, &mut out);
+    facts(&out)
+}
+
+/// What a server is, as far as the table must know.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+struct Release {
+    is_valkey: bool,
+    major: u32,
+    minor: u32,
+}
+
+impl Release {
+    fn of(connection: &mut Connection) -> Self {
+        let info = text(&connection.call(&[b"INFO", b"server"]));
+        let field = |name: &str| {
+            let line = info.lines().find(|line| line.starts_with(name))?;
+            line.split(':').nth(1).map(str::to_owned)
+        };
+        match field("valkey_version:") {
+            Some(version) => Self::new(true, &version),
+            None => Self::new(false, &field("redis_version:").expect("a version")),
+        }
+    }
+
+    fn new(is_valkey: bool, version: &str) -> Self {
+        let mut numbers = version.split('.').map(|number| number.parse().unwrap());
+        let (major, minor) = (numbers.next().unwrap(), numbers.next().unwrap_or(0));
+        Self { is_valkey, major, minor }
+    }
+
+    /// Whether it has what is there since the version that the table names.
+    fn has(self, since: &str) -> bool {
+        let needed = match since.strip_prefix("Valkey ") {
+            _ if since.is_empty() => return true,
+            Some(version) => Self::new(true, version),
+            None => Self::new(false, since),
+        };
+        // What Valkey took over from Redis it did in its own time.
+        self.is_valkey == needed.is_valkey && self >= needed
+    }
+}
+
+/// What a release says otherwise than the table, which follows the newest and takes what any of
+/// them takes: the command, and what about.
+fn known_differences(release: Release) -> BTreeSet<String> {
+    let redis_7_0 = "
+        acl|deluser:tips acl|save:tips acl|setuser:tips blmove:flags blpop:flags brpop:flags
+        brpoplpush:flags bzpopmax:flags bzpopmin:flags client|setname:tips cluster|shards:flags
+        cluster|slots:flags config|resetstat:tips config|rewrite:tips latency|reset:tips
+        msetnx:tips randomkey:tips scan:tips sinterstore:key_specifications wait:flags
+        wait:categories command|getkeys:arity command|getkeysandflags:arity zrank:arity
+        zrevrank:arity";
+    let loose = "cluster|replicate:arity script|debug:arity";
+    let vector_sets = "
+        vadd vcard vdim vemb vgetattr vinfo vismember vlinks vrandmember vrem vsetattr vsim";
+    let valkey = "
+        client|caching:flags client|getname:flags client|getredir:flags client|id:flags
+        client|no-evict:flags client|no-touch:flags client|reply:flags client|setinfo:flags
+        client|setname:flags cluster|info:flags cluster|myid:flags cluster|myshardid:flags
+        cluster|nodes:flags exec:flags georadius:key_specifications
+        georadiusbymember:key_specifications hpttl:tips hsetex:key_specifications httl:tips
+        memory|malloc-stats:flags memory|purge:flags multi:flags script|exists:flags
+        script|flush:flags select:flags watch:flags";
+    let mut known: BTreeSet<String> = BTreeSet::new();
+    let mut add =
+        |text: &str| known.extend(text.split_whitespace().map(|word| word.replace('_', " ")));
+    if release.is_valkey {
+        add(valkey);
+    } else {
+        add(loose);
+        // Modules said no more than their flags then.
+        for name in vector_sets.split_whitespace() {
+            add(&format!("{name}:arity {name}:categories"));
+        }
+    }
+    if !release.is_valkey && (release.major, release.minor) < (7, 2) {
+        add(redis_7_0);
+    }
+    known
+}
+
+/// The programs to hold the table against: those of `CASHEW_REDIS_SERVERS`, divided by colons, too.
+fn programs() -> Vec<String> {
+    let more = env::var("CASHEW_REDIS_SERVERS").unwrap_or_default();
+    let more = more.split(':').filter(|program| !program.is_empty());
+    ["redis-server"].into_iter().chain(more).map(str::to_owned).collect()
 }
 
 #[test]
 fn the_table_agrees_with_command() {
-    let server = Server::start();
-    let mut theirs = facts(&server.connect().call(&[b"COMMAND"]));
-    for command in COMMANDS {
-        let ours = command_facts(command);
-        match theirs.remove(command.name) {
-            Some(facts) => {
-                assert_eq!(ours, facts, "{}", command.name);
-                let read = facts.flags.contains("readonly");
-                assert_eq!(command.access == Access::Read, read, "{}", command.name);
-            }
-            None => assert!(NEWER.contains(&command.name), "{} is not in Redis", command.name),
+    let mut faults = Vec::new();
+    for program in programs() {
+        let server = Server::start_program(&program);
+        let release = Release::of(&mut server.connect());
+        for (version, hello) in [(Version::Resp2, "HELLO 2"), (Version::Resp3, "HELLO 3")] {
+            let mut connection = server.connect();
+            connection.call(&words(hello));
+            let theirs = facts(&connection.call(&[b"COMMAND"]));
+            let differences = compare(release, &our_facts(version), &theirs);
+            faults.extend(differences.iter().map(|text| format!("{program}, {hello}: {text}")));
         }
     }
-    let missing: Vec<&String> = theirs.keys().collect();
-    assert!(missing.is_empty(), "not in the table: {missing:?}");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn compare(
+    release: Release,
+    ours: &BTreeMap<String, Facts>,
+    theirs: &BTreeMap<String, Facts>,
+) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut known = known_differences(release);
+    for (name, their_facts) in theirs {
+        let Some(our_facts) = ours.get(name) else {
+            faults.push(format!("{name} is not in the table: {their_facts:?}"));
+            continue;
+        };
+        for aspect in ASPECTS {
+            let (our, their) = (&our_facts[aspect], &their_facts[aspect]);
+            if our != their && !known.remove(&format!("{name}:{aspect}")) {
+                faults.push(format!("{name}, {aspect}: {our} is {their} there"));
+            }
+        }
+    }
+    for command in COMMANDS.iter().filter(|command| ours.contains_key(command.name)) {
+        if !theirs.contains_key(command.name) && release.has(command.facts.since) {
+            faults.push(format!("{} is not there", command.name));
+        }
+    }
+    // What this server does not have at all cannot differ.
+    known.retain(|text| theirs.contains_key(text.split(':').next().unwrap_or_default()));
+    faults.extend(known.into_iter().map(|text| format!("{text} does not differ")));
+    faults
 }
 
 /// DEBUG PROTOCOL shows each type as the client's version has it.
@@ -296,82 +459,104 @@ fn attributes_and_pushes_are_found_in_what_redis_sends() {
     assert!(elements.next().is_none() && rest.is_empty());
 }
 
+/// Calls with keys in all places where commands have them.
+const CALLS: &[&str] = &[
+    "BITFIELD a GET u4 0 OVERFLOW SAT GET u4 1",
+    "BITFIELD a GET u4 0 SET u4 0 1",
+    "BITFIELD a",
+    "BITOP AND d a b",
+    "BLMPOP 0 2 a b LEFT",
+    "BLPOP a b 0",
+    "BZMPOP 0 1 a MIN",
+    "COPY a b DB 1",
+    "EVAL return 1 a",
+    "EVAL return 2 a b c",
+    "EVALSHA ffff 2 a b c",
+    "EVALSHA_RO ffff 1 a",
+    "EVAL_RO return 1 a b",
+    "EXISTS a b a",
+    "FCALL f 2 a b c",
+    "FCALL_RO f 1 a",
+    "GEORADIUS g 0 0 1 m",
+    "GEORADIUS g 0 0 1 m COUNT 1 ASC STORE d",
+    "GEORADIUS g 0 0 1 m STORE d STOREDIST e",
+    "GEORADIUS g 0 0 1 m STORE",
+    "GEORADIUS g 0 0 1 m storedist d",
+    "GEORADIUSBYMEMBER g STORE 1 m STORE d",
+    "GEORADIUSBYMEMBER g m 1 STORE d",
+    "GEORADIUSBYMEMBER g m 1 m STORE d",
+    "GEORADIUSBYMEMBER_RO g m 1 m",
+    "GEOSEARCHSTORE d s FROMMEMBER a BYRADIUS 1 m",
+    "GET a",
+    "LCS a b",
+    "LMOVE a b LEFT RIGHT",
+    "LMPOP 1 a LEFT",
+    "LMPOP 2 a b LEFT COUNT 1",
+    "MEMORY USAGE a SAMPLES 1",
+    "MGET a b c",
+    "MIGRATE h 1 a 0 1",
+    "MSET a 1 b 2",
+    "MSETEX 2 a 1 b 2 NX",
+    "MSETNX a 1 b 2",
+    "OBJECT ENCODING a",
+    "PFCOUNT a b",
+    "PFMERGE d a b",
+    "RENAME a b",
+    "RESTORE a 0 x",
+    "SDIFFCARD 2 a b",
+    "SDIFFSTORE d a b",
+    "SINTERCARD 2 a b LIMIT 1",
+    "SMOVE a b c",
+    "SET a b",
+    "SET a get GET",
+    "SET a b EX 5 GET",
+    "SORT a",
+    "SORT a BY STORE d",
+    "SORT a BY x LIMIT 0 1 GET STORE ALPHA STORE d",
+    "SORT a GET STORE STORE d",
+    "SORT a LIMIT 0 STORE d",
+    "SORT a STORE",
+    "SORT a STORE d STORE e",
+    "SORT_RO a BY x GET y",
+    "SUNIONCARD 2 a b",
+    "UNLINK a b",
+    "WATCH a b",
+    "XGROUP CREATE a g $",
+    "XINFO STREAM a",
+    "XREAD COUNT 1 STREAMS a b 0 0",
+    "XREAD COUNT 1 STREAMS STREAMS 0",
+    "XREAD STREAMS a 0",
+    "XREAD streams streams 0",
+    "XREADGROUP COUNT 1 GROUP g c STREAMS a >",
+    "XREADGROUP GROUP STREAMS c STREAMS a >",
+    "XREADGROUP GROUP g STREAMS STREAMS a >",
+    "XREADGROUP GROUP g c COUNT 1 NOACK STREAMS a b > >",
+    "ZDIFF 2 a b WITHSCORES",
+    "ZDIFFSTORE d 1 a",
+    "ZINTER 1 a",
+    "ZINTERCARD 1 a LIMIT 1",
+    "ZINTERSTORE d 2 a b",
+    "ZMPOP 1 a MIN",
+    "ZRANGESTORE d s 0 1",
+    "ZUNION 2 a b WEIGHTS 1 2",
+    "ZUNIONSTORE d 2 a b AGGREGATE MAX",
+];
+
+/// Whether the server has the command that is called.
+fn is_known(connection: &mut Connection, call: &str) -> bool {
+    let name = call.split(' ').next().unwrap_or_default();
+    let info = connection.call(&[b"COMMAND", b"INFO", name.as_bytes()]);
+    elements(&info).any(|entry| matches!(reply(entry), Some(Reply::Array(_))))
+}
+
 #[test]
 fn keys_agree_with_command_getkeys() {
-    const CALLS: &[&str] = &[
-        "BITOP AND d a b",
-        "BLMPOP 0 2 a b LEFT",
-        "BLPOP a b 0",
-        "BZMPOP 0 1 a MIN",
-        "COPY a b DB 1",
-        "EVAL return 1 a",
-        "EVAL return 2 a b c",
-        "EVALSHA ffff 2 a b c",
-        "EVALSHA_RO ffff 1 a",
-        "EVAL_RO return 1 a b",
-        "EXISTS a b a",
-        "FCALL f 2 a b c",
-        "FCALL_RO f 1 a",
-        "GEORADIUS g 0 0 1 m",
-        "GEORADIUS g 0 0 1 m COUNT 1 ASC STORE d",
-        "GEORADIUS g 0 0 1 m STORE d STOREDIST e",
-        "GEORADIUS g 0 0 1 m STORE",
-        "GEORADIUS g 0 0 1 m storedist d",
-        "GEORADIUSBYMEMBER g STORE 1 m STORE d",
-        "GEORADIUSBYMEMBER g m 1 STORE d",
-        "GEORADIUSBYMEMBER g m 1 m STORE d",
-        "GEORADIUSBYMEMBER_RO g m 1 m",
-        "GEOSEARCHSTORE d s FROMMEMBER a BYRADIUS 1 m",
-        "GET a",
-        "LCS a b",
-        "LMOVE a b LEFT RIGHT",
-        "LMPOP 1 a LEFT",
-        "LMPOP 2 a b LEFT COUNT 1",
-        "MEMORY USAGE a SAMPLES 1",
-        "MGET a b c",
-        "MIGRATE h 1 a 0 1",
-        "MSET a 1 b 2",
-        "MSETNX a 1 b 2",
-        "OBJECT ENCODING a",
-        "PFCOUNT a b",
-        "PFMERGE d a b",
-        "RENAME a b",
-        "RESTORE a 0 x",
-        "SDIFFSTORE d a b",
-        "SINTERCARD 2 a b LIMIT 1",
-        "SMOVE a b c",
-        "SORT a",
-        "SORT a BY STORE d",
-        "SORT a BY x LIMIT 0 1 GET STORE ALPHA STORE d",
-        "SORT a GET STORE STORE d",
-        "SORT a LIMIT 0 STORE d",
-        "SORT a STORE",
-        "SORT a STORE d STORE e",
-        "SORT_RO a BY x GET y",
-        "UNLINK a b",
-        "XGROUP CREATE a g $",
-        "XINFO STREAM a",
-        "XREAD COUNT 1 STREAMS a b 0 0",
-        "XREAD COUNT 1 STREAMS STREAMS 0",
-        "XREAD STREAMS a 0",
-        "XREAD streams streams 0",
-        "XREADGROUP COUNT 1 GROUP g c STREAMS a >",
-        "XREADGROUP GROUP STREAMS c STREAMS a >",
-        "XREADGROUP GROUP g STREAMS STREAMS a >",
-        "XREADGROUP GROUP g c COUNT 1 NOACK STREAMS a b > >",
-        "ZDIFF 2 a b WITHSCORES",
-        "ZDIFFSTORE d 1 a",
-        "ZINTER 1 a",
-        "ZINTERCARD 1 a LIMIT 1",
-        "ZINTERSTORE d 2 a b",
-        "ZMPOP 1 a MIN",
-        "ZRANGESTORE d s 0 1",
-        "ZUNION 2 a b WEIGHTS 1 2",
-        "ZUNIONSTORE d 2 a b AGGREGATE MAX",
-    ];
     let server = Server::start();
     let mut connection = server.connect();
     for call in CALLS {
+        if !is_known(&mut connection, call) {
+            continue;
+        }
         let request = Request::new(&words(call));
         let (buf, args) = (request.buf.as_slice(), request.parser.args());
         let Lookup::Found(command) = find(buf, args) else {
@@ -391,9 +576,17 @@ fn keys_agree_with_command_getkeys() {
             "{call}"
         );
         let request = Request::new(&question);
-        let mut out = Vec::new();
-        command_reply(&request.buf, request.parser.args(), &mut out);
+        let (mut out, custom) = (Vec::new(), CustomCommands::default());
+        command_reply(&request.buf, request.parser.args(), &custom, Version::Resp2, &mut out);
         assert_eq!(out.escape_ascii().to_string(), theirs.escape_ascii().to_string(), "{call}");
+        for (version, hello) in [(Version::Resp3, "HELLO 3"), (Version::Resp2, "HELLO 2")] {
+            connection.call(&words(hello));
+            let question = [&[b"COMMAND".as_slice(), b"GETKEYSANDFLAGS"], &*words(call)].concat();
+            let theirs = connection.call(&question);
+            let (request, mut out) = (Request::new(&question), Vec::new());
+            command_reply(&request.buf, request.parser.args(), &custom, version, &mut out);
+            assert_eq!(canonical(&out), canonical(&theirs), "{call}");
+        }
     }
     for command in COMMANDS.iter().filter(|command| command.has_movable_keys()) {
         let name = command.name.to_ascii_uppercase();
@@ -468,7 +661,6 @@ fn errors_are_worded_as_redis_words_them() {
         words("EVALSHA ffffffffffffffffffffffffffffffffffffffff 2 a"),
         words("XREAD STREAMS a b 0"),
         words("XREAD COUNT 1 a 0"),
-        words("XREAD FOO STREAMS a 0"),
         words("XREADGROUP GROUP g c NOACK STREAMS a b >"),
     ];
     let server = Server::start();

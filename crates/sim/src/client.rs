@@ -27,6 +27,10 @@ pub(crate) struct Temper {
     pub(crate) large_values: u64,
     /// How often, in percent, it asks for what is wrong or unusual.
     pub(crate) oddity: u64,
+    /// How often, in percent, it begins a transaction or lets a server keep it waiting.
+    pub(crate) sessions: u64,
+    /// Keys may move in the middle of a transaction.
+    pub(crate) unsettled: bool,
     /// Whole requests larger than this are refused.
     pub(crate) request_size_max: u64,
 }

@@ -24,6 +24,13 @@ pub struct Counts {
     pub epochs: u64,
     pub faults: u64,
     pub clients: u64,
+    /// Transactions that a server executed, and calls that it let wait and then answered.
+    pub transactions: u64,
+    pub waits: u64,
+    /// Waits that the gateway ended, to ask anew.
+    pub withdrawals: u64,
+    /// Transactions that came to nothing without anybody's fault.
+    pub aborts: u64,
     /// Longest time from a request's last byte sent to the last byte of its reply.
     pub slowest_us: u64,
 }
@@ -43,6 +50,10 @@ impl AddAssign for Counts {
         self.epochs += other.epochs;
         self.faults += other.faults;
         self.clients += other.clients;
+        self.transactions += other.transactions;
+        self.waits += other.waits;
+        self.withdrawals += other.withdrawals;
+        self.aborts += other.aborts;
         self.slowest_us = self.slowest_us.max(other.slowest_us);
     }
 }

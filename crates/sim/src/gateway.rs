@@ -5,6 +5,7 @@ use std::io::IoSlice;
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::Protocol;
 use cashew_engine::{
     Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Plan, Setup,
 };
@@ -523,9 +524,16 @@ impl Gateway {
                 let id = self.metrics.server(pool, server);
                 let queued = self.metrics.server_gauge(id, ServerGauge::InQueue)
                     + self.metrics.server_gauge(id, ServerGauge::OutQueue);
-                // A lane more than its share at most, and a probe.
-                let lanes = u64::from(config.server_connections);
-                let limit = lanes * (u64::from(config.limits.server_queue_max) + 1);
+                // A lane more than its share at most, and a probe; of each protocol version and
+                // database. What has a lane to itself comes on top.
+                const PRIVATE_LANES: u64 = 4;
+                let variants = match config.protocol {
+                    Protocol::Redis => 2 * u64::from(config.databases),
+                    Protocol::Memcached => 1,
+                };
+                let lanes = u64::from(config.server_connections) * variants;
+                let shared = lanes * (u64::from(config.limits.server_queue_max) + 1);
+                let limit = shared + PRIVATE_LANES;
                 assert!(queued <= limit, "I4: {queued} requests queued for {pool}/{server}");
             }
         }
@@ -570,6 +578,8 @@ impl Gateway {
             ServerGauge::OutQueue,
             ServerGauge::InQueueBytes,
             ServerGauge::OutQueueBytes,
+            ServerGauge::Sessions,
+            ServerGauge::InLine,
         ] {
             let value = self.metrics.server_gauge(id, gauge);
             assert_eq!(value, 0, "I3: {gauge:?} of {pool}/{server} in gateway {}", self.id);

@@ -38,7 +38,7 @@ impl MemcachedServer {
         assert!(words.last() != Some(&&b"noreply"[..]), "I1: noreply is sent to a server");
         let verb = words[0];
         let tag = line[..indent + verb.len()].to_vec();
-        let mut done = Done { used: end, tag, keys: Vec::new(), reply: Vec::new() };
+        let mut done = Done::new(end, &tag, "");
         match verb {
             b"get" | b"gets" | b"gat" | b"gats" => {
                 let is_touch = verb.starts_with(b"gat");

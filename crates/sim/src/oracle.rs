@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::counts::Counts;
-use crate::request::{Answer, Outcome, Part, Request};
+use crate::redis_server::OUT_OF_MEMORY;
+use crate::request::{Answer, Outcome, Part, Request, Variant};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
 
@@ -23,10 +24,14 @@ pub(crate) struct Execution<'a> {
     pub(crate) gateway: u32,
     /// The gateway had given the connection up before the server looked at what was on it.
     pub(crate) late: bool,
+    /// What the connection had agreed on.
+    pub(crate) variant: Variant,
     pub(crate) tag: &'a [u8],
     pub(crate) key: &'a [u8],
     pub(crate) payload: Option<&'a [u8]>,
     pub(crate) outcome: &'a Outcome,
+    /// It was executed by EXEC.
+    pub(crate) by_exec: bool,
 }
 
 pub(crate) struct Oracle {
@@ -37,6 +42,7 @@ pub(crate) struct Oracle {
     /// Small limits that may be reached.
     tight_queues: bool,
     tight_outputs: bool,
+    few_sessions: bool,
     has_faults: bool,
     /// By pool: how long a request that the gateway has read may go without an answer, whatever
     /// its server does. `None` where something else may hold it up as well.
@@ -70,6 +76,8 @@ pub(crate) struct Ledger {
     /// Longest time from a request to its reply.
     pub(crate) slowest_us: u64,
     end: End,
+    /// It was not waited for when it said no more.
+    is_dropped: bool,
 }
 
 struct Entry {
@@ -109,6 +117,7 @@ impl Oracle {
             troubles: BTreeMap::new(),
             tight_queues: scenario.tight_queues,
             tight_outputs: scenario.tight_outputs,
+            few_sessions: scenario.few_sessions,
             has_faults: scenario.faults.any(),
             patience_us: scenario.universe.iter().map(|pool| scenario.patience_us(pool)).collect(),
             drained: BTreeSet::new(),
@@ -132,6 +141,7 @@ impl Oracle {
             read: 0,
             unread: 0,
             slowest_us: 0,
+            is_dropped: false,
             end: match self.drained.contains(&gateway) {
                 true => End::Draining,
                 false => End::Open,
@@ -192,7 +202,8 @@ impl Oracle {
     pub(crate) fn executed(&mut self, client: u32, execution: &Execution<'_>, now: u64) {
         self.counts.executions += 1;
         self.counts.late += u64::from(execution.late);
-        let Execution { pool, server, gateway, late, tag, key, payload, outcome } = *execution;
+        let Execution { pool, server, gateway, late, tag, key, payload, outcome, by_exec, .. } =
+            *execution;
         let what = || {
             let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
             format!("server {pool}/{server} executed {tag} {key} of client {client}")
@@ -201,6 +212,13 @@ impl Oracle {
             panic!("I1: {}, who does not exist", what());
         };
         let name = tag_of(tag, key);
+        if !ledger.tags.contains_key(&name)
+            && let Some(part) = ledger.waiting(key).filter(|_| self.has_faults)
+        {
+            // What it was given got lost with the connection, and it was asked for anew.
+            part.outcome = Some(outcome.clone());
+            return;
+        }
         let Some((index, left)) = ledger.tags.get_mut(&name) else {
             panic!("I3: {}, who did not ask for it, or it was executed before", what());
         };
@@ -215,6 +233,10 @@ impl Oracle {
         } else if *left == 0 {
             ledger.tags.remove(&name);
         }
+        let is_queued = matches!(entry.request.answer, Answer::Session { .. });
+        assert_eq!(is_queued, by_exec, "I1: {}: in a transaction or not", what());
+        let (was, due) = (execution.variant, entry.request.variant);
+        assert_eq!(was, due, "I1: {} on a connection of another kind", what());
         let is_here = ledger.pool == pool && ledger.gateways.contains(&gateway);
         assert!(is_here, "I1: {} elsewhere", what());
         // The gateway parses a request when its last byte is there, and no sooner, but what it
@@ -284,12 +306,24 @@ impl Oracle {
             let waited = now.saturating_sub(entry.read_at);
             assert!(waited <= patience_us, "I3: {waited} us for {}", what());
         }
-        if entry.request.expected().is_some_and(|expected| expected == reply) {
+        if entry.request.is_answered_by(reply) {
             let waited = now - entry.sent_at;
             self.counts.slowest_us = self.counts.slowest_us.max(waited);
             let slowest = &mut self.ledgers[client as usize].slowest_us;
             *slowest = waited.max(*slowest);
             self.check_broadcast(client, index, now);
+            return;
+        }
+        match &entry.request.answer {
+            Answer::Session { fair, .. } if fair.contains(&reply) => {
+                self.counts.aborts += 1;
+                return;
+            }
+            Answer::Wait { nil: true } if NILS.contains(&reply) => return,
+            _ => {}
+        }
+        if self.few_sessions && is_session_refusal(&entry.request, reply) {
+            self.counts.aborts += 1;
             return;
         }
         let is_refusal = |part: &Part| {
@@ -300,7 +334,7 @@ impl Oracle {
         let entry = &self.ledgers[client as usize].requests[index as usize];
         let expected = entry.request.expected();
         assert!(
-            blamed && (refusal || is_gateway_error(reply)),
+            blamed && (refusal || is_gateway_error(reply) || is_abort(&entry.request, reply)),
             "I1: client {client}, request {index}, {}, is answered {} instead of {}",
             show(&entry.request.bytes),
             show(reply),
@@ -350,7 +384,7 @@ impl Oracle {
         }
         let ledger = &self.ledgers[client as usize];
         let entry = &ledger.requests[index as usize];
-        let (pool, from) = (ledger.pool, entry.sent_at);
+        let (pool, from) = (ledger.pool, entry.request.began.unwrap_or(entry.sent_at));
         let hits = |troubles: &[(u64, u64)]| troubles.iter().any(|t| t.0 <= now && t.1 >= from);
         if entry.request.parts.is_empty() || matches!(entry.request.answer, Answer::Broadcast(_)) {
             return self.troubles.iter().any(|(key, troubles)| key.0 == pool && hits(troubles));
@@ -446,7 +480,8 @@ impl Oracle {
         let is_settled = rest.is_empty() && ledger.owed.is_empty();
         let allowed = match ledger.end {
             End::Gone => true,
-            End::HalfClosed | End::Announced => is_settled,
+            End::HalfClosed => is_settled || ledger.may_wait(),
+            End::Announced => is_settled,
             End::Draining => rest.is_empty(),
             End::Open => false,
         };
@@ -465,6 +500,7 @@ impl Oracle {
             );
             self.counts.cuts += 1;
         }
+        self.ledgers[client as usize].is_dropped = !is_settled;
         self.left(client);
     }
 
@@ -480,9 +516,16 @@ impl Oracle {
     /// Without faults, all that was asked for has been done.
     pub(crate) fn check_all_done(&self) {
         for (client, ledger) in self.ledgers.iter().enumerate() {
+            if ledger.is_dropped {
+                continue;
+            }
             for (index, entry) in ledger.requests.iter().enumerate() {
                 let done = entry.request.parts.iter().all(|part| {
-                    part.outcome.is_some() || matches!(entry.request.answer, Answer::Broadcast(_))
+                    let may_be_left = matches!(
+                        entry.request.answer,
+                        Answer::Broadcast(_) | Answer::Session { .. }
+                    );
+                    part.outcome.is_some() || may_be_left
                 });
                 let bytes = show(&entry.request.bytes);
                 assert!(done, "I3: client {client}, request {index}, {bytes} was never executed");
@@ -492,6 +535,24 @@ impl Oracle {
 }
 
 impl Ledger {
+    /// The key of the call that waits, if its server has answered it.
+    fn waiting(&mut self, key: &[u8]) -> Option<&mut Part> {
+        let &index = self.owed.front()?;
+        let request = &mut self.requests[index as usize].request;
+        let is_wait = matches!(request.answer, Answer::Wait { .. });
+        let part = request.parts.first_mut().filter(|_| is_wait)?;
+        (part.key == key && part.outcome.is_some()).then_some(part)
+    }
+
+    /// Whether it is owed the answer to a call that waits: who says no more is not waited for.
+    fn may_wait(&self) -> bool {
+        let may_wait = |&index: &u32| {
+            let answer = &self.requests[index as usize].request.answer;
+            matches!(answer, Answer::Wait { .. } | Answer::Session { .. })
+        };
+        self.owed.iter().any(may_wait)
+    }
+
     pub(crate) fn describe(&self) -> String {
         let first = self.owed.front().map(|&index| {
             let entry = &self.requests[index as usize];
@@ -513,8 +574,25 @@ fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
     [tag, b"|", key].concat()
 }
 
+const NILS: [&[u8]; 2] = [b"*-1\r\n", b"_\r\n"];
+const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
+
+/// What comes of a transaction whose server fails, or refuses a command of it.
+fn is_abort(request: &Request, reply: &[u8]) -> bool {
+    let is_session = matches!(request.answer, Answer::Session { .. });
+    is_session && (reply == ABORT || NILS.contains(&reply) || reply == OUT_OF_MEMORY)
+}
+
+/// There was no connection for a transaction or a blocking call.
+fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
+    let wants_one = matches!(request.answer, Answer::Session { .. } | Answer::Wait { .. });
+    wants_one && (reply == ABORT || reply.starts_with(b"-ERR all connections to server"))
+}
+
 fn is_gateway_error(reply: &[u8]) -> bool {
-    const TEXTS: [&str; 10] = [
+    const TEXTS: [&str; 12] = [
+        "Connection was taken back, since it was not used while others waited",
+        "DB index is out of range",
         "Connection refused",
         "Connection timed out",
         "Connection reset by peer",

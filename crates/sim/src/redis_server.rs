@@ -5,24 +5,30 @@ use std::collections::BTreeMap;
 use cashew_config::snapshot::Pool;
 
 use crate::oracle::owner_of;
-use crate::request::{Outcome, line_end};
-use crate::server::{Done, Session};
+use crate::request::{Outcome, Variant, line_end};
+use crate::server::{Blocked, Done, Place, Session};
 
 pub(crate) struct RedisServer {
-    values: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// By database and key.
+    values: BTreeMap<Place, Vec<u8>>,
+    /// How often keys have changed.
+    changes: BTreeMap<Place, u64>,
+    /// Elements that lists have had.
+    elements: u64,
     password: Option<Vec<u8>>,
-    database: u32,
 }
 
 const OK: &[u8] = b"+OK\r\n";
 const NIL: &[u8] = b"$-1\r\n";
-const OUT_OF_MEMORY: &[u8] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n";
+pub(crate) const OUT_OF_MEMORY: &[u8] =
+    b"-OOM command not allowed when used memory > 'maxmemory'.\r\n";
 const NOT_A_NUMBER: &[u8] = b"-ERR value is not an integer or out of range\r\n";
 
 impl RedisServer {
     pub(crate) fn new(config: &Pool) -> Self {
         let password = config.redis_auth.as_ref().map(|password| password.as_bytes().to_vec());
-        Self { values: BTreeMap::new(), password, database: config.redis_db }
+        let (values, changes) = (BTreeMap::new(), BTreeMap::new());
+        Self { values, changes, elements: 0, password }
     }
 
     pub(crate) fn forget(&mut self) {
@@ -40,11 +46,11 @@ impl RedisServer {
         let (args, used) = parse(input)?;
         let tag = args[0].to_vec();
         let name = args[0].to_ascii_uppercase();
-        let simple = |reply: &[u8]| {
-            Some(Done { used, tag: tag.clone(), keys: Vec::new(), reply: reply.to_vec() })
-        };
+        let simple = |reply: &[u8]| Some(Done::new(used, &tag, reply));
         match (name.as_slice(), &args[1..]) {
-            (b"AUTH" | b"SELECT", _) if unfriendly => return simple(b"-ERR not today\r\n"),
+            (b"AUTH" | b"SELECT" | b"HELLO", _) if unfriendly => {
+                return simple(b"-ERR not today\r\n");
+            }
             (b"AUTH", [password]) => {
                 assert_eq!(self.password.as_deref(), Some(*password), "the wrong password");
                 session.authenticated = true;
@@ -55,13 +61,35 @@ impl RedisServer {
             }
             (b"SELECT", [index]) => {
                 let index = std::str::from_utf8(index).ok().and_then(|text| text.parse().ok());
-                session.database = index.expect("the engine selects a number");
+                session.variant.database = index.expect("the engine selects a number");
                 return simple(OK);
             }
-            (b"PING", _) => return simple(b"+PONG\r\n"),
+            (b"HELLO", [version]) => {
+                session.variant.resp3 = *version == b"3";
+                return simple(match session.variant.resp3 {
+                    true => b"%1\r\n$5\r\nproto\r\n:3\r\n",
+                    false => b"*2\r\n$5\r\nproto\r\n:2\r\n",
+                });
+            }
+            (b"CLIENT", [b"ID"]) => return simple(format!(":{}\r\n", session.id).as_bytes()),
+            (b"CLIENT", [b"UNBLOCK", id, b"TIMEOUT"]) => {
+                let id = std::str::from_utf8(id).ok().and_then(|text| text.parse().ok());
+                let unblocks = Some(id.expect("the engine has it from here"));
+                return Some(Done { unblocks, ..Done::new(used, &tag, "") });
+            }
             _ => {}
         }
-        assert_eq!(session.database, self.database, "I1: a command before SELECT");
+        if session.owner.is_some()
+            && let Some(other) = args[1..].iter().find_map(|key| owner_of(key))
+        {
+            assert_eq!(session.owner, Some(other), "I1: another client's request in a transaction");
+        }
+        if let Some(reply) = self.session(&name, &args, session, refuse) {
+            return Some(Done { used, tag, ..reply });
+        }
+        if name == b"PING" {
+            return simple(b"+PONG\r\n");
+        }
         let with_values = name == b"MSET" || name == b"SET" || name == b"INCRBY";
         let keys: Vec<(&[u8], Option<&[u8]>)> = match with_values {
             true => args[1..].chunks(2).map(|pair| (pair[0], pair.get(1).copied())).collect(),
@@ -73,7 +101,7 @@ impl RedisServer {
             .iter()
             .map(|&(key, payload)| match refuse {
                 true => Outcome::refused(OUT_OF_MEMORY),
-                false => self.one(&name, key, payload),
+                false => self.one(&name, key, payload, session.variant),
             })
             .collect();
         let reply = reply(&name, &outcomes);
@@ -81,41 +109,152 @@ impl RedisServer {
             .iter()
             .zip(outcomes)
             .map(|(&(key, payload), outcome)| (key.to_vec(), payload.map(<[u8]>::to_vec), outcome));
-        Some(Done { used, tag, keys: keys.collect(), reply })
+        Some(Done { keys: keys.collect(), ..Done::new(used, &tag, reply) })
     }
 
-    fn one(&mut self, name: &[u8], key: &[u8], payload: Option<&[u8]>) -> Outcome {
+    /// Transactions and what waits; `None` for what is executed as ever.
+    fn session(
+        &mut self,
+        name: &[u8],
+        args: &[&[u8]],
+        session: &mut Session,
+        refuse: bool,
+    ) -> Option<Done> {
+        let reply = |text: &[u8]| Some(Done::new(0, b"", text));
+        let owner = args[1..].iter().find_map(|key| owner_of(key));
+        match name {
+            b"MULTI" => {
+                assert!(session.queue.is_none(), "I1: MULTI in MULTI");
+                session.queue = Some(Vec::new());
+                reply(OK)
+            }
+            b"DISCARD" => {
+                assert!(session.queue.is_some(), "I1: DISCARD without MULTI");
+                self.end(session);
+                reply(OK)
+            }
+            b"UNWATCH" if session.queue.is_none() => {
+                self.end(session);
+                reply(OK)
+            }
+            b"EXEC" => Some(self.exec(session)),
+            _ if session.queue.is_some() => {
+                session.owner = session.owner.or(owner);
+                if refuse {
+                    session.is_dirty = true;
+                    return reply(OUT_OF_MEMORY);
+                }
+                let words = args.iter().map(|arg| arg.to_vec()).collect();
+                session.queue.get_or_insert_default().push(words);
+                reply(b"+QUEUED\r\n")
+            }
+            b"WATCH" => {
+                session.owner = owner;
+                for &key in &args[1..] {
+                    let place = (session.variant.database, key.to_vec());
+                    let changes = self.changes.get(&place).copied().unwrap_or(0);
+                    session.watched.push((place, changes));
+                }
+                reply(OK)
+            }
+            b"BLPOP" => {
+                let timeout = std::str::from_utf8(args[2]).ok().and_then(|t| t.parse::<f64>().ok());
+                let timeout = timeout.expect("clients say how long");
+                self.elements += 1;
+                session.blocked = Some(Blocked {
+                    tag: args[0].to_vec(),
+                    key: args[1].to_vec(),
+                    until: (timeout * 1e6) as u64,
+                    element: (timeout == 0.0).then_some(self.elements),
+                });
+                reply(b"")
+            }
+            _ => None,
+        }
+    }
+
+    fn end(&mut self, session: &mut Session) {
+        session.queue = None;
+        session.is_dirty = false;
+        session.watched.clear();
+        session.owner = None;
+    }
+
+    fn exec(&mut self, session: &mut Session) -> Done {
+        let queue = session.queue.take().expect("I1: EXEC without MULTI");
+        let is_same =
+            |(place, changes): &(Place, u64)| self.changes.get(place).unwrap_or(&0) == changes;
+        let (is_dirty, is_unchanged) = (session.is_dirty, session.watched.iter().all(is_same));
+        self.end(session);
+        if is_dirty {
+            let text = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+            return Done::new(0, b"", text);
+        }
+        if !is_unchanged {
+            return Done::new(0, b"", session.nil());
+        }
+        let mut done = Done::new(0, b"", format!("*{}\r\n", queue.len()));
+        let mut tags = Vec::new();
+        for words in queue {
+            if words[0].eq_ignore_ascii_case(b"PING") {
+                done.reply.extend_from_slice(b"+PONG\r\n");
+                continue;
+            }
+            let [tag, key, value] = <[Vec<u8>; 3]>::try_from(words).expect("clients queue SET");
+            let outcome = self.one(b"SET", &key, Some(&value), session.variant);
+            done.reply.extend_from_slice(&outcome.reply);
+            tags.push(tag);
+            done.keys.push((key, Some(value), outcome));
+        }
+        done.tags = Some(tags);
+        done
+    }
+
+    fn one(
+        &mut self,
+        name: &[u8],
+        key: &[u8],
+        payload: Option<&[u8]>,
+        variant: Variant,
+    ) -> Outcome {
         if key.starts_with(b"s:") {
             return shared(name, key);
         }
+        let place = (variant.database, key.to_vec());
+        let nil = if variant.resp3 { b"_\r\n" } else { NIL };
         let count = |is: bool| Outcome::good(format!(":{}\r\n", u8::from(is)));
         match name {
-            b"GET" | b"MGET" => match self.values.get(key) {
+            b"GET" | b"MGET" => match self.values.get(&place) {
                 Some(value) => Outcome::good(bulk(value)),
-                None => Outcome::good(NIL),
+                None => Outcome::good(nil),
             },
             b"SET" | b"MSET" => {
-                self.values.insert(key.to_vec(), payload.unwrap_or_default().to_vec());
+                *self.changes.entry(place.clone()).or_default() += 1;
+                self.values.insert(place, payload.unwrap_or_default().to_vec());
                 Outcome::good(OK)
             }
             b"INCRBY" => {
                 let number = |text: &[u8]| std::str::from_utf8(text).ok()?.parse::<i64>().ok();
-                let old = self.values.get(key).map_or(Some(0), |text| number(text));
+                let old = self.values.get(&place).map_or(Some(0), |text| number(text));
                 match old.zip(payload.and_then(number)) {
                     Some((old, by)) => {
+                        *self.changes.entry(place.clone()).or_default() += 1;
                         let new = old.wrapping_add(by).to_string();
-                        self.values.insert(key.to_vec(), new.clone().into_bytes());
+                        self.values.insert(place, new.clone().into_bytes());
                         Outcome::good(format!(":{new}\r\n"))
                     }
                     None => Outcome::refused(NOT_A_NUMBER),
                 }
             }
             b"STRLEN" => {
-                let len = self.values.get(key).map_or(0, Vec::len);
+                let len = self.values.get(&place).map_or(0, Vec::len);
                 Outcome::good(format!(":{len}\r\n"))
             }
-            b"DEL" | b"UNLINK" => count(self.values.remove(key).is_some()),
-            b"EXISTS" | b"TOUCH" => count(self.values.contains_key(key)),
+            b"DEL" | b"UNLINK" => {
+                *self.changes.entry(place.clone()).or_default() += 1;
+                count(self.values.remove(&place).is_some())
+            }
+            b"EXISTS" | b"TOUCH" => count(self.values.contains_key(&place)),
             _ => panic!("I1: a server is sent {}", name.escape_ascii()),
         }
     }

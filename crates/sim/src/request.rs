@@ -31,6 +31,13 @@ pub(crate) struct Part {
     pub(crate) shared: bool,
 }
 
+/// What a connection to a Redis server has agreed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Variant {
+    pub(crate) resp3: bool,
+    pub(crate) database: u32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -42,6 +49,8 @@ pub(crate) enum Access {
 pub(crate) enum Answer {
     /// The gateway's own words.
     Local(Vec<u8>),
+    /// What it says to HELLO, in the protocol version that is asked for.
+    Greeting,
     /// Whatever live server is asked says the same.
     Constant(&'static [u8]),
     Forward,
@@ -51,12 +60,23 @@ pub(crate) enum Answer {
     Values,
     /// Every live server must do it and say this.
     Broadcast(&'static [u8]),
+    /// In a transaction: this, or if keys may have moved meanwhile one of these. What it has of
+    /// parts is executed with EXEC, if at all.
+    Session {
+        good: Vec<u8>,
+        fair: Vec<&'static [u8]>,
+    },
+    /// What its server says after a while, or nothing if that is `nil`.
+    Wait {
+        nil: bool,
+    },
 }
 
 /// How the end of a reply is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     Resp,
+    Resp3,
     Line,
     Values,
 }
@@ -69,12 +89,16 @@ pub(crate) struct Request {
     pub(crate) tag: Vec<u8>,
     pub(crate) access: Access,
     pub(crate) parts: Vec<Part>,
+    /// Of the connection that a server must see it on.
+    pub(crate) variant: Variant,
     pub(crate) answer: Answer,
     pub(crate) framing: Framing,
     /// The client wants no reply.
     pub(crate) silent: bool,
     /// The gateway closes the connection after the reply.
     pub(crate) last: bool,
+    /// When the transaction began that it belongs to: what went wrong since then may show now.
+    pub(crate) began: Option<u64>,
 }
 
 impl Request {
@@ -84,10 +108,12 @@ impl Request {
             tag: Vec::new(),
             access: Access::Read,
             parts: Vec::new(),
+            variant: Variant::default(),
             answer,
             framing,
             silent: false,
             last: false,
+            began: None,
         }
     }
 
@@ -96,7 +122,15 @@ impl Request {
         match &self.answer {
             Answer::Local(text) => return Some(text.clone()),
             Answer::Constant(text) | Answer::Broadcast(text) => return Some(text.to_vec()),
-            Answer::Forward | Answer::Gather | Answer::Sum | Answer::Same | Answer::Values => {}
+            Answer::Greeting => return None,
+            Answer::Session { good, .. } => return Some(good.clone()),
+            Answer::Wait { .. } if self.parts.is_empty() => return None,
+            Answer::Forward
+            | Answer::Gather
+            | Answer::Sum
+            | Answer::Same
+            | Answer::Values
+            | Answer::Wait { .. } => {}
         }
         let outcomes: Option<Vec<&Outcome>> =
             self.parts.iter().map(|part| part.outcome.as_ref()).collect();
@@ -123,15 +157,33 @@ impl Request {
                 });
                 format!(":{}\r\n", numbers.sum::<i64>()).into_bytes()
             }
-            Answer::Forward | Answer::Same => outcomes[0].reply.clone(),
-            Answer::Local(_) | Answer::Constant(_) | Answer::Broadcast(_) => return None,
+            Answer::Forward | Answer::Same | Answer::Wait { .. } => outcomes[0].reply.clone(),
+            Answer::Local(_)
+            | Answer::Greeting
+            | Answer::Constant(_)
+            | Answer::Broadcast(_)
+            | Answer::Session { .. } => return None,
         })
+    }
+
+    /// Whether it is the answer that is due.
+    pub(crate) fn is_answered_by(&self, reply: &[u8]) -> bool {
+        if self.answer == Answer::Greeting {
+            let (start, version) = match self.framing {
+                Framing::Resp3 => ("%7\r\n$6\r\nserver\r\n", "\r\n$5\r\nproto\r\n:3\r\n"),
+                _ => ("*14\r\n$6\r\nserver\r\n", "\r\n$5\r\nproto\r\n:2\r\n"),
+            };
+            let has_version = reply.windows(version.len()).any(|part| part == version.as_bytes());
+            return reply.starts_with(start.as_bytes()) && has_version;
+        }
+        self.expected().is_some_and(|expected| expected == reply)
     }
 
     /// Length of the reply at the start of `bytes`, if it is all there.
     pub(crate) fn frame(&self, bytes: &[u8]) -> Result<Option<usize>, &'static str> {
         match self.framing {
-            Framing::Resp => resp_frame(bytes),
+            Framing::Resp => resp_frame(bytes, false),
+            Framing::Resp3 => resp_frame(bytes, true),
             Framing::Line => Ok(line_end(bytes, 0)),
             Framing::Values => values_frame(bytes),
         }
@@ -148,7 +200,7 @@ fn number(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-fn resp_frame(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
+fn resp_frame(bytes: &[u8], resp3: bool) -> Result<Option<usize>, &'static str> {
     let (mut at, mut left) = (0, 1);
     while left > 0 {
         let Some(end) = line_end(bytes, at) else { return Ok(None) };
@@ -167,7 +219,9 @@ fn resp_frame(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
                 }
             }
             b'*' => left += number(text).ok_or("an array of no length")?.max(0),
-            _ => return Err("no type of RESP2"),
+            b'%' if resp3 => left += 2 * number(text).ok_or("a map of no length")?,
+            b'_' if resp3 => {}
+            _ => return Err("no type of its protocol version"),
         }
     }
     Ok(Some(at))

@@ -112,6 +112,8 @@ pub struct Scenario {
     pub(crate) tight_queues: bool,
     /// Clients may be closed for what they let pile up.
     pub(crate) tight_outputs: bool,
+    /// There may be too few connections for transactions and blocking calls.
+    pub(crate) few_sessions: bool,
     /// Clients that one gateway takes at once; beyond it they are refused.
     pub(crate) admitted: Option<u64>,
     /// When one gateway is told to stop, if ever.
@@ -160,6 +162,9 @@ impl Scenario {
                 worker_cpu_affinity: Affinity::Off,
                 worker_heartbeat_timeout_ms: 700,
                 rebalance_threshold: None,
+                stats_listen: None,
+                log_file: None,
+                log_level: None,
             },
             pools,
         };
@@ -175,6 +180,8 @@ impl Scenario {
             value_size_max,
             large_values: 10,
             oddity: random.pick(&[0, 10, 40]),
+            sessions: 0,
+            unsettled: false,
             request_size_max: limits.request_size_max,
         };
         let weather = Weather {
@@ -204,6 +211,7 @@ impl Scenario {
             faults,
             tight_queues,
             tight_outputs: tight_outputs || tight_memory.is_some(),
+            few_sessions: false,
             admitted: random.percent(10).then_some(2),
             drain_at: random.percent(12).then(|| random.range(5_000, 200_000)),
             isolation: false,
@@ -391,6 +399,45 @@ impl Scenario {
         scenario
     }
 
+    /// Transactions and calls that wait, among all else.
+    pub fn sessions(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x5e55_1000_0000_0000);
+        scenario.tight_queues = false;
+        scenario.temper.sessions = random.pick(&[10, 30, 60]);
+        scenario.temper.unsettled = scenario.faults.any();
+        scenario.few_sessions = random.percent(30);
+        for pool in &mut scenario.snapshot.pools {
+            pool.limits.server_queue_max = Limits::default().server_queue_max;
+            pool.limits.server_queue_size_max = Limits::default().server_queue_size_max;
+            if scenario.few_sessions {
+                pool.session_connections = random.range(1, 4) as u32;
+                pool.session_wait_ms = random.range(5, 3000);
+            }
+            pool.session_connections_idle = random.pick(&[0, 0, 1]);
+        }
+        scenario.universe.clone_from(&scenario.snapshot.pools);
+        scenario
+    }
+
+    /// As [`Scenario::sessions`], with changes of the epoch.
+    pub fn epochs_of_sessions(seed: u64) -> Self {
+        let mut scenario = Self::sessions(seed).with_epochs();
+        scenario.temper.unsettled = true;
+        scenario
+    }
+
+    /// As [`Scenario::sessions`], with clients that go from gateway to gateway.
+    pub fn moving_sessions(seed: u64) -> Self {
+        let mut scenario = Self::sessions(seed);
+        let mut random = Random::new(seed ^ 0x0a0d_5e55_0000_0000);
+        scenario.gateways = random.pick(&[1, 2, 3]);
+        scenario.snapshot.global.worker_processes = scenario.gateways;
+        let gap_max_us = random.pick(&[200, 1_000, 5_000]);
+        scenario.moves = Some(Moves { gap_max_us, count_max: 300 });
+        scenario
+    }
+
     /// Clients go from gateway to gateway all the time.
     pub fn moving(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
@@ -475,13 +522,21 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_quickack: false,
         reuseport: false,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
+        memcached: Default::default(),
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
+        databases: random.pick(&[1, 4, 16, 16]),
         preconnect: random.percent(40),
         auto_eject_hosts: random.percent(50),
         server_connections: random.range(1, 3) as u32,
+        session_connections: 128,
+        session_connections_idle: 0,
+        session_wait_ms: 5000,
         server_retry_timeout_ms: random.range(10, 200),
         server_failure_limit: random.range(1, 3) as u32,
+        cross_server_copy: false,
         limits,
+        commands: Vec::new(),
+        commands_from_servers: false,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::memcached_server::MemcachedServer;
 use crate::network::{Side, piece};
 use crate::oracle::{Execution, owner_of};
 use crate::redis_server::RedisServer;
-use crate::request::Outcome;
+use crate::request::{Outcome, Variant};
 use crate::world::Fabric;
 
 /// Whether and how a server can be reached.
@@ -53,12 +53,43 @@ pub(crate) struct Session {
     output: Vec<u8>,
     /// Of the Redis kind: what has been agreed on.
     pub(crate) authenticated: bool,
-    pub(crate) database: u32,
+    pub(crate) variant: Variant,
+    /// The connection's number, as CLIENT ID says it.
+    pub(crate) id: u32,
+    /// Commands queued since MULTI.
+    pub(crate) queue: Option<Vec<Vec<Vec<u8>>>>,
+    /// One of them was refused.
+    pub(crate) is_dirty: bool,
+    /// Keys watched, and how often they had changed then.
+    pub(crate) watched: Vec<(Place, u64)>,
+    /// Whose transaction or watch this is.
+    pub(crate) owner: Option<u32>,
+    pub(crate) blocked: Option<Blocked>,
     /// The next reply is not one.
     pub(crate) garbles: bool,
     /// The connection ends in the middle of the next reply of this size at least.
     pub(crate) breaks: Option<usize>,
     planned: bool,
+}
+
+/// A database's number, and a key.
+pub(crate) type Place = (u32, Vec<u8>);
+
+impl Session {
+    /// No array.
+    pub(crate) fn nil(&self) -> &'static [u8] {
+        if self.variant.resp3 { b"_\r\n" } else { b"*-1\r\n" }
+    }
+}
+
+/// A call that waits.
+pub(crate) struct Blocked {
+    pub(crate) tag: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+    /// When there is something, or the time is up.
+    pub(crate) until: u64,
+    /// What there is then; `None` for nothing.
+    pub(crate) element: Option<u64>,
 }
 
 /// One command that a model has carried out.
@@ -70,6 +101,17 @@ pub(crate) struct Done {
     /// What became of each key, and the data that came with it.
     pub(crate) keys: Vec<(Vec<u8>, Option<Vec<u8>>, Outcome)>,
     pub(crate) reply: Vec<u8>,
+    /// The names of the commands that EXEC executed, by key.
+    pub(crate) tags: Option<Vec<Vec<u8>>>,
+    /// The wait of this connection is to end.
+    pub(crate) unblocks: Option<u32>,
+}
+
+impl Done {
+    pub(crate) fn new(used: usize, tag: &[u8], reply: impl Into<Vec<u8>>) -> Self {
+        let (tag, reply) = (tag.to_vec(), reply.into());
+        Self { used, tag, keys: Vec::new(), reply, tags: None, unblocks: None }
+    }
 }
 
 impl Server {
@@ -82,7 +124,7 @@ impl Server {
     }
 
     pub(crate) fn accept(&mut self, conn: u32) {
-        self.sessions.insert(conn, Session::default());
+        self.sessions.insert(conn, Session { id: conn, ..Session::default() });
     }
 
     /// Something arrived, or there is room to write.
@@ -110,6 +152,11 @@ impl Server {
         if matches!(self.health, Health::Hung | Health::Down) {
             return;
         }
+        if session.blocked.is_some() && !self.end_wait(conn, fabric) {
+            self.look_for_end(conn, fabric);
+            return;
+        }
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
         let ready = fabric.network.readable(conn, Side::Peer);
         let max = piece(ready, fabric.cuts, &mut fabric.random);
         let bytes = fabric.network.read(conn, Side::Peer, max, &mut fabric.clock);
@@ -129,6 +176,9 @@ impl Server {
             return;
         }
         self.flush(conn, fabric);
+        if self.sessions.get(&conn).is_none_or(|session| session.blocked.is_some()) {
+            return;
+        }
         if more {
             self.notice(conn, fabric);
         } else if fabric.network.at_end(conn, Side::Peer) {
@@ -138,9 +188,104 @@ impl Server {
         }
     }
 
+    /// What the connection waits for has come, or its time is up; whether that is so.
+    fn end_wait(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
+        let Some(session) = self.sessions.get_mut(&conn) else { return false };
+        let now = fabric.clock.now();
+        let Some(blocked) = session.blocked.take_if(|blocked| blocked.until <= now) else {
+            return false;
+        };
+        let key = &blocked.key;
+        let reply = match blocked.element {
+            Some(element) => {
+                let element = element.to_string();
+                let head = format!("*2\r\n${}\r\n", key.len());
+                let tail = format!("\r\n${}\r\n{element}\r\n", element.len());
+                [head.as_bytes(), key, tail.as_bytes()].concat()
+            }
+            None => session.nil().to_vec(),
+        };
+        session.output.extend_from_slice(&reply);
+        fabric.trace.quote(now, "server ends a wait", [self.id.into(), conn.into(), 0], &reply);
+        // What is given to a connection that ends at the same moment is lost, here as elsewhere.
+        let is_lost = fabric.network.is_closed(conn, Side::Gateway);
+        if blocked.element.is_some() && !is_lost {
+            fabric.oracle.counts.waits += 1;
+            let outcome = Outcome::good(reply);
+            self.report(conn, &blocked.tag, key, None, &outcome, false, fabric);
+        }
+        self.flush(conn, fabric);
+        true
+    }
+
+    /// Sees whether the gateway is gone while it waits.
+    fn look_for_end(&mut self, conn: u32, fabric: &mut Fabric) {
+        if fabric.network.readable(conn, Side::Peer) == 0 && fabric.network.at_end(conn, Side::Peer)
+        {
+            let Fabric { network, clock, random, .. } = fabric;
+            network.close(conn, Side::Peer, clock, random);
+            self.sessions.remove(&conn);
+        }
+    }
+
+    /// CLIENT UNBLOCK: nothing comes of the wait.
+    fn unblock(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
+        let Some(session) = self.sessions.get_mut(&conn) else { return false };
+        if session.blocked.take().is_none() {
+            return false;
+        }
+        fabric.oracle.counts.withdrawals += 1;
+        let nil = session.nil();
+        session.output.extend_from_slice(nil);
+        self.flush(conn, fabric);
+        self.notice(conn, fabric);
+        true
+    }
+
+    /// Tells the oracle what was done with a key.
+    #[expect(clippy::too_many_arguments, reason = "they are those of an execution")]
+    fn report(
+        &self,
+        conn: u32,
+        tag: &[u8],
+        key: &[u8],
+        payload: Option<&[u8]>,
+        outcome: &Outcome,
+        by_exec: bool,
+        fabric: &mut Fabric,
+    ) {
+        let Some(client) = owner_of(key) else { return };
+        let now = fabric.clock.now();
+        let execution = Execution {
+            pool: self.pool,
+            server: self.index,
+            gateway: fabric.network.conn(conn).gateway,
+            late: fabric.network.is_closed(conn, Side::Gateway),
+            variant: self.sessions.get(&conn).map_or_else(Variant::default, |s| s.variant),
+            tag,
+            key,
+            payload,
+            outcome,
+            by_exec,
+        };
+        fabric.oracle.executed(client, &execution, now);
+    }
+
+    /// All clients are gone: nobody has left anything behind.
+    pub(crate) fn check_clean(&self) {
+        for (conn, session) in &self.sessions {
+            let is_clean =
+                session.queue.is_none() && session.watched.is_empty() && session.blocked.is_none();
+            assert!(is_clean, "I1: a transaction or a wait is left on connection {conn}");
+        }
+    }
+
     /// Executes the command at the front of the input; whether there was one.
     fn execute(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
+        if session.blocked.is_some() {
+            return false;
+        }
         let refuse = self.health == Health::Moody && fabric.random.percent(30);
         let input = std::mem::take(&mut session.input);
         let done = match &mut self.model {
@@ -152,25 +297,36 @@ impl Server {
         session.input = input;
         let Some(done) = done else { return false };
         session.input.drain(..done.used);
+        let mut done = done;
+        if let Some(blocked) = &mut session.blocked {
+            let delay = match blocked.element {
+                // As long as it likes.
+                Some(_) => fabric.random.range(50, 30_000),
+                None => blocked.until,
+            };
+            blocked.until = fabric.clock.now() + delay;
+            fabric.clock.plan(blocked.until, Event::Serve { conn });
+        }
+        if let Some(other) = done.unblocks {
+            let is_done = self.unblock(other, fabric);
+            done.reply = format!(":{}\r\n", u8::from(is_done)).into_bytes();
+        }
+        let Some(session) = self.sessions.get_mut(&conn) else { return false };
+        let variant = session.variant;
+        // What is told unasked comes between replies.
+        if variant.resp3 && fabric.random.percent(5) {
+            session.output.extend_from_slice(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n");
+        }
         session.output.extend_from_slice(&done.reply);
         let (now, number) = (fabric.clock.now(), u64::from(self.id));
         fabric.trace.quote(now, "server executes", [number, u64::from(conn), 0], &done.tag);
-        let gateway = fabric.network.conn(conn).gateway;
-        let late = fabric.network.is_closed(conn, Side::Gateway);
-        for (key, payload, outcome) in &done.keys {
-            let Some(client) = owner_of(key) else { continue };
-            let execution = Execution {
-                pool: self.pool,
-                server: self.index,
-                gateway,
-                late,
-                tag: &done.tag,
-                key,
-                payload: payload.as_deref(),
-                outcome,
-            };
-            fabric.oracle.executed(client, &execution, now);
+        fabric.oracle.counts.transactions += u64::from(done.tags.is_some());
+        for (at, (key, payload, outcome)) in done.keys.iter().enumerate() {
+            let tag = done.tags.as_ref().map_or(&done.tag, |tags| &tags[at]);
+            let by_exec = done.tags.is_some();
+            self.report(conn, tag, key, payload.as_deref(), outcome, by_exec, fabric);
         }
+        let Some(session) = self.sessions.get_mut(&conn) else { return false };
         let reply_len = done.reply.len();
         let breaks = session.breaks.is_some_and(|size| reply_len >= size);
         if session.garbles || breaks {
@@ -247,7 +403,8 @@ impl Server {
     /// Sends a reply that nobody asked for on a connection where nothing is under way.
     pub(crate) fn stray(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
         let Some(session) = self.sessions.get(&conn) else { return false };
-        let is_idle = session.input.is_empty() && session.output.is_empty();
+        let is_idle =
+            session.input.is_empty() && session.output.is_empty() && session.blocked.is_none();
         if !is_idle || !fabric.network.is_idle(conn) || fabric.network.conn(conn).token == 0 {
             return false;
         }

@@ -204,6 +204,7 @@ impl<'a> World<'a> {
             let retired = self.retired.contains(&(id as u32));
             assert_eq!(gateway.engine.is_left(), retired, "I3: gateway {id} is left");
         }
+        self.servers.iter().for_each(Server::check_clean);
         assert!(self.coordinator.is_whole(), "I3: a server that is well stays ejected");
         if self.scenario.is_clean() && !self.fabric.oracle.was_cut_short() {
             assert_eq!((self.fabric.oracle.counts.errors, self.fabric.oracle.counts.cuts), (0, 0));

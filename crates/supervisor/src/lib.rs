@@ -7,6 +7,7 @@ mod activation;
 mod balance;
 mod child;
 mod command;
+mod command_line;
 mod control_socket;
 mod deal;
 mod epochs;
@@ -34,7 +35,6 @@ mod unix_socket;
 mod watchdog;
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -42,6 +42,7 @@ use cashew_config::Snapshot;
 
 pub use child::{Role, Serve, Spawn};
 pub use command::{Answer, Command};
+pub use command_line::CommandLine;
 pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
@@ -53,15 +54,15 @@ pub struct Options {
     pub snapshot: Snapshot,
     /// Where the snapshot came from, to be loaded again when asked for.
     pub conf_file: PathBuf,
-    /// Where the admin tells the statistics; without it there is no admin.
-    pub stats: Option<SocketAddr>,
+    /// What overrules the snapshot, and those after it.
+    pub command_line: CommandLine,
+    /// Whether there is one, which tells the statistics.
+    pub has_admin: bool,
     pub spawn: Spawn,
     /// To become another version of it.
     pub program: Program,
-    /// 0..=11, as nutcracker's `-v`.
-    pub log_level: u8,
-    /// The file that standard error already goes to, to be opened anew when asked for.
-    pub log_file: Option<PathBuf>,
+    /// As it was before the log file took its place, where there is one.
+    pub standard_error: Option<OwnedFd>,
     /// Written when everybody is ready, removed at the end.
     pub pid_file: Option<PathBuf>,
     /// Called once, when everybody is ready.
@@ -74,7 +75,7 @@ pub struct TakeOver {
     pub spawn: Spawn,
     pub program: Program,
     /// Both as at the start of the instance.
-    pub log_file: Option<PathBuf>,
+    pub command_line: CommandLine,
     pub pid_file: Option<PathBuf>,
 }
 

@@ -16,26 +16,39 @@ use cashew_config::snapshot::{Listen, Pool};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use serde::{Deserialize, Serialize};
-use tracing::warn;
+use tracing::{error, warn};
 
 use crate::deal::{Hand, ListenerId};
 use crate::state::{Pack, Place, Text, Unpack};
 use crate::unix_socket::{self, BindError, Inode};
 
+const STATS_BACKLOG: i32 = 128;
+
 /// Dropping it closes the sockets and removes the paths of those that have one.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     groups: BTreeMap<Address, Group>,
-    stats: Option<Rc<OwnedFd>>,
+    stats: Option<Stats>,
     /// Opened by whoever started the instance, and kept open there: so they are kept here too,
     /// whether a pool listens there or not.
     given: BTreeMap<Address, Rc<OwnedFd>>,
     next_id: ListenerId,
 }
 
-/// Groups for addresses that are new in a snapshot. Dropping it closes them again.
+/// Sockets for addresses that are new in a snapshot. Dropping it closes them again.
 #[derive(Debug)]
-pub(crate) struct Bound(BTreeMap<Address, Group>);
+pub(crate) struct Bound {
+    groups: BTreeMap<Address, Group>,
+    stats: Option<Stats>,
+}
+
+/// Where the admin tells the statistics.
+#[derive(Debug)]
+struct Stats {
+    address: SocketAddr,
+    socket: Rc<OwnedFd>,
+    listens: bool,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Address {
@@ -80,6 +93,8 @@ pub struct ListenError {
 enum Why {
     #[error("another process already listens there")]
     InUse,
+    #[error("{0} until the change is in effect; make it in two steps")]
+    Ours(String),
     #[error("the path exists and is not a socket")]
     NotASocket,
     #[error("the socket is open already, but nobody is to listen there by the configuration")]
@@ -93,32 +108,23 @@ impl Listeners {
     pub(crate) fn bind(
         snapshot: &Snapshot,
         workers: u32,
-        stats: Option<SocketAddr>,
+        has_stats: bool,
         given: Vec<(Address, OwnedFd)>,
     ) -> Result<Self, ListenError> {
         let given = given.into_iter().map(|(address, fd)| (address, Rc::new(fd))).collect();
         let mut listeners = Self { groups: BTreeMap::new(), stats: None, given, next_id: 0 };
-        let bound = listeners.bind_new(snapshot, workers)?;
-        listeners.adopt(bound, snapshot);
-        if let Some(address) = stats {
-            let socket = match listeners.given.get(&Address::Tcp(address)) {
-                Some(given) => Ok(Rc::clone(given)),
-                None => bind_stats(address),
-            };
-            let socket = socket.map_err(|why| ListenError {
-                whose: "statistics".into(),
-                address: address.to_string(),
-                why,
-            })?;
-            listeners.stats = Some(socket);
+        let mut bound = listeners.bind_new(snapshot, workers)?;
+        if has_stats {
+            bound.stats = Some(listeners.bind_stats(snapshot)?);
         }
-        listeners.check_given(stats)?;
+        listeners.adopt(bound, snapshot);
+        listeners.check_given()?;
         Ok(listeners)
     }
 
     /// Clients of a socket that nobody accepts from would hang: it is open, whatever we do.
-    fn check_given(&self, stats: Option<SocketAddr>) -> Result<(), ListenError> {
-        let stats = stats.map(Address::Tcp);
+    fn check_given(&self) -> Result<(), ListenError> {
+        let stats = self.stats.as_ref().map(|stats| Address::Tcp(stats.address));
         let is_claimed = |address: &&Address| {
             self.groups.contains_key(address) || stats.as_ref() == Some(address)
         };
@@ -138,7 +144,7 @@ impl Listeners {
     /// Makes the groups that the snapshot needs and that are not there.
     pub(crate) fn bind_new(&self, snapshot: &Snapshot, workers: u32) -> Result<Bound, ListenError> {
         // Filled one by one, so that a failure removes the paths made before it.
-        let mut bound = Bound(BTreeMap::new());
+        let mut bound = Bound { groups: BTreeMap::new(), stats: None };
         for pool in &snapshot.pools {
             let address = Address::of(&pool.listen);
             if self.groups.contains_key(&address) {
@@ -147,14 +153,54 @@ impl Listeners {
             if let Some(fd) = self.given.get(&address) {
                 let socket = Socket { id: ListenerId::MAX, fd: Rc::clone(fd) };
                 let group = Group { pool: pool.name.clone(), sockets: Sockets::Given(socket) };
-                bound.0.insert(address, group);
+                bound.groups.insert(address, group);
                 continue;
+            }
+            if self.stats.as_ref().is_some_and(|stats| Address::Tcp(stats.address) == address) {
+                return Err(error(
+                    pool,
+                    Why::Ours("the statistics of this instance are there".into()),
+                ));
             }
             let overlaps = self.groups.keys().any(|held| held.overlaps(&address));
             let sockets = bind_pool(pool, workers, overlaps).map_err(|why| error(pool, why))?;
-            bound.0.insert(address, Group { pool: pool.name.clone(), sockets });
+            bound.groups.insert(address, Group { pool: pool.name.clone(), sockets });
+        }
+        let held = self.stats.as_ref().map(|stats| stats.address);
+        if held.is_some_and(|held| held != snapshot.global.stats_listen()) {
+            bound.stats = Some(self.bind_stats(snapshot)?);
         }
         Ok(bound)
+    }
+
+    fn bind_stats(&self, snapshot: &Snapshot) -> Result<Stats, ListenError> {
+        let address = snapshot.global.stats_listen();
+        self.bind_stats_at(address).map_err(|why| ListenError {
+            whose: "statistics".into(),
+            address: address.to_string(),
+            why,
+        })
+    }
+
+    fn bind_stats_at(&self, address: SocketAddr) -> Result<Stats, Why> {
+        let place = Address::Tcp(address);
+        if let Some(given) = self.given.get(&place) {
+            return Ok(Stats { address, socket: Rc::clone(given), listens: true });
+        }
+        if let Some(group) = self.groups.get(&place) {
+            return Err(Why::Ours(format!("pool '{}' of this instance listens there", group.pool)));
+        }
+        let held = self.stats.as_ref().filter(|it| Address::Tcp(it.address).overlaps(&place));
+        let Some(held) = held else {
+            let socket = tcp_socket(address, false)?;
+            rustix::net::listen(&socket, STATS_BACKLOG)?;
+            return Ok(Stats { address, socket: Rc::new(socket), listens: true });
+        };
+        // The kernel has two of them side by side only if both agree. The new one listens when the
+        // change is in effect: until then whoever connects is served by the other.
+        sockopt::set_socket_reuseport(&held.socket, true)?;
+        let socket = Rc::new(tcp_socket(address, true)?);
+        Ok(Stats { address, socket, listens: false })
     }
 
     /// Adds sockets to the groups that are there, so that each worker can have one. They listen at
@@ -171,7 +217,11 @@ impl Listeners {
     /// needs are all there or in `bound`.
     pub(crate) fn adopt(&mut self, bound: Bound, snapshot: &Snapshot) {
         let mut groups = BTreeMap::new();
-        let Bound(mut bound) = bound;
+        let Bound { groups: mut bound, stats } = bound;
+        if let Some(mut stats) = stats {
+            stats.listen();
+            self.stats = Some(stats);
+        }
         for pool in &snapshot.pools {
             let address = Address::of(&pool.listen);
             let (group, is_new) = match self.groups.remove(&address) {
@@ -213,7 +263,11 @@ impl Listeners {
     }
 
     pub(crate) fn of_stats(&self) -> Option<Rc<OwnedFd>> {
-        self.stats.clone()
+        self.stats.as_ref().map(|stats| Rc::clone(&stats.socket))
+    }
+
+    pub(crate) fn stats_address(&self) -> Option<SocketAddr> {
+        self.stats.as_ref().map(|stats| stats.address)
     }
 }
 
@@ -259,13 +313,13 @@ impl Listeners {
             sockets: group.sockets.all().iter().map(|it| (it.id, pack.put(&it.fd))).collect(),
         };
         let groups = self.groups.iter().map(group).collect();
-        let stats = self.stats.as_ref().map(|stats| pack.put(stats));
+        let stats = self.stats.as_ref().map(|stats| pack.put(&stats.socket));
         let given = self.given.iter().map(|(address, fd)| (address.state(), pack.put(fd)));
         ListenersState { groups, stats, given: given.collect(), next_id: self.next_id }
     }
 
     pub(crate) fn resume(state: ListenersState, descriptors: &Unpack) -> Result<Self, String> {
-        let stats = state.stats.map(|place| descriptors.get(place)).transpose()?;
+        let stats = state.stats.map(|place| Stats::resume(descriptors.get(place)?)).transpose()?;
         let given = state.given.into_iter();
         let given = given
             .map(|(address, place)| Ok((address.into(), descriptors.get(place)?)))
@@ -325,6 +379,25 @@ impl Address {
         let (Self::Tcp(one), Self::Tcp(other)) = (self, other) else { return false };
         let ips = [one.ip(), other.ip()];
         one.port() == other.port() && (ips[0] == ips[1] || ips.iter().any(|ip| ip.is_unspecified()))
+    }
+}
+
+impl Stats {
+    fn resume(socket: Rc<OwnedFd>) -> Result<Self, String> {
+        let address = rustix::net::getsockname(&socket).ok();
+        let address = address.and_then(|address| SocketAddr::try_from(address).ok());
+        let address = address.ok_or("the socket of the statistics has no address")?;
+        Ok(Self { address, socket, listens: true })
+    }
+
+    fn listen(&mut self) {
+        if self.listens {
+            return;
+        }
+        match rustix::net::listen(&self.socket, STATS_BACKLOG) {
+            Ok(()) => self.listens = true,
+            Err(errno) => error!("statistics: cannot listen on {}: {errno}", self.address),
+        }
     }
 }
 
@@ -455,12 +528,6 @@ fn listen_tcp(socket: &OwnedFd, backlog: i32, keepalive: bool) -> Result<(), Why
     Ok(rustix::net::listen(socket, backlog)?)
 }
 
-fn bind_stats(address: SocketAddr) -> Result<Rc<OwnedFd>, Why> {
-    let socket = tcp_socket(address, false)?;
-    rustix::net::listen(&socket, 128)?;
-    Ok(Rc::new(socket))
-}
-
 fn tcp_socket(address: SocketAddr, share: bool) -> Result<OwnedFd, Why> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -530,17 +597,17 @@ mod tests {
         let theirs = tcp_socket(address, true).unwrap();
         rustix::net::listen(&theirs, 1).unwrap();
         let snapshot = snapshot(&[("a", &address.to_string())]);
-        let refused = Listeners::bind(&snapshot, 2, None, Vec::new()).unwrap_err();
+        let refused = Listeners::bind(&snapshot, 2, false, Vec::new()).unwrap_err();
         assert!(matches!(refused.why, Why::InUse));
         drop(theirs);
-        Listeners::bind(&snapshot, 2, None, Vec::new()).unwrap();
+        Listeners::bind(&snapshot, 2, false, Vec::new()).unwrap();
     }
 
     #[test]
     fn a_group_stays_as_long_as_its_address_is_served() {
         let [one, other, third] = [(); 3].map(|()| free_address().to_string());
         let before = snapshot(&[("a", &one), ("b", &other)]);
-        let mut listeners = Listeners::bind(&before, 2, None, Vec::new()).unwrap();
+        let mut listeners = Listeners::bind(&before, 2, false, Vec::new()).unwrap();
         let ids = |listeners: &Listeners| -> Vec<(ListenerId, String)> {
             listeners.sockets().into_iter().map(|(id, (pool, _))| (id, pool.to_owned())).collect()
         };
@@ -584,7 +651,7 @@ mod tests {
         };
         let (tcp_text, unix_text) = (address.to_string(), path.display().to_string());
         let both = snapshot(&[("a", &tcp_text), ("b", &unix_text)]);
-        let mut listeners = Listeners::bind(&both, 2, None, given()).unwrap();
+        let mut listeners = Listeners::bind(&both, 2, false, given()).unwrap();
         assert_eq!(listeners.hands(), [Hand::Shared(0), Hand::Shared(1)]);
         listeners.grow(&both, 5).unwrap();
         assert_eq!(listeners.hands().len(), 2);
@@ -599,11 +666,12 @@ mod tests {
         TcpStream::connect(address).unwrap();
         UnixStream::connect(&path).unwrap();
 
-        let error = Listeners::bind(&snapshot(&[("a", &tcp_text)]), 2, None, given()).unwrap_err();
+        let error = Listeners::bind(&snapshot(&[("a", &tcp_text)]), 2, false, given()).unwrap_err();
         assert!(error.to_string().starts_with("socket activation: cannot listen on /"), "{error}");
         let elsewhere = free_address().to_string();
-        let other = snapshot(&[("a", &elsewhere), ("b", &unix_text)]);
-        Listeners::bind(&other, 2, Some(address), given()).unwrap();
+        let mut other = snapshot(&[("a", &elsewhere), ("b", &unix_text)]);
+        other.global.stats_listen = Some(address);
+        Listeners::bind(&other, 2, true, given()).unwrap();
     }
 
     #[test]
@@ -611,7 +679,7 @@ mod tests {
         let [one, other] = [(); 2].map(|()| free_address().to_string());
         let dir = Directory::new("unneeded");
         let path = dir.0.join("socket").display().to_string();
-        let listeners = Listeners::bind(&snapshot(&[("a", &one)]), 1, None, Vec::new()).unwrap();
+        let listeners = Listeners::bind(&snapshot(&[("a", &one)]), 1, false, Vec::new()).unwrap();
         let bound = listeners.bind_new(&snapshot(&[("b", &other), ("c", &path)]), 1).unwrap();
         TcpStream::connect(&other).unwrap();
         UnixStream::connect(&path).unwrap();
@@ -626,7 +694,7 @@ mod tests {
         let port = free_address().port();
         let one = snapshot(&[("a", &format!("127.0.0.1:{port}"))]);
         let all = snapshot(&[("a", &format!("0.0.0.0:{port}"))]);
-        let mut listeners = Listeners::bind(&one, 1, None, Vec::new()).unwrap();
+        let mut listeners = Listeners::bind(&one, 1, false, Vec::new()).unwrap();
         for next in [&all, &one] {
             let bound = listeners.bind_new(next, 1).unwrap();
             listeners.adopt(bound, next);
@@ -697,6 +765,99 @@ mod tests {
         let _theirs = UnixListener::bind(&path).unwrap();
         drop(group);
         UnixStream::connect(&path).unwrap();
+    }
+
+    fn with_stats(address: SocketAddr, pools: &[(&str, &str)]) -> Snapshot {
+        let mut snapshot = snapshot(&[&[("none", "127.0.0.1:1")], pools].concat());
+        snapshot.pools.retain(|pool| pool.name != "none");
+        snapshot.global.stats_listen = Some(address);
+        snapshot
+    }
+
+    /// Whether it gets from a client to the socket of the statistics.
+    fn tells(listeners: &Listeners, address: SocketAddr) -> bool {
+        let socket = listeners.of_stats().unwrap().try_clone().unwrap();
+        let Ok(client) = TcpStream::connect(address) else { return false };
+        let accepted = TcpListener::from(socket).accept();
+        accepted.is_ok_and(|(_, peer)| peer == client.local_addr().unwrap())
+    }
+
+    #[test]
+    fn the_statistics_move_when_a_change_is_in_effect() {
+        let [one, other] = [(); 2].map(|()| free_address());
+        let before = with_stats(one, &[]);
+        let mut listeners = Listeners::bind(&before, 1, true, Vec::new()).unwrap();
+        let admin = listeners.of_stats().unwrap();
+        assert!(tells(&listeners, one));
+        let after = with_stats(other, &[]);
+        drop(listeners.bind_new(&after, 1).unwrap());
+        assert!(TcpStream::connect(other).is_err() && tells(&listeners, one));
+        let bound = listeners.bind_new(&after, 1).unwrap();
+        listeners.adopt(bound, &after);
+        assert_eq!(listeners.stats_address(), Some(other));
+        assert!(tells(&listeners, other));
+        // Up to whoever has it.
+        TcpStream::connect(one).unwrap();
+        drop(admin);
+        assert!(TcpStream::connect(one).is_err());
+    }
+
+    #[test]
+    fn the_statistics_move_between_all_addresses_of_a_port_and_one() {
+        let one = free_address();
+        let all = SocketAddr::from((Ipv4Addr::UNSPECIFIED, one.port()));
+        let before = with_stats(all, &[]);
+        let mut listeners = Listeners::bind(&before, 1, true, Vec::new()).unwrap();
+        for next in [one, all, one] {
+            let next = with_stats(next, &[]);
+            // What is given up leaves everything as it is.
+            for _ in 0..2 {
+                drop(listeners.bind_new(&next, 1).unwrap());
+                assert!(tells(&listeners, one));
+            }
+            let bound = listeners.bind_new(&next, 1).unwrap();
+            assert!(tells(&listeners, one), "until it is in effect");
+            listeners.adopt(bound, &next);
+            assert!(tells(&listeners, one));
+        }
+        let theirs = SocketAddr::from(([127, 0, 0, 2], one.port()));
+        TcpListener::bind(theirs).unwrap();
+    }
+
+    #[test]
+    fn the_statistics_stay_where_they_are_if_they_cannot_move() {
+        let [one, pool, third] = [(); 3].map(|()| free_address());
+        let [one_text, pool_text, third_text] = [one, pool, third].map(|it| it.to_string());
+        let pools = [("a", &*pool_text)];
+        let before = with_stats(one, &pools);
+        let mut listeners = Listeners::bind(&before, 1, true, Vec::new()).unwrap();
+        let theirs = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let taken = theirs.local_addr().unwrap();
+        let why = |listeners: &Listeners, address, pools: &[(&str, &str)]| {
+            listeners.bind_new(&with_stats(address, pools), 1).unwrap_err().to_string()
+        };
+        assert_eq!(
+            why(&listeners, taken, &pools),
+            format!("statistics: cannot listen on {taken}: another process already listens there")
+        );
+        assert_eq!(
+            why(&listeners, pool, &[("a", &third_text)]),
+            format!(
+                "statistics: cannot listen on {pool}: pool 'a' of this instance listens there \
+                 until the change is in effect; make it in two steps"
+            )
+        );
+        assert_eq!(
+            why(&listeners, taken, &[("a", &one_text)]),
+            format!(
+                "pool 'a': cannot listen on {one}: the statistics of this instance are there \
+                 until the change is in effect; make it in two steps"
+            )
+        );
+        assert!(tells(&listeners, one));
+        let bound = listeners.bind_new(&before, 1).unwrap();
+        listeners.adopt(bound, &before);
+        assert!(tells(&listeners, one));
     }
 
     fn snapshot(pools: &[(&str, &str)]) -> Snapshot {

@@ -4,6 +4,7 @@
 mod children;
 mod clients;
 mod inquiries;
+mod log;
 mod operators;
 mod reload;
 mod stop;
@@ -21,9 +22,9 @@ use std::time::{Instant, SystemTime};
 use cashew_config::Snapshot;
 use cashew_control::{ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Shared};
-use cashew_process::{exec, log};
+use cashew_process::exec;
 use rustix::event::PollFlags;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::activation;
 use crate::balance::Balance;
@@ -44,7 +45,8 @@ use crate::ring::{RingConfig, Rings};
 use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
 use crate::watchdog::Watchdog;
-use crate::{Error, Options, Program, Step, TakeOver};
+use crate::{CommandLine, Error, Options, Program, Step, TakeOver};
+use log::Log;
 use operators::Operators;
 use reload::Reload;
 use switch::{InEffect, Next};
@@ -120,8 +122,8 @@ struct Master {
     phase: Phase,
     /// The instance, not this program.
     started: SystemTime,
-    log_level: u8,
-    log_file: Option<PathBuf>,
+    command_line: CommandLine,
+    log: Log,
     pid_path: Option<PathBuf>,
     pid_file: Option<PidFile>,
     on_ready: Option<Box<dyn FnOnce()>>,
@@ -150,26 +152,31 @@ enum Source {
 impl Master {
     fn new(options: Options) -> Result<Self, Error> {
         let Options {
-            snapshot,
+            mut snapshot,
             conf_file,
-            stats,
+            command_line,
+            has_admin,
             spawn,
             program,
-            log_level,
-            log_file,
+            standard_error,
             pid_file,
             on_ready,
         } = options;
         let now = Instant::now();
         // First of all, so that a signal that comes early is not lost.
         let signals = Signals::new().step("handle signals")?;
+        for overruled in command_line.overrule(&mut snapshot.global) {
+            warn!("{overruled}");
+        }
+        let log =
+            Log::new(snapshot.global.log_level(), standard_error).step("keep standard error")?;
         if let Some(wanted) = snapshot.global.max_open_files {
             raise_open_files(wanted);
         }
         let workers = workers_of(&snapshot);
         let given =
             activation::take().step("take the sockets that were opened for the instance")?;
-        let listeners = Listeners::bind(&snapshot, workers, stats, given)?;
+        let listeners = Listeners::bind(&snapshot, workers, has_admin, given)?;
         // The working directory may change.
         let conf_file = std::path::absolute(conf_file).step("find the configuration file")?;
         let operators = Operators::open(&snapshot, &conf_file)?;
@@ -184,7 +191,7 @@ impl Master {
         let current =
             InEffect::new(snapshot, metrics, &quotas, &rings).step("seal the configuration")?;
         let ranks = (0..workers).map(|slot| (Role::Worker { slot }, slot));
-        let admin = stats.is_some().then_some((Role::Admin, 0));
+        let admin = has_admin.then_some((Role::Admin, 0));
         let member = |(role, rank)| (role, Member::new(role, rank, now));
         Ok(Self {
             spawn,
@@ -216,8 +223,8 @@ impl Master {
             look_at: now,
             phase: Phase::Starting,
             started: SystemTime::now(),
-            log_level,
-            log_file,
+            command_line,
+            log,
             pid_path: pid_file,
             pid_file: None,
             on_ready: Some(on_ready),
@@ -286,6 +293,7 @@ impl Master {
         slots
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
+            .chain(self.reload.poll_timeout())
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.notify.poll_timeout())
@@ -391,8 +399,9 @@ impl Master {
             (ToMaster::Committed { epoch }, Role::Worker { slot }) => {
                 self.epochs.committed(slot, epoch, now);
             }
-            // Nobody waits for the admin: it serves no clients, and takes part in order.
-            (ToMaster::Prepared { .. } | ToMaster::Committed { .. }, Role::Admin) => {}
+            // No worker waits for the admin: it serves no clients, and takes part in order.
+            (ToMaster::Prepared { .. }, Role::Admin) => {}
+            (ToMaster::Committed { epoch }, Role::Admin) => self.admin_tells(epoch),
             (ToMaster::Refused { why, .. }, Role::Admin) => {
                 warn!("admin cannot take the new configuration on, and is started anew: {why}");
                 self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
@@ -406,6 +415,11 @@ impl Master {
             (ToMaster::Answer { number }, Role::Worker { slot }) => {
                 self.take_answer(number, slot, descriptors, now);
             }
+            (ToMaster::Adopted, Role::Worker { .. }) => {
+                if let Some(running) = &mut self.member(role).running {
+                    running.adopted();
+                }
+            }
             (
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
@@ -413,7 +427,8 @@ impl Master {
                 | ToMaster::Paused { .. }
                 | ToMaster::HandOver { .. }
                 | ToMaster::Ask { .. }
-                | ToMaster::Answer { .. }),
+                | ToMaster::Answer { .. }
+                | ToMaster::Adopted),
                 Role::Admin,
             ) => warn!("admin has no business to say {message:?}"),
         }
@@ -447,12 +462,8 @@ impl Master {
                 Request::Stop if self.phase == Phase::Stopping => self.stop_now(now, "SIGTERM"),
                 Request::Stop => self.stop(now),
                 Request::StopNow => self.stop_now(now, "SIGINT"),
-                Request::LevelUp => {
-                    self.change_level("SIGTTIN", self.log_level.saturating_add(1), now)
-                }
-                Request::LevelDown => {
-                    self.change_level("SIGTTOU", self.log_level.saturating_sub(1), now)
-                }
+                Request::LevelUp => self.log_more(now),
+                Request::LevelDown => self.log_less(now),
                 Request::LogReopen => self.reopen_log(now),
                 Request::Reload => {
                     self.reopen_log(now);
@@ -463,30 +474,6 @@ impl Master {
                 }
             }
         }
-    }
-
-    fn change_level(&mut self, signal: &str, level: u8, now: Instant) {
-        let level = level.min(log::LEVEL_MAX);
-        self.log_level = level;
-        log::set_level(level);
-        info!("{signal}: log level is {level}");
-        self.post_all(&ToChild::LogLevel { level }, &[], now);
-    }
-
-    fn reopen_log(&mut self, now: Instant) {
-        let Some(path) = &self.log_file else {
-            info!("the log is standard error, there is nothing to reopen");
-            return;
-        };
-        let file = match log::open(path).and_then(|file| log::redirect(&file).map(|()| file)) {
-            Ok(file) => Rc::new(OwnedFd::from(file)),
-            Err(error) => {
-                error!("cannot reopen log file {}: {error}", path.display());
-                return;
-            }
-        };
-        info!("log file is reopened");
-        self.post_all(&ToChild::LogReopen, &[file], now);
     }
 
     /// Takes the mail of the rings to the workers.

@@ -36,6 +36,8 @@ pub(crate) struct Running {
     /// `None` once it is closed.
     channel: Option<MasterChannel>,
     outbox: VecDeque<Letter>,
+    /// Sent, and not confirmed: nobody serves them yet.
+    unconfirmed: VecDeque<Waiting>,
     /// The outbox holds no more: who leaves that much unread is wedged.
     outbox_max: usize,
     /// What it gave as its reason to end.
@@ -56,6 +58,15 @@ pub(crate) type Waiting = (Session, Vec<Rc<OwnedFd>>);
 pub(crate) struct Letter {
     pub(crate) message: ToChild,
     pub(crate) descriptors: Vec<Rc<OwnedFd>>,
+}
+
+impl Letter {
+    fn into_session(self) -> Option<Waiting> {
+        match self.message {
+            ToChild::Adopt { session } => Some((session, self.descriptors)),
+            _ => None,
+        }
+    }
 }
 
 impl Member {
@@ -85,9 +96,9 @@ impl Member {
         while let Some(letter) = running.outbox.front() {
             let descriptors: Vec<_> = letter.descriptors.iter().map(|fd| fd.as_fd()).collect();
             match channel.send(&letter.message, &descriptors) {
-                Ok(()) => {
-                    running.outbox.pop_front();
-                }
+                Ok(()) => running
+                    .unconfirmed
+                    .extend(running.outbox.pop_front().and_then(Letter::into_session)),
                 Err(SendError::WouldBlock) => return,
                 // What it said before is still to be read.
                 Err(SendError::Closed) => return self.slot.doomed(now),
@@ -115,7 +126,7 @@ impl Member {
     pub(crate) fn condemn(&mut self, why: &str, now: Instant) {
         let Some(running) = &mut self.running else { return };
         error!("{} ({}) is aborted: {why}", self.role, running.child);
-        running.channel = None;
+        running.hang_up();
         running.child.signal(Signal::ABORT);
         self.slot.aborted(now);
     }
@@ -126,7 +137,7 @@ impl Member {
         if hang == Hang::Stopped {
             // It would not take SIGABRT before it goes on.
             error!("{} ({}) is killed: {hang}", self.role, running.child);
-            running.channel = None;
+            running.hang_up();
             running.child.signal(Signal::KILL);
             self.slot.doomed(now);
         } else {
@@ -208,6 +219,7 @@ impl Running {
             child,
             channel: Some(channel),
             outbox: VecDeque::new(),
+            unconfirmed: VecDeque::new(),
             outbox_max,
             failed: None,
             is_ready: false,
@@ -256,18 +268,28 @@ impl Running {
         self.outbox_max = self.outbox.len() + outbox_max;
     }
 
-    /// How many messages it has yet to take. `None` when it will never take any.
+    /// How many messages it has yet to take, and sessions to confirm. `None` when it will never take
+    /// any.
     pub(crate) fn mail(&self) -> Option<usize> {
-        self.channel.is_some().then_some(self.outbox.len())
+        self.channel.is_some().then_some(self.outbox.len() + self.unconfirmed.len())
     }
 
-    /// The child, and the sessions that were not sent to it yet.
+    /// It has taken over the first of the sessions that were sent.
+    pub(crate) fn adopted(&mut self) {
+        self.unconfirmed.pop_front();
+    }
+
+    /// Nothing that it says is heard any more, so it may have taken over all that was sent.
+    fn hang_up(&mut self) {
+        self.channel = None;
+        self.unconfirmed.clear();
+    }
+
+    /// The child, and the sessions that it has not taken over, when it is dead and all that it said
+    /// was heard.
     pub(crate) fn into_parts(self) -> (Child, Vec<Waiting>) {
-        let session = |letter: Letter| match letter.message {
-            ToChild::Adopt { session } => Some((session, letter.descriptors)),
-            _ => None,
-        };
-        (self.child, self.outbox.into_iter().filter_map(session).collect())
+        let unsent = self.outbox.into_iter().filter_map(Letter::into_session);
+        (self.child, self.unconfirmed.into_iter().chain(unsent).collect())
     }
 
     /// The channel while it is open, and whether there is mail to send.

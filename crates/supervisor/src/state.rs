@@ -58,6 +58,10 @@ pub(crate) struct State {
     /// Under which number the clients of each pool are counted, by the pool's name.
     pub(crate) quotas: BTreeMap<String, u32>,
     pub(crate) log_level: u8,
+    /// Standard error as it was at the start. Without it, it is what it was: there is no log file
+    /// but one of the command line.
+    #[serde(default)]
+    pub(crate) standard_error: Option<Place>,
     /// Of the instance, in seconds since 1970.
     pub(crate) started_at: u64,
     #[serde(default)]

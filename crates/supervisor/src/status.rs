@@ -2,6 +2,7 @@
 //!
 //! Two versions of cashew may meet here: what is unknown is ignored, what is missing is empty.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -22,6 +23,11 @@ pub struct Status {
     /// Without one there are no statistics.
     pub admin: Option<AdminStatus>,
     pub pools: Vec<PoolStatus>,
+    /// Where the statistics are.
+    pub statistics: Option<SocketAddr>,
+    /// `None` is standard error.
+    pub log_file: Option<PathBuf>,
+    pub log_level: Option<u8>,
     pub last_reload: Option<Outcome>,
     pub last_upgrade: Option<Outcome>,
 }

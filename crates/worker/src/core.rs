@@ -120,8 +120,10 @@ impl Core {
             limit: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
             listeners: self.listeners.len() as u64,
             server_connections: self.engine.server_connections_max(),
+            session_connections: self.engine.session_connections_max(),
             alone: self.snapshot.global.worker_processes == 0,
         };
+        self.engine.set_session_connections_max(self.files.sessions());
     }
 
     /// Says so if that is too many.

@@ -21,7 +21,7 @@ pub enum Error {
     #[error("the master's channel failed: {0}")]
     Channel(ReceiveError),
     #[error("the master sent {0:?} where it had to send something else")]
-    Unexpected(ToChild),
+    Unexpected(Box<ToChild>),
     #[error("the configuration handed over cannot be read: {0}")]
     Snapshot(String),
     #[error("the metrics handed over cannot be used: {0}")]
@@ -64,15 +64,15 @@ pub(crate) fn report_failure(control: &mut ChildChannel, error: &Error) {
 fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
     let (slot, rank, workers, descriptors) = match next(control)? {
         (ToChild::Init { slot, rank, workers }, descriptors) => (slot, rank, workers, descriptors),
-        (other, _) => return Err(Error::Unexpected(other)),
+        (other, _) => return Err(Error::Unexpected(Box::new(other))),
     };
     let Ok([epoch, metrics, shared]) = <[OwnedFd; 3]>::try_from(descriptors) else {
-        return Err(Error::Unexpected(ToChild::Init { slot, rank, workers }));
+        return Err(Error::Unexpected(Box::new(ToChild::Init { slot, rank, workers })));
     };
     let (snapshot, states) = open_epoch(&epoch).map_err(Error::Snapshot)?;
     let segments = Segments::open(metrics, &Layout::new(&snapshot)).map_err(Error::Metrics)?;
     if slot >= SLOTS_MAX {
-        return Err(Error::Unexpected(ToChild::Init { slot, rank, workers }));
+        return Err(Error::Unexpected(Box::new(ToChild::Init { slot, rank, workers })));
     }
     let shared = Shared::open(shared).map_err(Error::Metrics)?;
     drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())
@@ -91,11 +91,11 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
         match next(control)? {
             (ToChild::Start, _) => return Ok(start),
             (ToChild::Listen { listener, pool }, mut descriptors) => {
-                let socket = descriptors
-                    .pop()
-                    .ok_or(Error::Unexpected(ToChild::Listen { listener, pool }))?;
+                let socket = descriptors.pop().ok_or_else(|| {
+                    Error::Unexpected(Box::new(ToChild::Listen { listener, pool }))
+                })?;
                 if pool as usize >= start.snapshot.pools.len() {
-                    return Err(Error::Unexpected(ToChild::Listen { listener, pool }));
+                    return Err(Error::Unexpected(Box::new(ToChild::Listen { listener, pool })));
                 }
                 start.listeners.push((listener, pool, socket));
             }
@@ -106,7 +106,7 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
             (ToChild::LogLevel { level }, _) => cashew_process::log::set_level(level),
             (ToChild::LogReopen, descriptors) => reopen_log(&descriptors),
             (other, _) => {
-                return Err(Error::Unexpected(other));
+                return Err(Error::Unexpected(Box::new(other)));
             }
         }
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::snapshot::Endpoint;
-use cashew_control::{ChildChannel, ReceiveError, ToChild, ToMaster};
+use cashew_control::{ChildChannel, ReceiveError, Session, ToChild, ToMaster};
 use cashew_driver::{Address, Driver, Token};
 use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, OpenFiles, Setup, Time};
 use cashew_metrics::{Writer, monotonic_ms};
@@ -68,6 +68,8 @@ pub(crate) struct Worker<D> {
     is_master_alive: bool,
     /// Clients at rest that are to go to another worker.
     leaving: VecDeque<ConnId>,
+    /// Sessions of other workers that the master is still to be told of.
+    arrivals: VecDeque<(Session, Vec<OwnedFd>)>,
     /// Listeners that may still report who waited there.
     unlistened: Vec<u32>,
     /// Set while another process takes over.
@@ -181,6 +183,7 @@ impl<D: Driver> Worker<D> {
             outbox: Outbox::default(),
             is_master_alive: true,
             leaving: VecDeque::new(),
+            arrivals: VecDeque::new(),
             unlistened: Vec::new(),
             retiring: None,
             deadline: None,
@@ -198,6 +201,7 @@ impl<D: Driver> Worker<D> {
         loop {
             self.end_tick();
             self.beat();
+            self.take_arrivals(&control);
             self.send_messages(&control);
             if self.is_over() {
                 self.cut();
@@ -471,6 +475,7 @@ impl<D: Driver> Worker<D> {
             timeout = timeout.min(at - self.core.now);
         }
         let has_mail = !self.outbox.is_empty() || !self.leaving.is_empty();
+        let has_mail = has_mail || !self.arrivals.is_empty();
         if has_mail && self.is_master_alive {
             timeout = timeout.min(RESEND);
         }
@@ -483,7 +488,8 @@ impl<D: Driver> Worker<D> {
             return self.core.engine.is_drained() || now >= deadline;
         }
         self.retiring.as_ref().is_some_and(|retiring| {
-            now >= retiring.until || (self.core.engine.clients() == 0 && self.outbox.is_empty())
+            let has_left = self.core.engine.clients() == 0 && self.outbox.is_empty();
+            now >= retiring.until || (has_left && self.arrivals.is_empty())
         })
     }
 
@@ -521,6 +527,10 @@ impl<D: Driver> Worker<D> {
     fn receive_messages(&mut self, control: &mut ChildChannel) {
         while self.is_master_alive {
             match control.receive() {
+                Ok(Some((ToChild::Adopt { session }, descriptors))) => {
+                    self.arrivals.push_back((session, descriptors));
+                    self.take_arrivals(control);
+                }
                 Ok(Some((message, descriptors))) => self.obey(message, descriptors),
                 Ok(None) => return,
                 Err(ReceiveError::Closed) => self.is_master_alive = false,
@@ -574,7 +584,6 @@ impl<D: Driver> Worker<D> {
             ToChild::Shed { permille } => {
                 self.core.engine.leave_share(permille, now);
             }
-            ToChild::Adopt { session } => self.adopt(session, descriptors),
             ToChild::Question { number, pool, by } => {
                 self.answer(number, &pool, by, &descriptors);
             }
@@ -585,7 +594,7 @@ impl<D: Driver> Worker<D> {
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
-            other @ (ToChild::Init { .. } | ToChild::Start) => {
+            other @ (ToChild::Init { .. } | ToChild::Start | ToChild::Adopt { .. }) => {
                 tracing::warn!("the master sent {other:?} to a worker that serves already");
             }
         }
@@ -816,12 +825,12 @@ mod tests {
     fn clients_get_no_files_that_servers_may_need() {
         let mut worker = worker(Fake::default());
         let core = &mut worker.core;
-        let all = OpenFiles { limit: 64, ..core.files };
-        assert_eq!((all.listeners, all.server_connections), (1, 6));
+        let all = OpenFiles { limit: 96, ..core.files };
+        assert_eq!((all.listeners, all.server_connections), (1, 9));
         core.files = all;
         let clients: Vec<Token> =
             (0..all.clients()).map(|_| core.accepted(7).expect("it is welcome")).collect();
-        assert_eq!(clients.len() as u64 + all.reserved(), 64);
+        assert_eq!(clients.len() as u64 + all.reserved(), 96);
         for _ in 0..3 {
             assert_eq!(core.accepted(7), Err(&b"-ERR max number of clients reached\r\n"[..]));
         }

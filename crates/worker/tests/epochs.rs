@@ -218,8 +218,7 @@ fn the_limit_of_clients_is_exact_over_workers_and_changes_with_the_epoch() {
     };
     let clients = storm(60);
     assert_eq!(clients.len(), 20);
-    assert_eq!(instance.shared.taken(0), 20);
-    assert_eq!(gauge(&instance), 20);
+    settle(&instance, 20);
     let mut refused = connect(addresses[0]);
     expect(&mut refused, b"-ERR max number of clients reached\r\n");
     expect_end(refused);

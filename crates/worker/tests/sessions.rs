@@ -2,9 +2,9 @@
 
 mod harness;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -144,9 +144,10 @@ fn a_session_takes_along_what_it_is_and_what_is_on_its_way() {
     expect(&mut client, b"+OK\r\n");
     client.write_all(b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n").unwrap();
     expect(&mut client, b":1\r\n");
+    // The worker has received the part when it has answered what came with it.
     let request = get(7);
-    client.write_all(&request[..15]).unwrap();
-    thread::sleep(Duration::from_millis(50));
+    client.write_all(&[&get(6), &request[..15]].concat()).unwrap();
+    expect(&mut client, &value(6));
     pair.workers[0].tell(ToChild::Retire { timeout_ms: 60_000 });
     let session = pair.move_from(0, 1).remove(0);
     assert_eq!(session.name.as_deref(), Some(&b"ben"[..]));
@@ -266,6 +267,42 @@ fn sessions_that_make_no_sense_are_closed() {
     drop(ours);
     pair.wait("its place is given back", |pair| pair.instance.shared.taken(0) == 0);
     assert_eq!(pair.instance.segments.header(1).sessions_cut, 4);
+}
+
+#[test]
+fn a_session_is_confirmed_before_it_is_served_or_is_not_served() {
+    let server = Server::start('a', &Record::default());
+    let instance = Instance::new(&yaml("auto", &[&server]));
+    let mut served = 0;
+    for round in 0..40 {
+        let mut worker = Worker::start(&instance, 0, 1);
+        // It has nobody, and so may be gone before it hears of the session.
+        worker.tell(ToChild::Retire { timeout_ms: 60_000 });
+        thread::sleep(Duration::from_micros(round * 20));
+        let master = worker.master.as_mut().unwrap();
+        let (mut ours, theirs) = connection();
+        ours.write_all(&get(round)).unwrap();
+        let session =
+            Session { version: SESSION_VERSION, pool: "p".to_owned(), id: 5, ..Session::default() };
+        let is_sent = master.send(&ToChild::Unretire, &[]).is_ok()
+            && master.send(&ToChild::Adopt { session }, &[theirs.as_fd()]).is_ok();
+        drop(theirs);
+        let mut reply = vec![0; value(round).len()];
+        let is_served = ours.read_exact(&mut reply).is_ok();
+        let is_confirmed = match master.receive() {
+            Ok(Some((ToMaster::Adopted, _))) => true,
+            Ok(Some(other)) => panic!("{other:?}"),
+            Ok(None) | Err(_) => false,
+        };
+        assert_eq!(is_confirmed, is_served, "{is_sent}");
+        served += u32::from(is_served);
+        if is_served {
+            drop(ours);
+            worker.tell(ToChild::Shutdown);
+        }
+        worker.join();
+    }
+    eprintln!("{served} of 40 were served");
 }
 
 /// A client and its connection as a worker had accepted it.

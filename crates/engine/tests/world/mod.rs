@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup, Time};
-use cashew_metrics::Writer;
+use cashew_metrics::{Segments, Writer};
 
 /// The configuration in `yaml`, a flat file.
 pub(crate) fn snapshot(yaml: &str) -> Snapshot {
@@ -59,13 +60,26 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(snapshot: &Snapshot) -> Self {
+        Self::with(snapshot, Writer::in_memory(snapshot), 0, 1)
+    }
+
+    /// One of several workers.
+    pub(crate) fn of_worker(
+        snapshot: &Snapshot,
+        segments: &Arc<Segments>,
+        slot: u32,
+        workers: u32,
+    ) -> Self {
+        Self::with(snapshot, segments.writer(slot), slot, workers)
+    }
+
+    fn with(snapshot: &Snapshot, metrics: Writer, slot: u32, workers: u32) -> Self {
         let now = Time::from_micros(1);
-        let metrics = Writer::in_memory(snapshot);
         let engine = Engine::new(Setup {
-            plan: Plan::whole(snapshot, 0, 1),
+            plan: Plan::whole(snapshot, slot, workers),
             metrics: metrics.clone(),
             seed: 7,
-            slot: 0,
+            slot,
             identity: Identity { version: "0.0.0", process_id: 1 },
             now,
         });
@@ -108,6 +122,10 @@ impl World {
             acted = true;
             match action {
                 Action::Connect { conn, server, .. } => {
+                    let slot = |conn: ConnId| conn.token() as u32;
+                    let mut open = self.lanes.values().chain(self.connecting.values()).flatten();
+                    let is_free = open.all(|&other| slot(other) != slot(conn));
+                    assert!(is_free, "a driver has one connection for each slot");
                     self.connecting.entry(server).or_default().push(conn);
                 }
                 Action::Close { conn } => {
@@ -246,6 +264,10 @@ impl World {
 
     pub(crate) fn connects_to(&self, server: u32) -> bool {
         self.connecting.get(&server).is_some_and(|list| !list.is_empty())
+    }
+
+    pub(crate) fn is_handed_off(&self, conn: ConnId) -> bool {
+        self.actions.contains(&Action::HandOff { conn })
     }
 
     #[track_caller]

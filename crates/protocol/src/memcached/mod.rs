@@ -1,21 +1,34 @@
-//! The text protocol of memcached, as version 1.6 speaks it.
+//! The protocols of memcached, as version 1.6 speaks them: text with its meta commands here, binary
+//! in [`binary`].
 //!
 //! Requests are parsed in place and resumed without rescanning; replies are scanned as a stream
 //! and kept by nobody here. What the server would refuse is refused here in its words, because a
 //! forwarded request must never make a server close or lose its place on a shared connection.
 
+mod base64;
+pub mod binary;
+mod meta;
 mod number;
 mod plain;
+mod refusal;
 mod reply;
 mod request;
+mod stats;
 mod values;
+mod verb;
+mod words;
 
+pub use base64::{KeyBuf, decode_key, encode_key};
+pub use meta::{Meta, write_meta_miss};
 pub use plain::{PlainRequest, plain_reply, plain_request};
-pub use reply::{Expect, REPLY_LINE_SIZE_MAX, ReplyScanner, Scan, is_error};
-pub use request::{
-    COMMAND_SIZE_MAX, MULTIGET_SIZE_MAX, Parsed, RequestParser, VALUE_SIZE_LIMIT, Verb,
-};
+pub use reply::{Expect, REPLY_LINE_SIZE_MAX, ReplyScanner, Reticence, Scan, is_error};
+pub use request::{COMMAND_SIZE_MAX, MULTIGET_SIZE_MAX, Parsed, RequestParser, VALUE_SIZE_LIMIT};
+pub use stats::{Stat, Stats};
 pub use values::{Value, Values};
+pub use verb::Verb;
+pub use words::words;
 
 /// Longest key that memcached takes.
 pub const KEY_SIZE_MAX: usize = 250;
+/// What a binary request starts with; no text command does.
+pub const BINARY_REQUEST: u8 = 0x80;

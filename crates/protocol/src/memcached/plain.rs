@@ -16,8 +16,9 @@ pub struct PlainRequest<'b> {
     /// What follows it.
     pub rest: &'b [u8],
     pub key: &'b [u8],
-    /// It is `get` or `gets`; all others write.
+    /// It is `get`, `gets` or an `mg` that changes nothing; all others write.
     pub retrieves: bool,
+    pub expect: Expect,
 }
 
 /// What stands behind the key.
@@ -30,9 +31,17 @@ enum Form {
     Storage,
     /// The same, and the unique number behind the size.
     Cas,
+    /// Flags, each a word.
+    Meta,
+    MetaGet,
+    /// Size and flags; then the data block.
+    MetaSet,
 }
 
-const OTHERS: [(&[u8], Form); 10] = [
+const OTHERS: [(&[u8], Form); 13] = [
+    (b"mg ", Form::MetaGet),
+    (b"ms ", Form::MetaSet),
+    (b"md ", Form::Meta),
     (b"gets ", Form::Retrieval),
     (b"delete ", Form::Key),
     (b"incr ", Form::Number),
@@ -44,6 +53,9 @@ const OTHERS: [(&[u8], Form); 10] = [
     (b"append ", Form::Storage),
     (b"prepend ", Form::Storage),
 ];
+
+/// More than any client has use for, and fewer than memcached takes.
+const FLAGS_MAX: usize = 12;
 
 /// Digits of any number that is read: all 64-bit numbers, signed or not, hold as many.
 const DIGITS_MAX: usize = 18;
@@ -58,8 +70,21 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
         _ => other(buf)?,
     };
     let (key, rest) = key(rest)?;
+    let mut retrieves = matches!(form, Form::Retrieval);
+    let mut expect = if retrieves { Expect::Values } else { Expect::Line };
     let rest = match form {
         Form::Retrieval | Form::Key => rest,
+        Form::Meta => flags(rest)?.rest,
+        Form::MetaGet => {
+            let flags = flags(rest)?;
+            retrieves = !flags.changes;
+            expect = Expect::Meta;
+            flags.rest
+        }
+        Form::MetaSet => {
+            let (size, rest) = number(rest)?;
+            data(size, behind_line_end(flags(rest)?.rest)?)?
+        }
         Form::Number => number(rest)?.1,
         Form::Storage | Form::Cas => {
             let (size, rest) = number(number(number(rest)?.1)?.1)?;
@@ -69,7 +94,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     };
     let rest = behind_line_end(rest)?;
     let bytes = &buf[..buf.len() - rest.len()];
-    Some(PlainRequest { bytes, rest, key, retrieves: matches!(form, Form::Retrieval) })
+    Some(PlainRequest { bytes, rest, key, retrieves, expect })
 }
 
 /// The reply at the start of the buffer, if it is plain, and what follows it: a whole line, or at
@@ -86,6 +111,25 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
             };
             buf.len() - rest.strip_prefix(b"END\r\n")?.len()
         }
+        Expect::Meta => {
+            let line = memchr(b'\n', &buf[..buf.len().min(REPLY_LINE_SIZE_MAX)])? + 1;
+            match buf.strip_prefix(b"VA") {
+                Some(rest) => {
+                    let (size, rest) = number(rest)?;
+                    if !rest.starts_with(b" ") && !rest.starts_with(b"\r\n") {
+                        return None;
+                    }
+                    buf.len() - behind_line_end(data(size, &buf[line..])?)?.len()
+                }
+                None => line,
+            }
+        }
+        Expect::MetaQuiet
+        | Expect::Fenced
+        | Expect::Stats
+        | Expect::Packet
+        | Expect::PacketQuiet
+        | Expect::Packets => return None,
     };
     buf.split_at_checked(len)
 }
@@ -94,6 +138,35 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
 #[inline(never)]
 fn other(buf: &[u8]) -> Option<(Form, &[u8])> {
     OTHERS.iter().find_map(|(verb, form)| Some((*form, buf.strip_prefix(*verb)?)))
+}
+
+/// The flags of a meta command.
+struct Flags<'b> {
+    /// One of them may change the item.
+    changes: bool,
+    /// What is behind them.
+    rest: &'b [u8],
+}
+
+/// The flags at the start of the buffer, each behind a space, if no key in base64 and no quiet mode
+/// is among them.
+#[inline(always)]
+fn flags(buf: &[u8]) -> Option<Flags<'_>> {
+    let mut flags = Flags { changes: false, rest: buf };
+    for _ in 0..=FLAGS_MAX {
+        let [b' ', flag, ..] = *flags.rest else { return Some(flags) };
+        match flag {
+            b'b' | b'q' => return None,
+            b'N' | b'R' | b'T' | b'E' => flags.changes = true,
+            _ => {}
+        }
+        let len = flags.rest[1..].iter().position(|&byte| byte <= b' ')?;
+        flags.rest = &flags.rest[1 + len..];
+        if len == 0 {
+            return None;
+        }
+    }
+    None
 }
 
 /// What is behind the data of the value whose key is at the start of the buffer.
@@ -181,9 +254,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memcached::{Parsed, ReplyScanner, RequestParser, Scan};
+    use crate::memcached::{Meta, Parsed, ReplyScanner, RequestParser, Scan};
 
-    const REQUESTS: [(&str, bool); 12] = [
+    const REQUESTS: [(&str, bool); 19] = [
         ("get some:key:1\r\n", true),
         ("gets k\r\n", true),
         ("set a 0 0 5\r\nhe\r\no\r\n", false),
@@ -196,6 +269,13 @@ mod tests {
         ("delete abc\r\n", false),
         ("incr n 12\r\n", false),
         ("touch n 600\r\n", false),
+        ("mg a\r\n", true),
+        ("mg some:key:1 v t Obq kkk\r\n", true),
+        ("mg a v T60\r\n", false),
+        ("ms a 2\r\nhi\r\n", false),
+        ("ms some:key 0 T0 F5 c O17 MS\r\n\r\n", false),
+        ("md a\r\n", false),
+        ("md a I T30\r\n", false),
     ];
 
     const VALUES: [&str; 6] = [
@@ -207,6 +287,15 @@ mod tests {
         "SERVER_ERROR out of memory\r\n",
     ];
 
+    const METAS: [&str; 6] = [
+        "EN\r\n",
+        "HD f0 O12\r\n",
+        "VA 0\r\n\r\n",
+        "VA 5 f0 kVA\r\nMN\r\nx\r\n",
+        "VA 2 c18446744073709551615\r\n\n\r\r\n",
+        "CLIENT_ERROR invalid flag\r\n",
+    ];
+
     const LINES: [&str; 4] = ["STORED\r\n", "NOT_FOUND\r\n", "12\r\n", "CLIENT_ERROR x\r\n"];
 
     #[test]
@@ -216,7 +305,12 @@ mod tests {
             for buf in [request.as_bytes(), pipelined.as_bytes()] {
                 let (bytes, rest) = buf.split_at(request.len());
                 let key = request.split([' ', '\r']).nth(1).unwrap().as_bytes();
-                let expected = PlainRequest { bytes, rest, key, retrieves };
+                let expect = match request.split(' ').next().unwrap() {
+                    "get" | "gets" => Expect::Values,
+                    "mg" => Expect::Meta,
+                    _ => Expect::Line,
+                };
+                let expected = PlainRequest { bytes, rest, key, retrieves, expect };
                 assert_eq!(plain_request(buf), Some(expected), "{request:?}");
             }
             assert_eq!(plain_request(&request.as_bytes()[..request.len() - 1]), None);
@@ -237,7 +331,10 @@ mod tests {
     #[test]
     fn plain_replies_are_read() {
         let values = VALUES[..4].iter().map(|reply| (Expect::Values, reply));
-        for (expect, reply) in values.chain(LINES.iter().map(|reply| (Expect::Line, reply))) {
+        let metas = METAS.iter().map(|reply| (Expect::Meta, reply));
+        for (expect, reply) in
+            values.chain(metas).chain(LINES.iter().map(|reply| (Expect::Line, reply)))
+        {
             let (reply, more) = (reply.as_bytes(), [reply, "END"].concat());
             assert_eq!(plain_reply(expect, more.as_bytes()), Some((reply, &b"END"[..])));
             assert_eq!(plain_reply(expect, &reply[..reply.len() - 1]), None);
@@ -281,15 +378,16 @@ mod tests {
                 let keys: Vec<_> = parser.keys().iter().map(|key| key.of(&buf)).collect();
                 prop_assert_eq!(keys, [plain.key]);
                 prop_assert_eq!(parser.noreply(), None);
-                prop_assert_eq!(parser.expect() == Expect::Values, plain.retrieves);
+                prop_assert_eq!(parser.meta(), Meta::default());
+                prop_assert_eq!(parser.expect(), plain.expect);
             }
         }
 
         #[test]
         fn the_scanner_reads_what_is_plain_in_the_same_way(
-            buf in almost([&VALUES[..], &LINES[..]].concat())
+            buf in almost([&VALUES[..], &METAS[..], &LINES[..]].concat())
         ) {
-            for expect in [Expect::Line, Expect::Values] {
+            for expect in [Expect::Line, Expect::Values, Expect::Meta] {
                 if let Some((reply, rest)) = plain_reply(expect, &buf) {
                     let expected = Scan::Complete(reply.len());
                     prop_assert_eq!(ReplyScanner::default().scan(expect, &buf), expected);

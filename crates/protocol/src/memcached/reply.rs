@@ -19,6 +19,38 @@ pub enum Expect {
     Line,
     /// VALUE blocks closed by END, or an error line in place of whatever is left.
     Values,
+    /// A line, which has a data block behind it if it starts with VA.
+    Meta,
+    /// The same, and not every one is for the client to see.
+    MetaQuiet,
+    /// What a meta command in quiet mode says, if anything, and the MN of the `mn` behind it.
+    Fenced,
+    /// Lines of statistics closed by END, or one line of anything else.
+    Stats,
+    /// One binary packet.
+    Packet,
+    /// The same, and not every one is for the client to see.
+    PacketQuiet,
+    /// Binary packets up to one without a body, or one that tells an error.
+    Packets,
+}
+
+impl Expect {
+    /// Whether the reply is looked at before it is passed on.
+    #[inline]
+    pub fn is_sifted(self) -> bool {
+        matches!(self, Self::MetaQuiet | Self::PacketQuiet | Self::Fenced)
+    }
+}
+
+/// What a request does not want to be told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reticence {
+    /// That the key is not there.
+    #[default]
+    Miss,
+    /// That it was done.
+    Success,
 }
 
 /// What was found in the bytes that were fed.
@@ -55,6 +87,11 @@ impl ReplyScanner {
         let scan = match expect {
             Expect::Line => self.scan_line(buf, 0),
             Expect::Values => self.scan_values(buf),
+            Expect::Meta | Expect::MetaQuiet => self.scan_meta(buf, false),
+            Expect::Fenced => self.scan_meta(buf, true),
+            Expect::Stats => self.scan_stats(buf),
+            // These come on connections of their own.
+            Expect::Packet | Expect::PacketQuiet | Expect::Packets => Scan::Invalid,
         };
         if scan != Scan::Partial {
             *self = Self::default();
@@ -107,25 +144,138 @@ impl ReplyScanner {
                     at += 1;
                 }
                 State::Error => return self.scan_line(buf, at),
-                State::Data => {
-                    let skip =
-                        (buf.len() - at).min(usize::try_from(self.number).unwrap_or(usize::MAX));
-                    at += skip;
-                    self.number -= skip as u64;
-                    if self.number == 0 {
-                        self.state = State::DataReturn;
-                    }
-                }
+                State::Data => at += self.skip_data(buf.len() - at),
                 State::Key
                 | State::Flags
                 | State::Size
                 | State::Unique
                 | State::LineFeed
                 | State::DataReturn
-                | State::DataLineFeed => match self.step(buf[at]) {
+                | State::DataLineFeed
+                | State::Row => match self.step(buf[at]) {
                     Some(()) => at += 1,
                     None => return Scan::Invalid,
                 },
+            }
+        }
+        Scan::Partial
+    }
+
+    /// Passes over data of which `available` bytes are there; returns how many.
+    #[inline]
+    fn skip_data(&mut self, available: usize) -> usize {
+        let skip = available.min(usize::try_from(self.number).unwrap_or(usize::MAX));
+        self.number -= skip as u64;
+        if self.number == 0 {
+            self.state = State::DataReturn;
+        }
+        skip
+    }
+
+    #[inline]
+    fn scan_meta(&mut self, buf: &[u8], is_fenced: bool) -> Scan {
+        let mut at = 0;
+        while at < buf.len() {
+            let byte = buf[at];
+            match self.state {
+                State::Opening => match self.open_meta(byte) {
+                    Some(Opened::End) => return Scan::Complete(at + 1),
+                    Some(Opened::Value) => {
+                        self.enter(State::Size);
+                        at += 1;
+                    }
+                    Some(Opened::Undecided) => at += 1,
+                    // The byte may be the line's last.
+                    Some(Opened::Error) | None => self.state = State::Error,
+                },
+                State::Error => match self.scan_line(buf, at) {
+                    Scan::Complete(end) if is_fenced => {
+                        *self = Self::default();
+                        at = end;
+                    }
+                    scan => return scan,
+                },
+                State::Size if byte == b' ' && self.field_len > 0 => {
+                    self.line_len += u32::from(self.field_len) + 1;
+                    self.enter(State::Flags);
+                    at += 1;
+                }
+                State::Flags => match self.scan_line(buf, at) {
+                    Scan::Complete(end) => {
+                        self.enter(State::Data);
+                        at = end;
+                    }
+                    scan => return scan,
+                },
+                State::Data => at += self.skip_data(buf.len() - at),
+                State::DataLineFeed if byte == b'\n' => {
+                    *self = Self::default();
+                    at += 1;
+                    if !is_fenced {
+                        return Scan::Complete(at);
+                    }
+                }
+                State::Size
+                | State::LineFeed
+                | State::DataReturn
+                | State::DataLineFeed
+                | State::Key
+                | State::Unique
+                | State::Row => match self.step(byte) {
+                    Some(()) => at += 1,
+                    None => return Scan::Invalid,
+                },
+            }
+        }
+        Scan::Partial
+    }
+
+    /// As [`Self::open`], but any line may come.
+    fn open_meta(&mut self, byte: u8) -> Option<Opened> {
+        let len = usize::from(self.field_len);
+        for (opening, opened) in [(&b"VA "[..], Opened::Value), (b"MN\r\n", Opened::End)] {
+            if self.opening[..len] == opening[..len.min(opening.len())] && opening[len] == byte {
+                self.opening[len] = byte;
+                self.field_len += 1;
+                self.line_len += 1;
+                let is_whole = len + 1 == opening.len();
+                return Some(if is_whole { opened } else { Opened::Undecided });
+            }
+        }
+        None
+    }
+
+    fn scan_stats(&mut self, buf: &[u8]) -> Scan {
+        let mut at = 0;
+        while at < buf.len() {
+            match self.state {
+                State::Opening => {
+                    let len = usize::from(self.field_len);
+                    let is =
+                        |row: &[u8]| row.starts_with(&self.opening[..len]) && row[len] == buf[at];
+                    let Some(opening) = STATS_OPENINGS.into_iter().find(|row| is(row)) else {
+                        self.state = State::Error;
+                        continue;
+                    };
+                    self.opening[len] = buf[at];
+                    self.field_len += 1;
+                    self.line_len += 1;
+                    at += 1;
+                    if len + 1 == opening.len() {
+                        if opening == b"END\r\n" {
+                            return Scan::Complete(at);
+                        }
+                        self.enter(State::Row);
+                    }
+                }
+                State::Row => match self.scan_line(buf, at) {
+                    Scan::Complete(end) => {
+                        *self = Self::default();
+                        at = end;
+                    }
+                    scan => return scan,
+                },
+                _ => return self.scan_line(buf, at),
             }
         }
         Scan::Partial
@@ -218,8 +368,10 @@ enum State {
     Data,
     DataReturn,
     DataLineFeed,
-    /// The rest of an error line.
+    /// The rest of a line behind which the reply ends.
     Error,
+    /// The rest of a line behind which another one comes.
+    Row,
 }
 
 /// What a line starts with.
@@ -239,6 +391,9 @@ const OPENINGS: [(&[u8], Opened); 5] = [
     (b"CLIENT_ERROR", Opened::Error),
     (b"SERVER_ERROR", Opened::Error),
 ];
+
+/// What the lines of statistics start with; none is the start of another.
+const STATS_OPENINGS: [&[u8]; 4] = [b"STAT ", b"END\r\n", b"ITEM ", b"PREFIX "];
 
 #[cfg(test)]
 mod tests {
@@ -260,10 +415,31 @@ mod tests {
             (Expect::Values, "VALUE a\rb 0 1 18446744073709551615\r\n\n\r\nEND\r\n"),
             (Expect::Values, "VALUE a 0 1\r\nx\r\nVALUE b 1 2\r\nyy\r\nEND\r\n"),
             (Expect::Values, "VALUE a 0 1\r\nx\r\nSERVER_ERROR out of memory\r\n"),
+            (Expect::Meta, "EN\r\n"),
+            (Expect::Meta, "HD O1 kfoo\r\n"),
+            (Expect::Meta, "VA 0\r\n\r\n"),
+            (Expect::Meta, "VA 5 f0 kVA b\r\nMN\r\nx\r\n"),
+            (Expect::Meta, "VAX\r\n"),
+            (Expect::Meta, "MNX\r\n"),
+            (Expect::Meta, "CLIENT_ERROR invalid flag\r\n"),
+            (Expect::Meta, "\n"),
+            (Expect::Fenced, "MN\r\n"),
+            (Expect::Fenced, "NF\r\nMN\r\n"),
+            (Expect::Fenced, "VA 4\r\nMN\r\n\r\nMN\r\n"),
+            (Expect::Fenced, "VA 1 t-1\r\n5\r\nMN\r\n"),
+            (Expect::Fenced, "CLIENT_ERROR duplicate flag\r\nMN\r\n"),
+            (Expect::Stats, "END\r\n"),
+            (Expect::Stats, "RESET\r\n"),
+            (Expect::Stats, "ERROR\r\n"),
+            (Expect::Stats, "STAT END\r\nSTAT a b c\r\nEND\r\n"),
+            (Expect::Stats, "ITEM a [1 b; 0 s]\r\nEND\r\n"),
+            (Expect::Stats, "PREFIX a get 1\r\nEND\r\n"),
+            (Expect::Stats, "STAT a 1\r\nSERVER_ERROR x\r\n"),
         ] {
             let mut scanner = ReplyScanner::default();
             let pipelined = [reply, "END\r\n"].concat();
-            assert_eq!(scanner.scan(expect, pipelined.as_bytes()), Scan::Complete(reply.len()));
+            let whole = scanner.scan(expect, pipelined.as_bytes());
+            assert_eq!(whole, Scan::Complete(reply.len()), "{reply:?}");
             for cut in 0..reply.len() {
                 let (head, tail) = pipelined.split_at(cut);
                 assert_eq!(scanner.scan(expect, head.as_bytes()), Scan::Partial, "{reply:?} {cut}");
@@ -306,8 +482,35 @@ mod tests {
     }
 
     #[test]
+    fn notices_what_is_no_meta_reply() {
+        for reply in [
+            "VA x\r\n",
+            "VA \r\n",
+            "VA 2147483646\r\n",
+            "VA 1\rx",
+            "VA 1\r\nxy\r\n",
+            "VA 1\r\nx\n",
+            "VA 1 f0\r\nx\r\r",
+        ] {
+            for expect in [Expect::Meta, Expect::Fenced] {
+                let mut whole = ReplyScanner::default();
+                assert_eq!(whole.scan(expect, reply.as_bytes()), Scan::Invalid, "{reply:?}");
+                let mut scanner = ReplyScanner::default();
+                let scans = reply.bytes().map(|byte| scanner.scan(expect, &[byte]));
+                let first = scans.into_iter().find(|&scan| scan != Scan::Partial);
+                assert_eq!(first, Some(Scan::Invalid), "{reply:?}");
+            }
+        }
+    }
+
+    #[test]
     fn bounds_lines() {
-        for (expect, start) in [(Expect::Line, ""), (Expect::Values, "SERVER_ERROR ")] {
+        for (expect, start) in [
+            (Expect::Line, ""),
+            (Expect::Values, "SERVER_ERROR "),
+            (Expect::Meta, ""),
+            (Expect::Stats, ""),
+        ] {
             let fits = format!("{start}{}\n", "x".repeat(REPLY_LINE_SIZE_MAX - start.len() - 1));
             let mut scanner = ReplyScanner::default();
             let complete = Scan::Complete(fits.len());
@@ -316,6 +519,17 @@ mod tests {
             assert_eq!(scanner.scan(expect, long.as_bytes()), Scan::Invalid);
             assert_eq!(scanner.scan(expect, &long.as_bytes()[..100]), Scan::Partial);
             assert_eq!(scanner.scan(expect, &long.as_bytes()[100..]), Scan::Invalid);
+        }
+        for (expect, start) in [(Expect::Meta, "VA 1 "), (Expect::Stats, "STAT ")] {
+            for over in [0, 1] {
+                let len = REPLY_LINE_SIZE_MAX - start.len() - 1 + over;
+                let line = format!("{start}{}\n", "x".repeat(len));
+                let expected = if over > 0 { Scan::Invalid } else { Scan::Partial };
+                assert_eq!(ReplyScanner::default().scan(expect, line.as_bytes()), expected);
+                let mut scanner = ReplyScanner::default();
+                assert_eq!(scanner.scan(expect, &line.as_bytes()[..100]), Scan::Partial);
+                assert_eq!(scanner.scan(expect, &line.as_bytes()[100..]), expected);
+            }
         }
     }
 

@@ -8,7 +8,9 @@
 use memchr::{memchr, memchr2};
 
 use super::number::{signed, unsigned};
-use super::{Expect, KEY_SIZE_MAX};
+use super::refusal::*;
+use super::words::{WORDS_MAX, Words, next_word, words};
+use super::{Expect, KEY_SIZE_MAX, Meta, Verb};
 use crate::Span;
 
 /// Longest command line, line end included, of anything but `get` and `gets`. memcached closes
@@ -24,60 +26,7 @@ pub const VALUE_SIZE_LIMIT: u64 = i32::MAX as u64 - 2;
 const MULTIGET_INDENT_MAX: usize = 100;
 /// Room for keys that stays allocated between requests.
 const KEYS_KEPT: usize = 1024;
-/// One word more than the longest fixed command has.
-const WORDS_MAX: usize = 8;
 const LINE_END_SIZE: u64 = 2;
-/// A binary request starts with this; no text command does.
-const BINARY_REQUEST: u8 = 0x80;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    Get,
-    Gets,
-    Gat,
-    Gats,
-    Set,
-    Add,
-    Replace,
-    Append,
-    Prepend,
-    Cas,
-    Delete,
-    Incr,
-    Decr,
-    Touch,
-    FlushAll,
-    Verbosity,
-    Version,
-    Quit,
-}
-
-impl Verb {
-    #[inline]
-    fn from_word(word: &[u8]) -> Option<Self> {
-        Some(match word {
-            b"get" => Self::Get,
-            b"set" => Self::Set,
-            b"gets" => Self::Gets,
-            b"gat" => Self::Gat,
-            b"gats" => Self::Gats,
-            b"add" => Self::Add,
-            b"replace" => Self::Replace,
-            b"append" => Self::Append,
-            b"prepend" => Self::Prepend,
-            b"cas" => Self::Cas,
-            b"delete" => Self::Delete,
-            b"incr" => Self::Incr,
-            b"decr" => Self::Decr,
-            b"touch" => Self::Touch,
-            b"flush_all" => Self::FlushAll,
-            b"verbosity" => Self::Verbosity,
-            b"version" => Self::Version,
-            b"quit" => Self::Quit,
-            _ => return None,
-        })
-    }
-}
 
 /// What the buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +55,7 @@ pub struct RequestParser {
     verb: Verb,
     keys: Vec<Span>,
     noreply: Option<Span>,
+    meta: Meta,
     line: Span,
     data: Option<Span>,
 }
@@ -121,6 +71,7 @@ impl RequestParser {
             verb: Verb::Get,
             keys: Vec::new(),
             noreply: None,
+            meta: Meta::default(),
             line: Span::default(),
             data: None,
         }
@@ -171,6 +122,7 @@ impl RequestParser {
             self.keys.shrink_to(KEYS_KEPT);
         }
         self.noreply = None;
+        self.meta = Meta::default();
         self.line = Span::default();
         self.data = None;
     }
@@ -180,10 +132,10 @@ impl RequestParser {
         self.verb
     }
 
-    /// All keys: at least one, but for `flush_all`, `verbosity`, `version` and `quit`.
+    /// All keys: at least one of a command that has any. One of a meta command may be in base64.
     ///
     /// Of a request refused because its value is too large, the key is here as well: where the
-    /// verb is `set`, memcached itself would also drop what is stored under it.
+    /// verb is `set` or `ms`, memcached itself would also drop what is stored under it.
     #[inline]
     pub fn keys(&self) -> &[Span] {
         &self.keys
@@ -193,6 +145,12 @@ impl RequestParser {
     #[inline]
     pub fn noreply(&self) -> Option<Span> {
         self.noreply
+    }
+
+    /// What is known of a meta command; nothing of any other.
+    #[inline]
+    pub fn meta(&self) -> Meta {
+        self.meta
     }
 
     /// The command line without its line end, or what memcached sees of it: up to the first NUL.
@@ -207,11 +165,13 @@ impl RequestParser {
         self.data
     }
 
-    /// What the server will answer, unless `noreply` is left in.
+    /// What the server will answer, unless `noreply` or the flag `q` is left in.
     #[inline]
     pub fn expect(&self) -> Expect {
         match self.verb {
             Verb::Get | Verb::Gets | Verb::Gat | Verb::Gats => Expect::Values,
+            Verb::MetaGet | Verb::MetaArithmetic => Expect::Meta,
+            Verb::Stats => Expect::Stats,
             Verb::Set
             | Verb::Add
             | Verb::Replace
@@ -225,16 +185,19 @@ impl RequestParser {
             | Verb::FlushAll
             | Verb::Verbosity
             | Verb::Version
-            | Verb::Quit => Expect::Line,
+            | Verb::Quit
+            | Verb::Tune
+            | Verb::Refused
+            | Verb::MetaSet
+            | Verb::MetaDelete
+            | Verb::MetaNoop
+            | Verb::MetaDebug => Expect::Line,
         }
     }
 
     /// Where the line feed is, if it has come.
     #[inline]
     fn find_line(&mut self, buf: &[u8]) -> Result<Option<usize>, Refusal> {
-        if buf.first() == Some(&BINARY_REQUEST) {
-            return Err(Refusal::closing(BINARY));
-        }
         let window = &buf[..buf.len().min(MULTIGET_SIZE_MAX)];
         let end = self.find_line_feed(window);
         let size = end.map_or(window.len(), |end| end + 1);
@@ -301,7 +264,13 @@ impl RequestParser {
             }
             Verb::FlushAll => self.read_flush_all(&Words::new(line, 1..=3)?)?,
             Verb::Verbosity => self.read_verbosity(&Words::new(line, 2..=3)?)?,
-            Verb::Version | Verb::Quit => {}
+            Verb::MetaGet | Verb::MetaDelete | Verb::MetaArithmetic | Verb::MetaDebug => {
+                self.read_meta(line, verb.end())?;
+            }
+            Verb::MetaSet => return self.read_meta_set(line, verb.end(), end + 1),
+            Verb::Tune => self.read_tune(&Words::new(line, 1..=WORDS_MAX - 1)?)?,
+            Verb::Refused => return Err(refuse(line)),
+            Verb::Version | Verb::Quit | Verb::Stats | Verb::MetaNoop => {}
         }
         Ok(0)
     }
@@ -350,6 +319,50 @@ impl RequestParser {
         }
         self.data = Some(Span::new(data_start, size as usize));
         Ok((size + LINE_END_SIZE) as usize)
+    }
+
+    fn read_meta(&mut self, line: &[u8], start: usize) -> Result<(), Refusal> {
+        let (meta, key) = Meta::read(line, self.verb, start)?;
+        self.meta = meta;
+        self.keys.push(key);
+        Ok(())
+    }
+
+    /// As [`Self::read_storage`]. Whatever is wrong with the flags, the data block is there.
+    fn read_meta_set(
+        &mut self,
+        line: &[u8],
+        start: usize,
+        data_start: usize,
+    ) -> Result<usize, Refusal> {
+        let (meta, key) = Meta::read(line, self.verb, start)?;
+        let size = next_word(line, key.end())
+            .and_then(|size| signed(size.of(line)))
+            .and_then(|size| u64::try_from(size).ok())
+            .filter(|&size| size <= VALUE_SIZE_LIMIT)
+            .ok_or(Refusal::new(BAD_FORMAT))?;
+        self.meta = meta;
+        self.keys.push(key);
+        if size > self.value_size_max {
+            return Err(Refusal { swallow: size + LINE_END_SIZE, ..Refusal::new(TOO_LARGE) });
+        }
+        self.data = Some(Span::new(data_start, size as usize));
+        Ok((size + LINE_END_SIZE) as usize)
+    }
+
+    /// What is wrong with these is for the servers to say. They look for `noreply` in some only.
+    fn read_tune(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
+        let is_quiet = match words.get(0) {
+            b"lru_crawler" => false,
+            b"slabs" => words.count > 3 && words.get(1) == b"automove",
+            _ => true,
+        };
+        self.noreply = words.noreply().filter(|_| is_quiet);
+        let is_dump = words.count > 1 && matches!(words.get(1), b"metadump" | b"mgdump");
+        if words.get(0) == b"lru_crawler" && is_dump {
+            return Err(Refusal::new(NO_METADUMP));
+        }
+        Ok(())
     }
 
     /// A zero that once meant a delay is still taken.
@@ -414,97 +427,6 @@ impl Default for RequestParser {
     }
 }
 
-const END: &[u8] = b"END\r\n";
-const ERROR: &[u8] = b"ERROR\r\n";
-const BAD_FORMAT: &[u8] = b"CLIENT_ERROR bad command line format\r\n";
-const BAD_CHUNK: &[u8] = b"CLIENT_ERROR bad data chunk\r\n";
-const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
-const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
-const DELETE_USAGE: &[u8] =
-    b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
-const LINE_TOO_LONG: &[u8] = b"CLIENT_ERROR line too long\r\n";
-const BINARY: &[u8] = b"CLIENT_ERROR the binary protocol is not supported\r\n";
-const TOO_LARGE: &[u8] = b"SERVER_ERROR object too large for cache\r\n";
-
-/// A `Parsed::Reject` before its place in the buffer is known.
-#[derive(Clone, Copy)]
-struct Refusal {
-    reply: &'static [u8],
-    noreply: bool,
-    close: bool,
-    /// What to drop after the line, whether or not it has arrived.
-    swallow: u64,
-}
-
-impl Refusal {
-    fn new(reply: &'static [u8]) -> Self {
-        Self { reply, noreply: false, close: false, swallow: 0 }
-    }
-
-    fn closing(reply: &'static [u8]) -> Self {
-        Self { close: true, ..Self::new(reply) }
-    }
-
-    #[cold]
-    fn at(self, len: usize, buf: &[u8]) -> Parsed {
-        let Self { reply, noreply, close, swallow } = self;
-        let arrived = ((buf.len() - len) as u64).min(swallow);
-        let (len, swallow) = (len + arrived as usize, swallow - arrived);
-        Parsed::Reject { len, swallow, reply, noreply, close }
-    }
-}
-
-/// The words of a command other than the retrievals, of which only the last may be a surplus one
-/// that memcached does not look at.
-struct Words<'a> {
-    line: &'a [u8],
-    spans: [Span; WORDS_MAX],
-    count: usize,
-}
-
-impl<'a> Words<'a> {
-    #[inline]
-    fn new(line: &'a [u8], arity: std::ops::RangeInclusive<usize>) -> Result<Self, Refusal> {
-        let mut words = Self { line, spans: [Span::default(); WORDS_MAX], count: 0 };
-        let mut at = 0;
-        while words.count < WORDS_MAX
-            && let Some(word) = next_word(line, at)
-        {
-            words.spans[words.count] = word;
-            words.count += 1;
-            at = word.end();
-        }
-        if arity.contains(&words.count) { Ok(words) } else { Err(Refusal::new(ERROR)) }
-    }
-
-    fn get(&self, index: usize) -> &'a [u8] {
-        self.spans[index].of(self.line)
-    }
-
-    fn key(&self) -> Option<Span> {
-        Some(self.spans[1]).filter(|key| key.len as usize <= KEY_SIZE_MAX)
-    }
-
-    /// The last word, if it says so, with the spaces before it.
-    fn noreply(&self) -> Option<Span> {
-        let last = self.count.checked_sub(1).filter(|&last| last > 0)?;
-        if self.get(last) != b"noreply" {
-            return None;
-        }
-        let start = self.spans[last - 1].end();
-        Some(Span::new(start, self.spans[last].end() - start))
-    }
-}
-
-/// The word that starts at or after `at`. Nothing but a space separates words.
-#[inline]
-fn next_word(line: &[u8], at: usize) -> Option<Span> {
-    let start = at + line[at..].iter().position(|&byte| byte != b' ')?;
-    let rest = &line[start..];
-    let len = rest.iter().position(|&byte| byte == b' ').unwrap_or(rest.len());
-    Some(Span::new(start, len))
-}
-
 /// Whether memcached goes on reading this without a line end in sight.
 fn opens_multiget(buf: &[u8]) -> bool {
     let start = buf.iter().position(|&byte| byte != b' ').unwrap_or(buf.len());
@@ -514,25 +436,19 @@ fn opens_multiget(buf: &[u8]) -> bool {
 
 #[cold]
 fn refuse_unknown(line: &[u8]) -> Refusal {
-    let mut words = [Span::default(); 3];
-    let (mut count, mut last, mut at) = (0, Span::default(), 0);
-    while let Some(word) = next_word(line, at) {
-        if let Some(slot) = words.get_mut(count) {
-            *slot = word;
-        }
-        (count, last, at) = (count + 1, word, word.end());
-    }
     // A browser made to send requests here must not get to send the rest of them.
-    if last.of(line).starts_with(b"HTTP/") {
-        return Refusal::closing(b"");
+    match words(line).last() {
+        Some(last) if last.starts_with(b"HTTP/") => Refusal::closing(b""),
+        _ => Refusal::new(ERROR),
     }
-    // The data block of a meta set must not be taken for commands.
-    let [verb, _, size] = words.map(|word| word.of(line));
-    let size = signed(size).and_then(|size| u64::try_from(size).ok());
-    match size.filter(|&size| verb == b"ms" && size <= VALUE_SIZE_LIMIT) {
-        Some(size) => Refusal { swallow: size + LINE_END_SIZE, ..Refusal::new(ERROR) },
-        None => Refusal::new(ERROR),
-    }
+}
+
+/// The words for a client that may not.
+#[cold]
+fn refuse(line: &[u8]) -> Refusal {
+    let is_watch = words(line).next() == Some(b"watch");
+    let noreply = is_watch && words(line).last() == Some(b"noreply");
+    Refusal { noreply, ..Refusal::new(if is_watch { NO_WATCH } else { NO_SHUTDOWN }) }
 }
 
 #[cfg(test)]
@@ -582,6 +498,22 @@ mod tests {
             ("version\r\n", Verb::Version, &[], None),
             ("version x y z\r\n", Verb::Version, &[], None),
             ("quit\r\n", Verb::Quit, &[], None),
+            ("bget a\r\n", Verb::Get, &["a"], None),
+            ("stats\r\n", Verb::Stats, &[], None),
+            ("stats settings noreply\r\n", Verb::Stats, &[], None),
+            ("cache_memlimit 64 noreply\r\n", Verb::Tune, &[], Some(" noreply")),
+            ("slabs automove 1 noreply\r\n", Verb::Tune, &[], Some(" noreply")),
+            ("slabs reassign 1 2 noreply\r\n", Verb::Tune, &[], None),
+            ("lru_crawler enable\r\n", Verb::Tune, &[], None),
+            ("mg a\r\n", Verb::MetaGet, &["a"], None),
+            ("mg a q v O1\r\n", Verb::MetaGet, &["a"], None),
+            ("ms a 5 q\r\nhello\r\n", Verb::MetaSet, &["a"], None),
+            ("ms a 0\r\n\r\n", Verb::MetaSet, &["a"], None),
+            ("md a q\r\n", Verb::MetaDelete, &["a"], None),
+            ("ma a N0 J5\r\n", Verb::MetaArithmetic, &["a"], None),
+            ("mn\r\n", Verb::MetaNoop, &[], None),
+            ("mn x\r\n", Verb::MetaNoop, &[], None),
+            ("me a\r\n", Verb::MetaDebug, &["a"], None),
         ] {
             let pipelined = [input.as_bytes(), b"get next\r\n"].concat();
             for buf in [input.as_bytes(), &pipelined] {
@@ -604,8 +536,23 @@ mod tests {
             ("g\r\n", ERROR, false),
             ("GET a\r\n", ERROR, false),
             ("getx a\r\n", ERROR, false),
-            ("stats\r\n", ERROR, false),
-            ("mg a v\r\n", ERROR, false),
+            ("mg\r\n", ERROR, false),
+            ("mx a\r\n", ERROR, false),
+            ("me\r\n", BAD_FORMAT, false),
+            (&format!("mg {long}\r\n"), BAD_FORMAT, false),
+            (&format!("ms {long} 1\r\n"), BAD_FORMAT, false),
+            (&format!("me {long}\r\n"), BAD_FORMAT, false),
+            (&format!("mg a{}\r\n", " v".repeat(18)), TOO_MANY_FLAGS_OF_GET, false),
+            (&format!("ms a 1{}\r\n", " k".repeat(17)), TOO_MANY_FLAGS, false),
+            ("ms a\r\n", BAD_FORMAT, false),
+            ("ms a x\r\n", BAD_FORMAT, false),
+            ("ms a -1\r\n", BAD_FORMAT, false),
+            ("ms a 2147483646\r\n", BAD_FORMAT, false),
+            ("watch\r\n", NO_WATCH, false),
+            ("watch fetchers noreply\r\n", NO_WATCH, true),
+            ("shutdown graceful\r\n", NO_SHUTDOWN, false),
+            ("lru_crawler metadump all\r\n", NO_METADUMP, false),
+            ("lru tune 1 2 3 4 5 noreply\r\n", ERROR, false),
             ("\0get a\r\n", ERROR, false),
             ("get\r\n", ERROR, false),
             ("get \r\n", ERROR, false),
@@ -712,17 +659,65 @@ mod tests {
     }
 
     #[test]
-    fn swallows_the_data_of_a_meta_set() {
-        let expected =
-            Parsed::Reject { len: 11, swallow: 4, reply: ERROR, noreply: false, close: false };
-        assert_eq!(RequestParser::default().parse(b"ms a 5\r\nflu"), expected);
+    fn swallows_what_is_too_large_for_a_meta_set() {
+        let swallow =
+            Parsed::Reject { len: 17, swallow: 5, reply: TOO_LARGE, noreply: false, close: false };
+        let mut parser = RequestParser::new(4);
+        assert_eq!(parser.parse(b"ms Zm9v 5 b q\r\nhe"), swallow);
+        assert_eq!((parser.verb(), parser.meta().is_base64), (Verb::MetaSet, true));
+        assert!(parser.data().is_none());
+    }
+
+    #[test]
+    fn finds_the_flags_that_matter() {
+        for (line, is_base64, quiet) in [
+            ("mg a", false, None),
+            ("mg Zm9v b", true, None),
+            ("mg a k  q  v", false, Some("  q")),
+            ("mg a q", false, Some(" q")),
+            ("mg a qqq v", false, Some(" qqq")),
+            ("mg a q q", false, None),
+            ("mg q b", true, None),
+            ("ms a 1 q b", true, Some(" q")),
+            ("md a Oq q", false, Some(" q")),
+            ("ma a N0 q", false, Some(" q")),
+            ("me a b", true, None),
+            ("me a k b", false, None),
+            ("me a q", false, None),
+        ] {
+            let data = if line.starts_with("ms") { "x\r\n" } else { "" };
+            let input = format!("{line}\r\n{data}");
+            let mut parser = RequestParser::default();
+            let parsed = parser.parse(input.as_bytes());
+            assert_eq!(parsed, Parsed::Complete { len: input.len() }, "{line}");
+            assert_eq!(parser.meta().is_base64, is_base64, "{line}");
+            let found = parser.meta().quiet.map(|quiet| text(quiet, input.as_bytes()));
+            assert_eq!(found, quiet, "{line}");
+            parser.reset();
+            assert_eq!(parser.meta(), Meta::default());
+        }
+    }
+
+    #[test]
+    fn a_meta_set_has_data_whatever_its_flags() {
+        for (input, expected) in
+            [("ms a 2 ! !\r\nhi\r\n", None), ("ms a 2 q\r\nhiya", Some(BAD_CHUNK))]
+        {
+            let len = input.len();
+            let expected = match expected {
+                None => Parsed::Complete { len },
+                Some(reply) => {
+                    Parsed::Reject { len, swallow: 0, reply, noreply: false, close: false }
+                }
+            };
+            assert_eq!(RequestParser::default().parse(input.as_bytes()), expected, "{input:?}");
+        }
     }
 
     #[test]
     fn closes_on_what_cannot_be_text() {
         let parser = RequestParser::default;
         let closing = |reply| move |parsed| matches!(parsed, Parsed::Reject { close: true, reply: r, .. } if r == reply);
-        assert!(closing(BINARY)(parser().parse(b"\x80")));
         assert!(closing(b"")(parser().parse(b"GET / HTTP/1.1\r\n")));
         assert!(closing(b"")(parser().parse(b"HTTP/1.1\n")));
     }

@@ -1,6 +1,6 @@
 //! What the table says about a command.
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Command {
     /// Lower case; a subcommand is "container|subcommand", as in Redis.
     pub name: &'static str,
@@ -10,10 +10,26 @@ pub struct Command {
     pub keys: Keys,
     pub rule: Rule,
     pub group: Group,
-    /// Redis's flags besides the ones that follow from `access` and `keys`, separated by spaces.
-    pub flags: &'static str,
     /// How many of the entries behind this one in the table are its subcommands.
     pub subcommands: u8,
+    pub facts: Facts,
+}
+
+/// What only COMMAND and the documentation tell. Words are separated by spaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Redis's flags besides the ones that follow from `access` and `keys`.
+    pub flags: &'static str,
+    /// What is done with the keys, in the words of COMMAND's key specifications; different ones for
+    /// different keys are separated by ", ".
+    pub uses: &'static str,
+    /// ACL categories besides those that follow from the flags; `None`: that of the group.
+    pub categories: Option<&'static str>,
+    pub tips: &'static str,
+    /// The Redis, or else the Valkey, that had it first; empty if it was there in Redis 7.0.
+    pub since: &'static str,
+    /// COMMAND does not know its subcommands, and there are others, which go by its own rule.
+    pub is_open: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +55,13 @@ pub enum Keys {
     Pairs {
         uneven: &'static str,
     },
-    /// A number of keys at `at`, the keys from `first` on, at least `trailing` arguments after
-    /// them, and a destination key at `destination` unless that is 0.
+    /// A number of keys at `at`, the keys from `first` on, each with `step - 1` values behind it,
+    /// at least `trailing` arguments after them, and a destination key at `destination` unless
+    /// that is 0.
     Numkeys {
         at: u16,
         first: u16,
+        step: u16,
         destination: u16,
         trailing: u16,
         faults: &'static NumkeysFaults,
@@ -112,6 +130,8 @@ pub enum Fan {
     RandomKey,
     /// The least of the integers.
     Least,
+    /// The greatest of the integers.
+    Most,
     /// Arrays of equal length: the least of the integers at each place.
     LeastEach,
     /// Arrays of names and integers: the sum for each name.
@@ -178,6 +198,7 @@ pub enum Local {
 /// What kind of data a command is about, in COMMAND DOCS's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
+    Array,
     Bitmap,
     Cluster,
     Connection,
@@ -186,6 +207,8 @@ pub enum Group {
     Hash,
     Hyperloglog,
     List,
+    /// Of a module: a part of Redis, or configured.
+    Module,
     Pubsub,
     Scripting,
     Server,
@@ -199,6 +222,7 @@ pub enum Group {
 impl Group {
     pub fn name(self) -> &'static str {
         match self {
+            Self::Array => "array",
             Self::Bitmap => "bitmap",
             Self::Cluster => "cluster",
             Self::Connection => "connection",
@@ -207,6 +231,7 @@ impl Group {
             Self::Hash => "hash",
             Self::Hyperloglog => "hyperloglog",
             Self::List => "list",
+            Self::Module => "module",
             Self::Pubsub => "pubsub",
             Self::Scripting => "scripting",
             Self::Server => "server",
@@ -236,6 +261,18 @@ impl Command {
     pub fn takes(&self, args: usize) -> bool {
         let arity = usize::from(self.arity.unsigned_abs());
         if self.arity < 0 { args >= arity } else { args == arity }
+    }
+
+    /// Whether `server:NAME` behind its arguments sends it to that server alone. None of these
+    /// commands could mean anything else by that.
+    pub fn is_addressable(&self) -> bool {
+        self.group == Group::Server && matches!(self.rule, Rule::Fan(_))
+    }
+
+    /// Whether it may name another database than the one its client has.
+    #[inline]
+    pub const fn names_database(&self) -> bool {
+        matches!(self.name.as_bytes(), b"copy" | b"move" | b"swapdb")
     }
 
     /// First key, last key and step as COMMAND shows them; zeros when they cannot say it.

@@ -1,147 +1,314 @@
 //! COMMAND and its subcommands, answered from the table in the shape of Redis 7.
 
 use super::lookup::{by_name, subcommands};
-use super::{Access, COMMANDS, Command, Keys, Lookup, find};
+use super::{Access, BeginSearch, COMMANDS, Command, CustomCommands, FindKeys, Group, KeySpec};
+use super::{Lookup, find};
 use super::{unknown_subcommand_error, wrong_arity_error};
 use crate::Span;
+use crate::resp::Version;
 use crate::resp::encode::{
-    write_array_header, write_bulk, write_error, write_integer, write_nil_array, write_status,
+    write_array_header, write_bulk, write_error, write_integer, write_map_header, write_null,
+    write_set_header, write_status,
 };
 
-/// Names that COMMAND INFO and COMMAND DOCS answer at once: what they say about one can be many times
-/// as long as its name.
+/// Names that COMMAND INFO answers at once: what it says about one can be many times as long as its
+/// name.
 const NAMES_MAX: usize = 1024;
 
-/// Answers the COMMAND that `args` (of `buf`) are.
-pub fn command_reply(buf: &[u8], args: &[Span], out: &mut Vec<u8>) {
-    match find(buf, args) {
-        Lookup::Found(command) => match command.name {
-            "command|count" => write_integer(out, containers_and_commands().count() as i64),
-            "command|docs" | "command|info" if args.len() - 2 > NAMES_MAX => {
-                write_error(out, b"ERR too many command names");
+/// Answers the COMMAND that `args` (of `buf`) are, to a client of this version. `custom` are the
+/// commands besides those of the table.
+pub fn command_reply(
+    buf: &[u8],
+    args: &[Span],
+    custom: &CustomCommands,
+    version: Version,
+    out: &mut Vec<u8>,
+) {
+    Answer { buf, custom, version, out }.command(args);
+}
+
+struct Answer<'a> {
+    buf: &'a [u8],
+    custom: &'a CustomCommands,
+    version: Version,
+    out: &'a mut Vec<u8>,
+}
+
+impl Answer<'_> {
+    fn command(&mut self, args: &[Span]) {
+        match find(self.buf, args) {
+            Lookup::Found(command) => match command.name {
+                "command|count" => {
+                    let count = self.entries().len();
+                    write_integer(self.out, count as i64);
+                }
+                "command|getkeys" => self.getkeys(&args[2..], false),
+                "command|getkeysandflags" => self.getkeys(&args[2..], true),
+                "command|info" if args.len() - 2 > NAMES_MAX => {
+                    write_error(self.out, b"ERR too many command names");
+                }
+                "command|info" => self.info(&args[2..]),
+                "command|list" => self.list(&args[2..]),
+                _ => self.info(&[]),
+            },
+            Lookup::UnknownSubcommand(container) => {
+                unknown_subcommand_error(self.out, container, self.buf, args);
             }
-            "command|docs" => docs(buf, &args[2..], out),
-            "command|getkeys" => getkeys(buf, &args[2..], out),
-            "command|info" => info(buf, &args[2..], out),
-            "command|list" => list(buf, &args[2..], out),
-            _ => info(buf, &[], out),
-        },
-        Lookup::UnknownSubcommand(container) => unknown_subcommand_error(out, container, buf, args),
-        Lookup::WrongArity(command) => wrong_arity_error(out, command),
-        Lookup::UnknownCommand => info(buf, &[], out),
+            Lookup::WrongArity(command) => wrong_arity_error(self.out, command),
+            Lookup::UnknownCommand => self.info(&[]),
+        }
     }
-}
 
-/// Every entry but the subcommands, with its index.
-fn containers_and_commands() -> impl Iterator<Item = (usize, &'static Command)> {
-    COMMANDS.iter().enumerate().filter(|(_, command)| !command.name.contains('|'))
-}
-
-/// The named entry, which may be a subcommand as "container|subcommand", and its index.
-fn named(name: &[u8]) -> Option<(usize, &'static Command)> {
-    by_name(name).or_else(|| {
-        COMMANDS
-            .iter()
-            .enumerate()
-            .find(|(_, command)| command.name.as_bytes().eq_ignore_ascii_case(name))
-    })
-}
-
-fn info(buf: &[u8], names: &[Span], out: &mut Vec<u8>) {
-    if names.is_empty() {
-        write_array_header(out, containers_and_commands().count());
-        containers_and_commands().for_each(|(at, command)| entry(at, command, out));
-        return;
+    /// All but the subcommands.
+    fn entries(&self) -> Vec<&'static Command> {
+        let table = COMMANDS.iter().filter(|command| !command.name.contains('|'));
+        table.chain(self.custom.iter()).collect()
     }
-    write_array_header(out, names.len());
-    for name in names {
-        match named(name.of(buf)) {
-            Some((at, command)) => entry(at, command, out),
-            None => write_nil_array(out),
+
+    /// Those that COMMAND knows.
+    fn subcommands(&self, container: &'static Command) -> Vec<&'static Command> {
+        if container.subcommands == 0 || container.facts.is_open {
+            return Vec::new();
+        }
+        match by_name(container.name.as_bytes()) {
+            Some((at, _)) => subcommands(at).collect(),
+            None => self.custom.subcommands(container).collect(),
+        }
+    }
+
+    /// Of this name, which may be a subcommand's, as "container|subcommand".
+    fn named(&self, name: &[u8]) -> Option<&'static Command> {
+        let Some(bar) = memchr::memchr(b'|', name) else {
+            return by_name(name).map(|(_, found)| found).or_else(|| self.custom.by_name(name));
+        };
+        let container = self.named(&name[..bar])?;
+        let mut subcommands = self.subcommands(container).into_iter();
+        subcommands.find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
+    }
+
+    fn info(&mut self, names: &[Span]) {
+        if names.is_empty() {
+            let entries = self.entries();
+            write_array_header(self.out, entries.len());
+            entries.into_iter().for_each(|command| self.entry(command));
+            return;
+        }
+        write_array_header(self.out, names.len());
+        for name in names {
+            match self.named(name.of(self.buf)) {
+                Some(command) => self.entry(command),
+                None => write_null(self.out, self.version),
+            }
+        }
+    }
+
+    /// Name, arity, flags, first key, last key, step, ACL categories, tips, key specifications and
+    /// subcommands.
+    fn entry(&mut self, command: &'static Command) {
+        let (first, last, step) = command.key_range();
+        write_array_header(self.out, 10);
+        write_bulk(self.out, command.name.as_bytes());
+        write_integer(self.out, command.arity.into());
+        self.statuses(command.flags());
+        write_integer(self.out, first.into());
+        write_integer(self.out, last.into());
+        write_integer(self.out, step.into());
+        self.statuses(command.categories());
+        let tips: Vec<&str> = command.facts.tips.split_whitespace().collect();
+        write_set_header(self.out, self.version, tips.len());
+        tips.iter().for_each(|tip| write_bulk(self.out, tip.as_bytes()));
+        let specs = command.key_specs();
+        write_set_header(self.out, self.version, specs.len());
+        specs.iter().for_each(|spec| self.key_spec(spec));
+        let subcommands = self.subcommands(command);
+        match subcommands.len() {
+            0 => write_set_header(self.out, self.version, 0),
+            len => write_array_header(self.out, len),
+        }
+        // Subcommands have none of their own: the nesting is two deep at most.
+        subcommands.into_iter().for_each(|subcommand| self.entry(subcommand));
+    }
+
+    fn statuses(&mut self, texts: Vec<&str>) {
+        write_set_header(self.out, self.version, texts.len());
+        texts.iter().for_each(|text| write_status(self.out, text.as_bytes()));
+    }
+
+    fn key_spec(&mut self, spec: &KeySpec) {
+        write_map_header(self.out, self.version, 3);
+        write_bulk(self.out, b"flags");
+        self.statuses(spec.uses.split_whitespace().collect());
+        write_bulk(self.out, b"begin_search");
+        match spec.begin {
+            BeginSearch::Index(index) => self.search("index", &[("index", index.into())]),
+            BeginSearch::Keyword(word, from) => {
+                self.search_header("keyword", 2);
+                write_bulk(self.out, b"keyword");
+                write_bulk(self.out, word.as_bytes());
+                self.number("startfrom", from.into());
+            }
+            BeginSearch::Unknown => self.search("unknown", &[]),
+        }
+        write_bulk(self.out, b"find_keys");
+        match spec.find {
+            FindKeys::Range { last, step, limit } => {
+                let numbers =
+                    [("lastkey", last.into()), ("keystep", step.into()), ("limit", limit.into())];
+                self.search("range", &numbers);
+            }
+            FindKeys::Keynum { first, step } => {
+                let numbers =
+                    [("keynumidx", 0), ("firstkey", first.into()), ("keystep", step.into())];
+                self.search("keynum", &numbers);
+            }
+            FindKeys::Unknown => self.search("unknown", &[]),
+        }
+    }
+
+    fn search(&mut self, kind: &str, numbers: &[(&str, i64)]) {
+        self.search_header(kind, numbers.len());
+        numbers.iter().for_each(|&(name, number)| self.number(name, number));
+    }
+
+    fn search_header(&mut self, kind: &str, pairs: usize) {
+        write_map_header(self.out, self.version, 2);
+        write_bulk(self.out, b"type");
+        write_bulk(self.out, kind.as_bytes());
+        write_bulk(self.out, b"spec");
+        write_map_header(self.out, self.version, pairs);
+    }
+
+    fn number(&mut self, name: &str, number: i64) {
+        write_bulk(self.out, name.as_bytes());
+        write_integer(self.out, number);
+    }
+
+    fn list(&mut self, filter: &[Span]) {
+        let buf = self.buf;
+        let is = |at: usize, text: &str| filter[at].of(buf).eq_ignore_ascii_case(text.as_bytes());
+        let entries = self.entries().into_iter();
+        let all = entries.flat_map(|command| {
+            let mut family = self.subcommands(command);
+            family.insert(0, command);
+            family
+        });
+        let listed: Vec<&Command> = match filter.len() {
+            0 => all.collect(),
+            3 if is(0, "filterby") && is(1, "pattern") => {
+                let pattern = filter[2].of(buf);
+                all.filter(|command| matches(pattern, command.name.as_bytes())).collect()
+            }
+            3 if is(0, "filterby") && is(1, "aclcat") => {
+                let category = filter[2].of(buf);
+                let is_in = |of: &&str| of.as_bytes()[1..].eq_ignore_ascii_case(category);
+                all.filter(|command| command.categories().iter().any(is_in)).collect()
+            }
+            // Which module a command is of is not known.
+            3 if is(0, "filterby") && is(1, "module") => Vec::new(),
+            _ => return write_error(self.out, b"ERR syntax error"),
+        };
+        write_array_header(self.out, listed.len());
+        listed.iter().for_each(|command| write_bulk(self.out, command.name.as_bytes()));
+    }
+
+    fn getkeys(&mut self, call: &[Span], with_flags: bool) {
+        let lookup = match find(self.buf, call) {
+            Lookup::UnknownCommand => self.custom.find(self.buf, call),
+            lookup => lookup,
+        };
+        let command = match lookup {
+            Lookup::Found(command) | Lookup::WrongArity(command) => command,
+            Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => {
+                return write_error(self.out, b"ERR Invalid command specified");
+            }
+        };
+        if command.has_no_true_keys() {
+            return write_error(self.out, b"ERR The command has no key arguments");
+        }
+        if !command.takes(call.len()) {
+            return write_error(self.out, b"ERR Invalid number of arguments specified for command");
+        }
+        let mut keys = Vec::new();
+        let found = command.keys(self.buf, call, &mut keys);
+        let may_be_none = command.facts.flags.contains("no_mandatory_keys");
+        if found.is_err() || keys.is_empty() && !may_be_none {
+            return write_error(self.out, b"ERR Invalid arguments specified for command");
+        }
+        write_array_header(self.out, keys.len());
+        for (position, key) in keys.iter().enumerate() {
+            if with_flags {
+                write_array_header(self.out, 2);
+            }
+            write_bulk(self.out, key.of(self.buf));
+            if with_flags {
+                let uses = command.uses_in(self.buf, call, position);
+                self.statuses(uses.split_whitespace().collect());
+            }
         }
     }
 }
 
-/// Name, arity, flags, first key, last key, step, ACL categories, tips, key specifications and
-/// subcommands. The gateway has no ACL, and gives no tips and no key specifications.
-fn entry(at: usize, command: &Command, out: &mut Vec<u8>) {
-    let (first, last, step) = command.key_range();
-    write_array_header(out, 10);
-    write_bulk(out, command.name.as_bytes());
-    write_integer(out, command.arity.into());
-    flags(command, out);
-    write_integer(out, first.into());
-    write_integer(out, last.into());
-    write_integer(out, step.into());
-    (0..3).for_each(|_| write_array_header(out, 0));
-    write_array_header(out, command.subcommands.into());
-    // Subcommands have none of their own: the nesting is two deep at most.
-    for (offset, subcommand) in subcommands(at).enumerate() {
-        entry(at + 1 + offset, subcommand, out);
+impl Command {
+    fn flags(&self) -> Vec<&'static str> {
+        let access = match self.access {
+            Access::Read => Some("readonly"),
+            Access::Write => Some("write"),
+            Access::None => None,
+        };
+        let movable = self.has_movable_keys().then_some("movablekeys");
+        access.into_iter().chain(self.facts.flags.split_whitespace()).chain(movable).collect()
+    }
+
+    /// Redis's ACL categories, with "@".
+    fn categories(&self) -> Vec<&'static str> {
+        let has = |flag: &str| self.facts.flags.split_whitespace().any(|of| of == flag);
+        let implied = [
+            ("@write", self.access == Access::Write),
+            ("@read", self.access == Access::Read && self.group != Group::Scripting),
+            ("@admin", has("admin")),
+            ("@dangerous", has("admin")),
+            ("@pubsub", has("pubsub")),
+            ("@fast", has("fast")),
+            ("@slow", !has("fast")),
+            ("@blocking", has("blocking")),
+        ];
+        let explicit = match self.facts.categories {
+            Some(categories) => categories,
+            None if self.subcommands > 0 => "",
+            None => self.group.category(),
+        };
+        let mut all: Vec<&str> =
+            implied.iter().filter(|(_, is)| *is).map(|&(name, _)| name).collect();
+        for category in explicit.split_whitespace() {
+            if !all.contains(&category) {
+                all.push(category);
+            }
+        }
+        all
     }
 }
 
-fn flags(command: &Command, out: &mut Vec<u8>) {
-    let access = match command.access {
-        Access::Read => Some("readonly"),
-        Access::Write => Some("write"),
-        Access::None => None,
-    };
-    let movable = command.has_movable_keys().then_some("movablekeys");
-    let flags = || access.into_iter().chain(command.flags.split_whitespace()).chain(movable);
-    write_array_header(out, flags().count());
-    flags().for_each(|flag| write_status(out, flag.as_bytes()));
-}
-
-/// A map from names to maps, as RESP2 writes maps. The table does not know what commands do, but
-/// redis-cli prints summaries without looking whether there are any; so each says where to read on.
-fn docs(buf: &[u8], names: &[Span], out: &mut Vec<u8>) {
-    let known = || names.iter().filter_map(|name| named(name.of(buf)));
-    if names.is_empty() {
-        write_array_header(out, containers_and_commands().count() * 2);
-        containers_and_commands().for_each(|(at, command)| documentation(at, command, out));
-    } else {
-        write_array_header(out, known().count() * 2);
-        known().for_each(|(at, command)| documentation(at, command, out));
-    }
-}
-
-fn documentation(at: usize, command: &Command, out: &mut Vec<u8>) {
-    write_bulk(out, command.name.as_bytes());
-    write_array_header(out, if command.subcommands > 0 { 6 } else { 4 });
-    write_bulk(out, b"summary");
-    let page = command.name.replace('|', "-");
-    write_bulk(out, format!("See https://redis.io/commands/{page}").as_bytes());
-    write_bulk(out, b"group");
-    write_bulk(out, command.group.name().as_bytes());
-    if command.subcommands > 0 {
-        write_bulk(out, b"subcommands");
-        write_array_header(out, usize::from(command.subcommands) * 2);
-        for (offset, subcommand) in subcommands(at).enumerate() {
-            documentation(at + 1 + offset, subcommand, out);
+impl Group {
+    /// The ACL category that most of its commands are in.
+    fn category(self) -> &'static str {
+        match self {
+            Self::Array => "@array",
+            Self::Bitmap => "@bitmap",
+            Self::Cluster | Self::Module | Self::Server => "",
+            Self::Connection => "@connection",
+            Self::Generic => "@keyspace",
+            Self::Geo => "@geo",
+            Self::Hash => "@hash",
+            Self::Hyperloglog => "@hyperloglog",
+            Self::List => "@list",
+            Self::Pubsub => "@pubsub",
+            Self::Scripting => "@scripting",
+            Self::Set => "@set",
+            Self::SortedSet => "@sortedset",
+            Self::Stream => "@stream",
+            Self::String => "@string",
+            Self::Transactions => "@transaction",
         }
-    }
-}
-
-fn list(buf: &[u8], filter: &[Span], out: &mut Vec<u8>) {
-    let all = || COMMANDS.iter().map(|command| command.name.as_bytes());
-    let is = |at: usize, text: &str| filter[at].of(buf).eq_ignore_ascii_case(text.as_bytes());
-    match filter.len() {
-        0 => {
-            write_array_header(out, all().count());
-            all().for_each(|name| write_bulk(out, name));
-        }
-        3 if is(0, "filterby") && is(1, "pattern") => {
-            let pattern = filter[2].of(buf);
-            let matching = || all().filter(|name| matches(pattern, name));
-            write_array_header(out, matching().count());
-            matching().for_each(|name| write_bulk(out, name));
-        }
-        3 if is(0, "filterby") && (is(1, "module") || is(1, "aclcat")) => {
-            // No command comes from a module, and none is in an ACL category.
-            write_array_header(out, 0);
-        }
-        _ => write_error(out, b"ERR syntax error"),
     }
 }
 
@@ -173,40 +340,22 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     pattern[in_pattern..].iter().all(|&byte| byte == b'*')
 }
 
-fn getkeys(buf: &[u8], call: &[Span], out: &mut Vec<u8>) {
-    let command = match find(buf, call) {
-        Lookup::Found(command) | Lookup::WrongArity(command) => command,
-        Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => {
-            return write_error(out, b"ERR Invalid command specified");
-        }
-    };
-    if command.keys == Keys::None {
-        return write_error(out, b"ERR The command has no key arguments");
-    }
-    if !command.takes(call.len()) {
-        return write_error(out, b"ERR Invalid number of arguments specified for command");
-    }
-    let mut keys = Vec::new();
-    let found = command.keys(buf, call, &mut keys);
-    let may_be_none = command.flags.contains("no_mandatory_keys");
-    if found.is_err() || keys.is_empty() && !may_be_none {
-        return write_error(out, b"ERR Invalid arguments specified for command");
-    }
-    write_array_header(out, keys.len());
-    keys.iter().for_each(|key| write_bulk(out, key.of(buf)));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::redis::{Definition, KeyPlaces};
     use crate::resp::{Elements, Parsed, Reply, RequestParser, reply};
 
     fn answer(call: &str) -> Vec<u8> {
+        answer_with(call, &CustomCommands::default(), Version::Resp2)
+    }
+
+    fn answer_with(call: &str, custom: &CustomCommands, version: Version) -> Vec<u8> {
         let line = format!("{call}\n");
         let mut parser = RequestParser::default();
         assert_eq!(parser.parse(line.as_bytes(), line.len()), Parsed::Complete { len: line.len() });
         let mut out = Vec::new();
-        command_reply(parser.inline_encoded().unwrap(), parser.args(), &mut out);
+        command_reply(parser.inline_encoded().unwrap(), parser.args(), custom, version, &mut out);
         out
     }
 
@@ -233,26 +382,56 @@ mod tests {
             entries += 1 + inner.len();
             inner.for_each(|entry| assert_eq!(elements(entry).len(), 10));
         }
-        assert_eq!(entries, COMMANDS.len());
-        assert_eq!(elements(&answer("COMMAND LIST")).len(), COMMANDS.len());
-        assert_eq!(elements(&answer("COMMAND DOCS")).len() as i64, 2 * count);
+        let known = COMMANDS.iter().filter(|command| !command.name.starts_with("debug|")).count();
+        assert_eq!(entries, known);
+        assert_eq!(elements(&answer("COMMAND LIST")).len(), known);
     }
 
     #[test]
     fn entries_are_shaped_as_in_redis_7() {
-        assert_eq!(
-            answer("COMMAND INFO Get nope OBJECT|FREQ").escape_ascii().to_string(),
-            "*3\r\n*10\r\n$3\r\nget\r\n:2\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*0\r\n\
-             *0\r\n*0\r\n*0\r\n*-1\r\n*10\r\n$11\r\nobject|freq\r\n:3\r\n*1\r\n+readonly\r\n:2\r\n\
-             :2\r\n:1\r\n*0\r\n*0\r\n*0\r\n*0\r\n"
-                .as_bytes()
-                .escape_ascii()
-                .to_string()
+        let spec = "*6\r\n$5\r\nflags\r\n*2\r\n+RO\r\n+access\r\n$12\r\nbegin_search\r\n*4\r\n\
+                    $4\r\ntype\r\n$5\r\nindex\r\n$4\r\nspec\r\n*2\r\n$5\r\nindex\r\n:1\r\n\
+                    $9\r\nfind_keys\r\n*4\r\n$4\r\ntype\r\n$5\r\nrange\r\n$4\r\nspec\r\n*6\r\n\
+                    $7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n";
+        let expected = format!(
+            "*3\r\n*10\r\n$3\r\nget\r\n:2\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n\
+             *3\r\n+@read\r\n+@fast\r\n+@string\r\n*0\r\n*1\r\n{spec}*0\r\n$-1\r\n\
+             *10\r\n$4\r\ntime\r\n:1\r\n*3\r\n+loading\r\n+stale\r\n+fast\r\n:0\r\n:0\r\n:0\r\n\
+             *1\r\n+@fast\r\n*1\r\n$23\r\nnondeterministic_output\r\n*0\r\n*0\r\n"
         );
-        assert_eq!(
-            answer("COMMAND DOCS get nope"),
-            b"*2\r\n$3\r\nget\r\n*4\r\n$7\r\nsummary\r\n$33\r\nSee https://redis.io/commands/get\r\n$5\r\ngroup\r\n$6\r\nstring\r\n"
-        );
+        let answered = answer("COMMAND INFO Get nope TIME");
+        assert_eq!(String::from_utf8(answered).unwrap(), expected);
+        let answered =
+            answer_with("COMMAND INFO TIME no", &CustomCommands::default(), Version::Resp3);
+        let expected = "*2\r\n*10\r\n$4\r\ntime\r\n:1\r\n~3\r\n+loading\r\n+stale\r\n+fast\r\n:0\r\n:0\r\n\
+                        :0\r\n~1\r\n+@fast\r\n~1\r\n$23\r\nnondeterministic_output\r\n~0\r\n~0\r\n_\r\n";
+        assert_eq!(String::from_utf8(answered).unwrap(), expected);
+    }
+
+    #[test]
+    fn custom_commands_are_described_too() {
+        let key = KeyPlaces::Range { first: 1, last: 1, step: 1 };
+        let definition = |name: &str, arity, keys| Definition {
+            name: name.into(),
+            arity,
+            keys,
+            flags: vec!["readonly".into()],
+        };
+        let definitions = [
+            definition("json.get", -2, key),
+            definition("json.debug", -2, KeyPlaces::None),
+            definition("json.debug|help", 2, KeyPlaces::None),
+        ];
+        let custom = CustomCommands::new(&definitions, &CustomCommands::default());
+        let ask = |call: &str| answer_with(call, &custom, Version::Resp2);
+        let Some(Reply::Integer(count)) = reply(&answer("COMMAND COUNT")) else {
+            panic!("a count");
+        };
+        assert_eq!(ask("COMMAND COUNT"), format!(":{}\r\n", count + 2).as_bytes());
+        assert_eq!(elements(&ask("COMMAND LIST FILTERBY PATTERN json*")).len(), 3);
+        assert_eq!(ask("COMMAND GETKEYS JSON.GET doc $"), b"*1\r\n$3\r\ndoc\r\n");
+        let info = ask("COMMAND INFO JSON.DEBUG|HELP json.get");
+        assert!(info.starts_with(b"*2\r\n*10\r\n$15\r\njson.debug|help\r\n:2\r\n"));
     }
 
     #[test]
@@ -262,7 +441,12 @@ mod tests {
         assert_eq!(answer("COMMAND LIST FILTERBY PATTERN X*PTY*"), b"*0\r\n", "nothing matches");
         assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN xg*")).len(), 7);
         assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN g?T")).len(), 1);
-        assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN *")).len(), COMMANDS.len());
+        assert_eq!(answer("COMMAND LIST FILTERBY PATTERN *"), answer("COMMAND LIST"));
+        assert_eq!(elements(&answer("COMMAND LIST FILTERBY ACLCAT geo")).len(), 10);
+        assert_eq!(
+            answer("COMMAND GETKEYSANDFLAGS LMOVE a b LEFT LEFT"),
+            b"*2\r\n*2\r\n$1\r\na\r\n*3\r\n+RW\r\n+access\r\n+delete\r\n*2\r\n$1\r\nb\r\n*2\r\n+RW\r\n+insert\r\n"
+        );
     }
 
     #[test]
@@ -272,7 +456,8 @@ mod tests {
             ("COMMAND COUNT x", "ERR wrong number of arguments for 'command|count' command"),
             ("COMMAND LIST FOO", "ERR syntax error"),
             ("COMMAND LIST FILTERBY FOO x", "ERR syntax error"),
-            ("COMMAND GETKEYS GET", "ERR wrong number of arguments for 'command|getkeys' command"),
+            ("COMMAND GETKEYS", "ERR wrong number of arguments for 'command|getkeys' command"),
+            ("COMMAND GETKEYS SPUBLISH a b", "ERR The command has no key arguments"),
             ("COMMAND GETKEYS NOPE x", "ERR Invalid command specified"),
             ("COMMAND GETKEYS OBJECT NOPE", "ERR Invalid command specified"),
             ("COMMAND GETKEYS ECHO a", "ERR The command has no key arguments"),

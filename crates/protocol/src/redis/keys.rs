@@ -41,14 +41,14 @@ impl Command {
                 }
                 out.extend(args.iter().skip(1).step_by(2));
             }
-            Keys::Numkeys { at, first, destination, trailing, faults } => {
-                let (at, first) = (usize::from(at), usize::from(first));
-                let room = args.len().saturating_sub(first + usize::from(trailing));
+            Keys::Numkeys { at, first, step, destination, trailing, faults } => {
+                let (at, first, step) = (usize::from(at), usize::from(first), usize::from(step));
+                let room = args.len().saturating_sub(first + usize::from(trailing)) / step;
                 let count = number_of_keys(word(buf, args, at), room, faults)?;
                 if destination != 0 {
                     out.extend(args.get(usize::from(destination)));
                 }
-                out.extend(args.iter().skip(first).take(count));
+                out.extend(args.iter().skip(first).step_by(step).take(count));
             }
             Keys::Sort => {
                 out.extend(args.get(1));
@@ -117,30 +117,33 @@ fn georadius_destinations(buf: &[u8], args: &[Span], out: &mut Vec<Span>) {
 
 /// Index of the STREAMS option: everything behind it is keys and ids.
 fn streams(buf: &[u8], args: &[Span]) -> Result<usize, &'static str> {
-    let mut at = 1;
-    while at < args.len() {
-        let option = word(buf, args, at);
-        if option.eq_ignore_ascii_case(b"streams") {
-            return Ok(at);
-        }
-        at += 1 + stream_option_arguments(option).ok_or(SYNTAX_ERROR)?;
-    }
-    Err(SYNTAX_ERROR)
+    stream_options(buf, args)
+        .find(|(_, option)| option.eq_ignore_ascii_case(b"streams"))
+        .map(|(at, _)| at)
+        .ok_or(SYNTAX_ERROR)
 }
 
 fn has_block(buf: &[u8], args: &[Span]) -> bool {
+    stream_options(buf, args)
+        .take_while(|(_, option)| !option.eq_ignore_ascii_case(b"streams"))
+        .any(|(_, option)| option.eq_ignore_ascii_case(b"block"))
+}
+
+/// The options in front of STREAMS and where they are, and what is behind STREAMS. An option that
+/// is not known is the server's to judge: it may be newer, and what is behind it too.
+fn stream_options<'a>(
+    buf: &'a [u8],
+    args: &'a [Span],
+) -> impl Iterator<Item = (usize, &'a [u8])> + 'a {
+    const ARGUMENTS: [(&str, usize); 6] =
+        [("count", 1), ("block", 1), ("group", 2), ("claim", 1), ("maxcount", 1), ("maxsize", 1)];
     let mut at = 1;
-    while at < args.len() {
-        let option = word(buf, args, at);
-        if option.eq_ignore_ascii_case(b"block") {
-            return true;
-        }
-        match stream_option_arguments(option) {
-            Some(taken) => at += 1 + taken,
-            None => return false,
-        }
-    }
-    false
+    std::iter::from_fn(move || {
+        let (here, option) = (at, args.get(at)?.of(buf));
+        let taken = ARGUMENTS.iter().find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()));
+        at += 1 + taken.map_or(0, |&(_, taken)| taken);
+        Some((here, option))
+    })
 }
 
 /// MIGRATE wants to have an empty key in front of KEYS, and is refused without.
@@ -156,14 +159,6 @@ fn migrated<'a>(buf: &[u8], args: &'a [Span]) -> &'a [Span] {
         at += 1 + taken.map_or(0, |&(_, taken)| taken);
     }
     args.get(3..4).unwrap_or_default()
-}
-
-fn stream_option_arguments(option: &[u8]) -> Option<usize> {
-    const OPTIONS: [(&str, usize); 4] = [("count", 1), ("block", 1), ("group", 2), ("noack", 0)];
-    OPTIONS
-        .iter()
-        .find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()))
-        .map(|&(_, taken)| taken)
 }
 
 fn word<'a>(buf: &'a [u8], args: &[Span], at: usize) -> &'a [u8] {
@@ -228,6 +223,9 @@ mod tests {
             ("GEORADIUS g 0 0 1 m STORE d STOREDIST e", "g d e"),
             ("GEORADIUSBYMEMBER g STORE 1 m STORE d", "g d"),
             ("XREAD COUNT STREAMS STREAMS a b 0 0", "a b"),
+            ("XREAD MAXCOUNT 5 MAXSIZE STREAMS STREAMS a 0", "a"),
+            ("XREADGROUP GROUP g c CLAIM 1 NEWER STREAMS a >", "a"),
+            ("MSETEX 2 a 1 b 2 EX 5", "a b"),
             ("XREADGROUP GROUP STREAMS BLOCK NOACK STREAMS a >", "a"),
         ];
         for (call, expected) in cases {
@@ -268,6 +266,8 @@ mod tests {
             ),
             ("SINTERCARD 2 a", "ERR Number of keys can't be greater than number of args"),
             ("LMPOP 2 a LEFT", "ERR syntax error"),
+            ("MSETEX 2 a 1 b", "ERR syntax error"),
+            ("MSETEX 0 a 1", "ERR invalid numkeys value or out of range"),
             ("EVAL return -1 a", "ERR Number of keys can't be negative"),
             ("FCALL f x a", "ERR Bad number of keys provided"),
             ("XREAD COUNT 1 a 0", SYNTAX_ERROR),
@@ -294,6 +294,15 @@ mod tests {
                 Rule::Fan(_) | Rule::Single(_) => assert!(keyless, "{}", command.name),
                 Rule::Session(_) | Rule::Subscribe(_) | Rule::Publish | Rule::Refuse(_) => {}
             }
+        }
+    }
+
+    /// Who forwards by it looks at that argument without asking whether it is there.
+    #[test]
+    fn the_only_key_is_among_the_fewest_arguments() {
+        for command in COMMANDS {
+            let fewest = usize::from(command.arity.unsigned_abs());
+            assert!(command.single_key().is_none_or(|at| at < fewest), "{}", command.name);
         }
     }
 

@@ -33,15 +33,18 @@ pub fn find(buf: &[u8], args: &[Span]) -> Lookup {
     if command.subcommands > 0 && args.len() > 1 {
         return subcommand(buf, args, at, command);
     }
-    checked(command, args)
+    command.checked(args)
 }
 
 #[cold]
 fn subcommand(buf: &[u8], args: &[Span], at: usize, container: &'static Command) -> Lookup {
     let name = args[1].of(buf);
     match subcommands(at).find(|command| subcommand_name(command).eq_ignore_ascii_case(name)) {
-        Some(command) => checked(command, args),
-        None => Lookup::UnknownSubcommand(container),
+        Some(command) if !container.facts.is_open => command.checked(args),
+        Some(command) if command.takes(args.len()) => Lookup::Found(command),
+        // Its own words for what is wrong with a subcommand are the server's.
+        _ if container.facts.is_open => container.checked(args),
+        _ => Lookup::UnknownSubcommand(container),
     }
 }
 
@@ -52,9 +55,11 @@ pub fn find_begun(buf: &[u8], args: &[Span], count: usize) -> Option<&'static Co
     (command.subcommands == 0 && command.takes(count)).then_some(command)
 }
 
-#[inline]
-fn checked(command: &'static Command, args: &[Span]) -> Lookup {
-    if command.takes(args.len()) { Lookup::Found(command) } else { Lookup::WrongArity(command) }
+impl Command {
+    #[inline]
+    pub(super) fn checked(&'static self, args: &[Span]) -> Lookup {
+        if self.takes(args.len()) { Lookup::Found(self) } else { Lookup::WrongArity(self) }
+    }
 }
 
 /// The command of this name, which is not a subcommand's, and its index in the table.
@@ -119,7 +124,8 @@ const fn plain() -> [Plain; PLAIN_SLOTS] {
     let mut at = 0;
     while at < COMMANDS.len() {
         let command = &COMMANDS[at];
-        let is_keyed = matches!(command.keys, Keys::Range { first: 1, last: 1, .. });
+        let is_keyed = matches!(command.keys, Keys::Range { first: 1, last: 1, .. })
+            && !command.names_database();
         if let (Rule::Forward, true, Some(name)) =
             (command.rule, is_keyed, resp::name_word(command.name.as_bytes()))
         {
@@ -144,7 +150,7 @@ pub(super) fn subcommands(at: usize) -> impl Iterator<Item = &'static Command> {
 }
 
 /// Without its container's name.
-fn subcommand_name(command: &Command) -> &[u8] {
+pub(super) fn subcommand_name(command: &Command) -> &[u8] {
     let name = command.name.as_bytes();
     memchr::memchr(b'|', name).map_or(name, |bar| &name[bar + 1..])
 }
@@ -272,6 +278,10 @@ mod tests {
             }
             match lookup(&words) {
                 Lookup::WrongArity(found) => assert!(std::ptr::eq(found, command)),
+                // Then it is one of those that only the server knows.
+                Lookup::Found(found) if found.facts.is_open => {
+                    assert!(command.name.starts_with(found.name), "{}", command.name);
+                }
                 // A container without the name of a subcommand is tested below.
                 other => assert!(command.subcommands > 0, "{}: {other:?}", command.name),
             }
@@ -303,6 +313,22 @@ mod tests {
         }
         assert!(matches!(lookup(&[b"object"]), Lookup::WrongArity(_)));
         assert!(matches!(lookup(&[b"command"]), Lookup::Found(_)));
+    }
+
+    #[test]
+    fn what_only_the_server_knows_goes_by_its_container() {
+        for call in [&[b"debug".as_slice(), b"nope"], &[b"DEBUG", b"object"], &[b"Debug", b"sleep"]]
+        {
+            match lookup(call) {
+                Lookup::Found(command) => assert_eq!(command.name, "debug"),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(matches!(lookup(&[b"debug"]), Lookup::WrongArity(_)));
+        match lookup(&[b"debug", b"Object", b"key"]) {
+            Lookup::Found(command) => assert_eq!(command.name, "debug|object"),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

@@ -1,18 +1,29 @@
 //! The Redis commands that the gateway understands: which keys they name, what they may touch, and
-//! how the gateway serves them. Facts are those of redis-server 7.0, and the tests hold the table
-//! against a running one.
+//! how the gateway serves them. Facts are those of the newest Redis, or of Valkey, and the tests hold
+//! the table against a running server.
 
 mod command;
+mod custom;
 mod describe;
 mod error;
+mod glob;
 mod keys;
 mod lookup;
+mod specs;
 mod table;
+mod wait;
 
 pub use command::{
-    Access, Command, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule, Subscription,
+    Access, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule,
+    Subscription,
+};
+pub use custom::{
+    CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, Fault, FaultOf, KeyPlaces, definitions,
 };
 pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
+pub use glob::matches as glob_matches;
 pub use lookup::{Lookup, find, find_begun, find_plain};
+pub use specs::{BeginSearch, FindKeys, KeySpec};
 pub use table::COMMANDS;
+pub use wait::Wait;

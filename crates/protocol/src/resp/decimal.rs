@@ -25,7 +25,7 @@ pub(super) fn line(buf: &[u8], at: usize) -> Option<(usize, usize)> {
 }
 
 /// Redis's `string2ll`: an optional minus, no plus, no leading zero, no spaces, 64 bits.
-pub(crate) fn integer(text: &[u8]) -> Option<i64> {
+pub fn integer(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
         [b'-', digits @ ..] => (true, digits),
         digits => (false, digits),

@@ -12,13 +12,13 @@ mod request;
 mod tail;
 mod value;
 
-pub(crate) use decimal::integer;
+pub use decimal::integer;
 pub(crate) use plain::name_word;
 pub use plain::{PlainRequest, plain_reply, plain_request};
 pub use reply::{ReplyScanner, Scan};
 pub use request::{ARGS_MAX, BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, ProtocolError, RequestParser};
 pub use tail::{Tail, TailScan};
-pub use value::{Elements, Reply, reply};
+pub use value::{Elements, Reply, is_error, reply};
 
 /// Of the protocol, as HELLO names it: RESP3 is RESP2 and more types of replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -28,6 +28,11 @@ pub enum Reply<'a> {
     Push(Elements<'a>),
 }
 
+/// Whether a reply, or as much as there is of it, is an error.
+pub fn is_error(reply: &[u8]) -> bool {
+    matches!(reply.first(), Some(b'-' | b'!'))
+}
+
 /// Reads the reply that `buf` holds, whole and alone; attributes before it are passed over. `None`
 /// if it holds anything else, or a string in chunks.
 pub fn reply(mut buf: &[u8]) -> Option<Reply<'_>> {

@@ -75,7 +75,7 @@ impl Master {
             self.current.segments.use_slot(slot);
         }
         let (ours, theirs) = cashew_control::pair()?;
-        let child = self.spawn.spawn(role, self.log_level, self.started, theirs)?;
+        let child = self.spawn.spawn(role, self.log.level(), self.started, theirs)?;
         Ok(Running::new(child, MasterChannel::new(ours), self.outbox_max()))
     }
 
@@ -112,12 +112,19 @@ impl Master {
                 self.deal_sockets(now);
             }
             Role::Admin => {
-                let stats = self.listeners.as_ref().and_then(|listeners| listeners.of_stats());
-                let socket = stats.expect("there is an admin only where there is a stats socket");
-                self.post(role, ToChild::Listen { listener: 0, pool: 0 }, vec![socket], now);
+                let is_told = self.tell_stats_socket(now);
+                assert!(is_told, "there is an admin only where there is a stats socket");
             }
         }
         self.post(role, ToChild::Start, Vec::new(), now);
+    }
+
+    /// False where there is none.
+    pub(super) fn tell_stats_socket(&mut self, now: Instant) -> bool {
+        let stats = self.listeners.as_ref().and_then(|listeners| listeners.of_stats());
+        let Some(socket) = stats else { return false };
+        self.post(Role::Admin, ToChild::Listen { listener: 0, pool: 0 }, vec![socket], now);
+        true
     }
 
     pub(super) fn handle_ready(&mut self, role: Role, now: Instant) -> Result<(), Error> {

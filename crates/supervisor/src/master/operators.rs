@@ -20,6 +20,7 @@ use crate::control_socket::{ControlSocket, default_paths};
 use crate::errand::Errand;
 use crate::fleet::Life;
 use crate::interests::Interests;
+use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
@@ -242,6 +243,9 @@ impl Master {
             workers: workers.collect(),
             admin,
             pools: (0..).zip(&self.current.snapshot.pools).map(pool).collect(),
+            statistics: self.listeners.as_ref().and_then(Listeners::stats_address),
+            log_file: self.current.snapshot.global.log_file.clone(),
+            log_level: Some(self.log.level()),
             last_reload: self.operators.last_reload.clone(),
             last_upgrade: self.upgrade.last.clone(),
         }

@@ -4,13 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cashew_config::{Difference, Snapshot};
 use tracing::{error, info, warn};
 
 use super::{Master, Phase};
-use crate::child::Spawn;
+use crate::CommandLine;
+use crate::child::{Role, Spawn};
 use crate::command::{self, Command, Nobody, Reply};
 use crate::errand::Errand;
 use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
@@ -38,7 +39,12 @@ enum Stage {
     Quieting { askers: Vec<Asker>, snapshot: Box<Snapshot> },
     /// The workers are being changed.
     Changing { askers: Vec<Asker> },
+    /// All of them have changed. Who asks for the statistics once the reload is over is told of it.
+    Telling { askers: Vec<Asker>, deadline: Instant },
 }
+
+/// How long a reload waits for the admin, once everybody else has changed.
+const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 
 struct Asker {
     dry_run: bool,
@@ -56,7 +62,20 @@ impl Reload {
     pub(super) fn loading(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Loading { loading, .. } => Some(loading.as_fd()),
-            Stage::Idle | Stage::Quieting { .. } | Stage::Changing { .. } => None,
+            Stage::Idle
+            | Stage::Quieting { .. }
+            | Stage::Changing { .. }
+            | Stage::Telling { .. } => None,
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Telling { deadline, .. } => Some(*deadline),
+            Stage::Idle
+            | Stage::Loading { .. }
+            | Stage::Quieting { .. }
+            | Stage::Changing { .. } => None,
         }
     }
 
@@ -104,7 +123,8 @@ impl Reload {
             Stage::Idle => Vec::new(),
             Stage::Loading { askers, .. }
             | Stage::Quieting { askers, .. }
-            | Stage::Changing { askers } => askers,
+            | Stage::Changing { askers }
+            | Stage::Telling { askers, .. } => askers,
         }
     }
 }
@@ -145,8 +165,17 @@ impl Master {
                     }
                 }
             }
+            Stage::Telling { askers, deadline } if deadline <= now || !self.is_admin_told() => {
+                self.succeed(askers);
+            }
             stage => self.reload.stage = stage,
         }
+    }
+
+    /// Whether there is one to hear from.
+    fn is_admin_told(&self) -> bool {
+        let admin = self.members.get(&Role::Admin).and_then(|admin| admin.running.as_ref());
+        admin.is_some_and(|running| running.mail().is_some())
     }
 
     fn load(&mut self) {
@@ -156,7 +185,8 @@ impl Master {
             self.notify.reloading();
         }
         let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
-        match Errand::start("load", move || load(&path, &current)) {
+        let command_line = self.command_line.clone();
+        match Errand::start("load", move || load(&path, &command_line, &current)) {
             Ok(loading) => self.reload.stage = Stage::Loading { askers, loading },
             Err(error) => self.fail(askers, &format!("cannot load the configuration: {error}")),
         }
@@ -219,10 +249,24 @@ impl Master {
         Ok(())
     }
 
-    pub(super) fn reload_done(&mut self) {
+    /// All workers have changed.
+    pub(super) fn reload_done(&mut self, now: Instant) {
         let askers = self.reload.take_askers();
         info!("epoch {} is in effect", self.current.snapshot.epoch);
-        self.succeed(askers);
+        if self.phase != Phase::Serving || !self.is_admin_told() {
+            return self.succeed(askers);
+        }
+        self.reload.stage = Stage::Telling { askers, deadline: now + TELL_TIMEOUT };
+    }
+
+    pub(super) fn admin_tells(&mut self, epoch: u64) {
+        if epoch != self.current.snapshot.epoch {
+            return;
+        }
+        match std::mem::take(&mut self.reload.stage) {
+            Stage::Telling { askers, .. } => self.succeed(askers),
+            stage => self.reload.stage = stage,
+        }
     }
 
     pub(super) fn reload_failed(&mut self, why: &str) {
@@ -256,12 +300,13 @@ impl Master {
     }
 }
 
-fn load(path: &Path, current: &Snapshot) -> Result<Loaded, String> {
+fn load(path: &Path, command_line: &CommandLine, current: &Snapshot) -> Result<Loaded, String> {
     let loaded = cashew_config::load(path).map_err(|errors| errors.to_string())?;
     // Epochs are numbered by who puts them into effect.
-    let snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
+    let mut snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
+    let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    warnings.extend(command_line.overrule(&mut snapshot.global));
     let difference = Difference::between(current, &snapshot);
-    let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
     Ok(Loaded { snapshot, warnings, difference })
 }
 

@@ -12,6 +12,7 @@ use cashew_control::{Epoch, PoolState, ToChild};
 use cashew_metrics::{Layout, Segments};
 use tracing::warn;
 
+use super::log::Destination;
 use super::{Master, workers_of};
 use crate::child::Role;
 use crate::epochs::{Output, Step};
@@ -37,6 +38,8 @@ pub(super) struct Next {
     bound: Bound,
     /// Where operators are heard from then on, unless that is where they are.
     control: Option<UnixSocket>,
+    /// Where the log goes from then on, unless it goes there.
+    log: Option<Destination>,
     quotas: Quotas,
 }
 
@@ -79,6 +82,7 @@ impl Master {
         self.allow_mail();
         grown?;
         let control = self.operators.bind_next(&snapshot, &self.conf_file)?;
+        let log = self.open_log(&snapshot.global)?;
         self.last_epoch += 1;
         snapshot.epoch = self.last_epoch;
         let quotas = self.quotas.switched(&snapshot, |quota| self.shared.taken(quota));
@@ -88,7 +92,7 @@ impl Master {
             .map_err(|error| format!("cannot make the shared memory of the metrics: {error}"))?;
         let in_effect = InEffect::new(snapshot, metrics, &quotas, &rings)
             .map_err(|error| format!("cannot seal the configuration: {error}"))?;
-        Ok(Next { in_effect, bound, control, quotas })
+        Ok(Next { in_effect, bound, control, log, quotas })
     }
 
     /// Those in use, if the snapshot has the same pools and servers.
@@ -128,13 +132,17 @@ impl Master {
                     self.condemn(Role::Worker { slot }, why, now);
                 }
                 Output::Done => {
-                    self.previous = None;
+                    let stats = |it: InEffect| it.snapshot.global.stats_listen();
+                    let stats_before = self.previous.take().map(stats);
+                    if stats_before != Some(self.current.snapshot.global.stats_listen()) {
+                        self.tell_stats_socket(now);
+                    }
                     // Only now: the new counters of a worker are behind the old ones until it has
                     // carried them over.
                     self.tell(Role::Admin, Step::Commit, now);
                     self.rings.thaw(now);
                     self.is_unsettled = true;
-                    self.reload_done();
+                    self.reload_done(now);
                 }
                 Output::Aborted(why) => {
                     self.next = None;
@@ -171,7 +179,7 @@ impl Master {
     /// From here on the next epoch is in effect. The workers commit after this, so nothing may be
     /// posted to them yet that goes by it.
     fn switch(&mut self, now: Instant) {
-        let Next { in_effect, bound, control, quotas } =
+        let Next { in_effect, bound, control, log, quotas } =
             self.next.take().expect("it was begun with one");
         self.deliver_rings(now);
         self.rings.switch(RingConfig::of(&in_effect.snapshot));
@@ -201,6 +209,7 @@ impl Master {
         }
         self.watchdog.set_timeout(new.worker_heartbeat_timeout_ms, now);
         self.allow_mail();
+        self.follow_log(&previous.snapshot.global, log, now);
         self.previous = Some(previous);
         self.is_unsettled = true;
     }

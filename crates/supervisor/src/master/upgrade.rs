@@ -18,10 +18,11 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use cashew_control::{SESSION_VERSION, ToChild, VERSION};
 use cashew_metrics::{Layout, SLOTS_MAX, Segments, monotonic_ms};
-use cashew_process::{exec, log};
+use cashew_process::exec;
 use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
 
+use super::log::Log;
 use super::operators::Operators;
 use super::reload::Reload;
 use super::switch::InEffect;
@@ -337,6 +338,7 @@ impl Master {
         let sockets = self.upgrade.askers.iter().filter_map(|asker| asker.socket());
         let askers = sockets.map(|socket| pack.put_copy(socket)).collect::<io::Result<_>>()?;
         let wanted = self.reload.wanted(&mut pack)?;
+        let standard_error = self.log.state(&mut pack);
         let state = State {
             format: FORMAT,
             version: self.program.version.clone(),
@@ -356,7 +358,8 @@ impl Master {
             generation: self.generation,
             rings: self.rings.state(now),
             quotas: self.quotas.numbers().clone(),
-            log_level: self.log_level,
+            log_level: self.log.level(),
+            standard_error: Some(standard_error),
             started_at: self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             operators: self.operators.state(&mut pack)?,
             askers,
@@ -370,10 +373,11 @@ impl Master {
         let Fallback { text, descriptors } = fallback;
         let state = State::read(text).map_err(Error::TakeOver)?;
         let kit = Kit::open(&state, descriptors).map_err(Error::TakeOver)?;
-        let TakeOver { conf_file, spawn, mut program, log_file, pid_file } = options;
+        let TakeOver { conf_file, spawn, mut program, command_line, pid_file } = options;
         let now = Instant::now();
         let signals = Signals::new().step("handle signals")?;
-        log::set_level(state.log_level);
+        let log = Log::resume(state.log_level, state.standard_error, descriptors)
+            .map_err(Error::TakeOver)?;
         let is_back = state.failed.is_some();
         program.path = if is_back { state.path } else { state.next_path }.into();
 
@@ -397,7 +401,9 @@ impl Master {
                 (Rc::new(metrics), segments)
             }
         };
-        let snapshot = kit.epoch.snapshot;
+        let mut snapshot = kit.epoch.snapshot;
+        // One of another version may not know of it.
+        command_line.overrule(&mut snapshot.global);
         let workers = workers_of(&snapshot);
         let heartbeat_timeout_ms = snapshot.global.worker_heartbeat_timeout_ms;
         let current = InEffect::new(snapshot, (metrics, Rc::new(segments)), &quotas, &rings)
@@ -444,8 +450,8 @@ impl Master {
             is_unsettled: true,
             look_at: now,
             phase: Phase::Serving,
-            log_level: state.log_level,
-            log_file,
+            command_line,
+            log,
             pid_path: None,
             pid_file: pid_file.map(|path| PidFile::resume(&path)),
             on_ready: None,

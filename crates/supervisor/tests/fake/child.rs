@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
 use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, Session, ToChild, ToMaster};
@@ -24,8 +24,8 @@ pub(crate) fn worker() {
     std::process::exit(0);
 }
 
-/// Serves as the admin process, which leaves its process id in a file, and the epochs it is told of
-/// in another.
+/// Serves as the admin process, which leaves its process id in a file, and the epochs and log levels
+/// it is told of in others.
 pub(crate) fn admin() {
     let Some((scenario, directory)) = super::scenario() else { return };
     let control = io::stdin().as_fd().try_clone_to_owned().unwrap();
@@ -47,6 +47,9 @@ pub(crate) fn admin() {
             Ok(Some((ToChild::Commit { epoch }, _))) => {
                 fs::write(directory.join("admin-epoch"), epoch.to_string()).unwrap();
                 channel.send(&ToMaster::Committed { epoch }, &[]).unwrap();
+            }
+            Ok(Some((ToChild::LogLevel { level }, _))) => {
+                fs::write(directory.join("admin-level"), level.to_string()).unwrap();
             }
             Ok(Some((ToChild::Shutdown, _))) | Err(ReceiveError::Closed) => std::process::exit(0),
             Ok(Some(_)) => {}
@@ -210,6 +213,10 @@ impl Worker {
                 self.hand_over(self.clients.len() * permille as usize / 1000);
             }
             ToChild::Adopt { session } => {
+                if self.scenario == "cruel" && is_first() {
+                    std::process::exit(5);
+                }
+                self.say(&ToMaster::Adopted);
                 let stream = TcpStream::from(descriptors.remove(0));
                 self.clients.push(Client { pool: session.pool, id: session.id, stream });
                 self.count_clients();
@@ -279,7 +286,20 @@ impl Worker {
         (self.rank, self.workers) = (new.rank, new.workers);
         self.live = live;
         self.held = false;
+        if self.scenario == "unhurried-admin" && self.rank == 1 {
+            self.wait_to_confirm();
+        }
         self.say(&ToMaster::Committed { epoch });
+    }
+
+    /// Until there is a file that says so.
+    fn wait_to_confirm(&self) {
+        let (_, directory) = super::scenario().expect("a process has one");
+        fs::write(directory.join("committing"), "").unwrap();
+        while !directory.join("confirm").exists() {
+            self.serving().writer.beat(monotonic_ms());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn serving(&self) -> &Serving {
@@ -365,9 +385,7 @@ impl Worker {
 
     fn welcome(&mut self, pool: &str, mut stream: TcpStream) -> io::Result<()> {
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        let mut question = String::new();
-        BufReader::new(Read::by_ref(&mut stream)).read_line(&mut question)?;
+        let question = self.hear(&mut stream)?;
         let serving = self.serving();
         if let Some(pool) = serving.pool(pool) {
             serving.writer.add_pool(serving.writer.pool(pool), PoolCounter::Requests, 1);
@@ -376,15 +394,37 @@ impl Worker {
             let answer = self.answer(&question, &mut stream)?;
             return writeln!(stream, "{answer}");
         }
-        writeln!(stream, "{}", std::process::id())?;
-        if let Some(index) = serving.pool(pool) {
-            let shared = self.shared.as_ref().unwrap();
-            assert!(shared.take(serving.epoch.pools[index].quota, 0));
-            let (pool, id) = (pool.to_owned(), shared.next_client_id());
-            self.clients.push(Client { pool, id, stream });
-            self.count_clients();
+        let Some(index) = serving.pool(pool) else { return Ok(()) };
+        let shared = self.shared.as_ref().unwrap();
+        // Whoever has its answer counts.
+        assert!(shared.take(serving.epoch.pools[index].quota, 0));
+        let id = shared.next_client_id();
+        if let Err(error) = writeln!(stream, "{}", std::process::id()) {
+            self.count_off(pool);
+            return Err(error);
         }
+        self.clients.push(Client { pool: pool.to_owned(), id, stream });
+        self.count_clients();
         Ok(())
+    }
+
+    /// A line, for which it does not stop to live.
+    fn hear(&self, stream: &mut TcpStream) -> io::Result<String> {
+        stream.set_read_timeout(Some(Duration::from_millis(100)))?;
+        let (mut line, mut byte) = (Vec::new(), [0]);
+        let from = Instant::now();
+        while line.last() != Some(&b'\n') && from.elapsed() < super::PATIENCE {
+            match stream.read(&mut byte) {
+                Ok(0) => break,
+                Ok(_) => line.push(byte[0]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.serving().writer.beat(monotonic_ms());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        stream.set_read_timeout(Some(super::PATIENCE))?;
+        Ok(String::from_utf8_lossy(&line).into_owned())
     }
 
     fn count_off(&self, pool: &str) {

@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cashew_supervisor::{Options, Program, Role, Spawn, TakeOver};
+use cashew_supervisor::{CommandLine, Options, Program, Role, Spawn, TakeOver};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 mod child;
@@ -82,6 +82,7 @@ impl Instance {
         let log = File::create(self.path("log")).unwrap();
         let mut command = myself("master_process", self.scenario, &self.directory);
         command.env("CASHEW_ADDRESS", self.address.to_string());
+        command.env("CASHEW_STATS", free_address().to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.master = Some(command.spawn().unwrap());
     }
@@ -314,7 +315,7 @@ pub(crate) fn master() {
                 conf_file: directory.join("cashew.yml"),
                 spawn,
                 program: program(&scenario),
-                log_file: Some(directory.join("log")),
+                command_line: command_line(&directory),
                 pid_file: Some(directory.join("pid")),
             },
         ));
@@ -322,15 +323,25 @@ pub(crate) fn master() {
     let options = Options {
         snapshot: snapshot(&scenario, &directory),
         conf_file: directory.join("cashew.yml"),
-        stats: scenario.ends_with("admin").then(free_address),
+        command_line: command_line(&directory),
+        has_admin: scenario.ends_with("admin"),
         spawn,
         program: program(&scenario),
-        log_level: 5,
-        log_file: Some(directory.join("log")),
+        standard_error: None,
         pid_file: Some(directory.join("pid")),
         on_ready: Box::new(|| {}),
     };
     exit(cashew_supervisor::run(options));
+}
+
+fn command_line(directory: &Path) -> CommandLine {
+    let stats: SocketAddr = std::env::var("CASHEW_STATS").unwrap().parse().unwrap();
+    CommandLine {
+        stats_host: Some(stats),
+        stats_port: Some(stats.port()),
+        log_file: Some(directory.join("log")),
+        ..CommandLine::default()
+    }
 }
 
 fn exit(result: Result<(), cashew_supervisor::Error>) -> ! {

@@ -2,9 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
-use cashew_control::{SESSION_VERSION, Session, seal};
+use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, seal};
 use cashew_driver::{CloseKind, Driver, Token};
-use cashew_engine::{ConnId, Dialect, Export, SessionParts};
+use cashew_engine::{ConnId, Dialect, Export, Profile, SessionParts, Silence};
 
 use super::Worker;
 use crate::sessions::{Arrived, UNSENT_MAX, unpack};
@@ -37,10 +37,16 @@ impl<D: Driver> Worker<D> {
             protocol: Some(config.protocol),
             id: parts.id,
             authenticated: parts.authenticated,
-            name: parts.name,
+            name: Some(parts.profile.name).filter(|name| !name.is_empty()),
             swallow: parts.swallow,
             dialect: parts.dialect.map(|dialect| dialect.name().to_owned()).unwrap_or_default(),
             database: parts.database,
+            library: parts.profile.library,
+            library_version: parts.profile.library_version,
+            no_evict: parts.no_evict,
+            reply_off: parts.silence == Silence::All,
+            reply_skip: parts.silence == Silence::Next,
+            age_us: parts.age_us,
             input: input.len() as u64,
             output: output.len() as u64,
         };
@@ -55,6 +61,27 @@ impl<D: Driver> Worker<D> {
                 self.core.shared.give(quota);
                 self.writer.add_sessions_cut(1);
             }
+        }
+    }
+
+    /// Adopts the sessions that have come, each once the master knows of it: before, it may give the
+    /// session to somebody else, should this worker die.
+    pub(super) fn take_arrivals(&mut self, control: &ChildChannel) {
+        while let Some((session, descriptors)) = self.arrivals.pop_front() {
+            match control.send(&ToMaster::Adopted, &[]) {
+                // Without a master nobody else takes it.
+                Ok(()) | Err(SendError::Closed) => {}
+                Err(SendError::WouldBlock) => {
+                    return self.arrivals.push_front((session, descriptors));
+                }
+                Err(error) => {
+                    tracing::error!("cannot tell the master of a session: {error}");
+                    continue;
+                }
+            }
+            self.core.tick();
+            self.act();
+            self.adopt(session, descriptors);
         }
     }
 
@@ -80,9 +107,25 @@ impl<D: Driver> Worker<D> {
                 return;
             }
         };
-        let Session { id, authenticated, name, swallow, dialect, database, .. } = session;
-        let dialect = Dialect::named(&dialect);
-        let parts = SessionParts { id, authenticated, name, swallow, dialect, database };
+        let parts = SessionParts {
+            id: session.id,
+            authenticated: session.authenticated,
+            swallow: session.swallow,
+            dialect: Dialect::named(&session.dialect),
+            database: session.database,
+            profile: Profile {
+                name: session.name.unwrap_or_default(),
+                library: session.library,
+                library_version: session.library_version,
+            },
+            no_evict: session.no_evict,
+            silence: match (session.reply_off, session.reply_skip) {
+                (true, _) => Silence::All,
+                (false, true) => Silence::Next,
+                (false, false) => Silence::None,
+            },
+            age_us: session.age_us,
+        };
         let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
         self.writer.add_sessions_in(1);
         let token = Token(conn.token());

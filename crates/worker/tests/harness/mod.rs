@@ -69,6 +69,8 @@ fn snapshot(yaml: &str) -> Snapshot {
 /// A worker with its master's end of the channel.
 pub struct Worker {
     pub master: Option<MasterChannel>,
+    /// How many sessions it has confirmed.
+    pub adopted: usize,
     thread: JoinHandle<Result<(), cashew_worker::Error>>,
 }
 
@@ -83,7 +85,7 @@ impl Worker {
         let (master, control) = cashew_control::pair().unwrap();
         let thread = thread::spawn(move || cashew_worker::run(control));
         instance.segments.use_slot(slot);
-        let mut worker = Self { master: Some(MasterChannel::new(master)), thread };
+        let mut worker = Self { master: Some(MasterChannel::new(master)), adopted: 0, thread };
         let descriptors = [instance.sealed(), dup(&instance.metrics), dup(&instance.shared_memory)];
         worker.send(ToChild::Init { slot, rank: slot, workers }, &descriptors);
         for message in first {
@@ -112,7 +114,12 @@ impl Worker {
 
     pub fn try_receive(&mut self) -> Option<(ToMaster, Vec<OwnedFd>)> {
         let master = self.master.as_mut().expect("the master is there");
-        master.receive().expect("the worker is there")
+        loop {
+            match master.receive().expect("the worker is there") {
+                Some((ToMaster::Adopted, _)) => self.adopted += 1,
+                other => return other,
+            }
+        }
     }
 
     pub fn tell(&self, message: ToChild) {

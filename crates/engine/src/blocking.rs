@@ -1,0 +1,312 @@
+//! Calls that the server lets wait: BLPOP and its like.
+//!
+//! Such a request has a lane to itself until it is answered, however long that takes; `timeout`
+//! counts only from when the server should have answered. Its client is fenced: what it asks next
+//! waits, as in Redis.
+//!
+//! The server is told to end a wait (CLIENT UNBLOCK) when the client has to leave this process, or
+//! its keys may get another server. If the server had nothing to give until then, the request is put
+//! back in front of what the client has sent since, and asked anew where it belongs. When the client
+//! goes, the connection is closed, so that nothing is taken out of a list for nobody.
+
+use cashew_protocol::Span;
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis::{Access, Command, Wait};
+
+use crate::client::State;
+use crate::clients::Plan;
+use crate::dispatch::Payload;
+use crate::engine::{Closed, Engine};
+use crate::failure::Failure;
+use crate::lane::Link;
+use crate::lease::{Lease, Turn};
+use crate::request::{Own, Role};
+use crate::slab::NONE;
+use crate::time::Time;
+
+/// So much may come of a client while it is blocked before it is not read any more. It is read at
+/// all so that its end is noticed.
+pub(crate) const AHEAD_OF_BLOCKED_MAX: usize = 64 * 1024;
+
+/// The request of a client that its server lets wait.
+pub(crate) struct Blocking {
+    pub(crate) lane: u32,
+    pub(crate) request: u32,
+    /// When the server should have answered at the latest.
+    pub(crate) until: Time,
+    /// The request as it came.
+    text: Vec<u8>,
+    /// The server was told to end the wait.
+    pub(crate) is_withdrawn: bool,
+    /// It is to be told as soon as it has said what to call the connection.
+    is_due: bool,
+    /// The server may still be about to do as it was told, so that nobody else may wait there.
+    is_marked: bool,
+}
+
+impl Engine {
+    /// A command that may wait.
+    pub(crate) fn block_redis(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        if self.clients[client].requests > 0 {
+            return Plan::Wait;
+        }
+        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+            let pool = engine.clients[client].pool;
+            let texts = keys.iter().map(|key| key.of(bytes));
+            let server = match keys {
+                [] => match engine.any_server(client, Access::Write) {
+                    Some(server) => server,
+                    None => return engine.fail(client, Failure::NoServer),
+                },
+                _ => match engine.place_keys(pool, texts, Access::Write, split) {
+                    Ok(Some(server)) => server,
+                    Ok(None) => {
+                        let text = engine.crossing(client, command, bytes, keys, split);
+                        return engine.say_error(client, &text);
+                    }
+                    Err(failure) => return engine.fail(client, failure),
+                },
+            };
+            let is_keyless = keys.is_empty();
+            let lane = match engine.leased(client, server) {
+                Some(lane) => {
+                    engine.align(client, lane);
+                    lane
+                }
+                None => match engine.lease(client, server) {
+                    Lease::Lane(lane) => lane,
+                    other => return engine.without_lease(client, server, &other),
+                },
+            };
+            if is_keyless {
+                engine.catch_up(lane);
+            }
+            engine.block_on(client, lane, command.wait(bytes, args), bytes, bytes);
+            if engine.leased(client, server).is_none() {
+                // Until it is answered nobody else gets the lane.
+                engine.release(lane);
+            }
+            Plan::Done
+        })
+    }
+
+    /// WAIT counts from what its connection did last, which is to be later than all that the client
+    /// wrote by others: from its last command (up to 7.0), or from its last one that replicas get.
+    /// That one nobody sees who does not subscribe to this channel.
+    pub(crate) fn catch_up(&mut self, lane: u32) {
+        self.ask(lane, Own::Whatever, &["PING"]);
+        self.ask(lane, Own::Whatever, &["SPUBLISH", "cashew:wait", ""]);
+    }
+
+    /// Sends `sent`, which the server may let wait; `bytes` is what the client has sent.
+    pub(crate) fn block_on(
+        &mut self,
+        client: u32,
+        lane: u32,
+        wait: Wait,
+        bytes: &[u8],
+        sent: &[u8],
+    ) {
+        if self.lane(lane).peer_id == 0 {
+            self.ask(lane, Own::PeerId { lane }, &["CLIENT", "ID"]);
+        }
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let until = match wait {
+            Wait::AtMost { millis } => pool.expiry(self.now.plus_millis(millis)),
+            Wait::ForEver | Wait::No => Time::NEVER,
+        };
+        let text = self.bufs.copy_of(bytes);
+        let request = self.new_request(client);
+        let slot = &mut self.requests[request];
+        slot.expect = Expect::Line;
+        slot.role = Role::Blocked;
+        let blocking = Blocking {
+            lane,
+            request,
+            until,
+            text,
+            is_withdrawn: false,
+            is_due: false,
+            is_marked: false,
+        };
+        let state = &mut self.clients[client];
+        state.blocking = Some(Box::new(blocking));
+        state.fenced = true;
+        // Whoever waits here is not somebody whom others wait for.
+        self.crowd.leave();
+        self.send(lane, request, Payload::Bytes(sent));
+    }
+
+    /// Ends the wait of a client, at somebody's wish: it is answered as if its time were up, or by
+    /// an error. Returns whether it waited.
+    #[expect(dead_code, reason = "for CLIENT UNBLOCK, which is not served yet")]
+    pub(crate) fn end_wait(&mut self, client: u32, with_error: bool) -> bool {
+        self.tell_to_end(client, with_error)
+    }
+
+    /// Has the server end the wait of a client, whose request is put back then. It does nothing
+    /// where the server cannot be told.
+    pub(crate) fn withdraw(&mut self, client: u32) {
+        let Some(blocking) = &self.clients[client].blocking else { return };
+        let (index, request) = (blocking.lane, blocking.request);
+        if !self.is_engaged(index) {
+            // The server knows nothing of it yet.
+            self.break_session(index, Failure::Removed);
+            return;
+        }
+        let lane = self.lane(index);
+        if lane.head != request && lane.peer_id == 0 {
+            if let Some(blocking) = &mut self.clients[client].blocking {
+                blocking.is_due = true;
+            }
+            return;
+        }
+        if self.tell_to_end(client, false)
+            && let Some(blocking) = &mut self.clients[client].blocking
+        {
+            blocking.is_withdrawn = true;
+        }
+    }
+
+    fn tell_to_end(&mut self, client: u32, with_error: bool) -> bool {
+        let Some(blocking) = &self.clients[client].blocking else { return false };
+        let (lane, is_told) = (self.lane(blocking.lane), blocking.is_marked);
+        let (peer, pool, server) = (lane.peer_id, lane.pool, lane.server);
+        let is_sent = lane.in_flight > 0 && matches!(lane.link, Link::Ready { .. });
+        let messenger = self.pools[pool as usize].servers[server as usize].lane(0, 0);
+        let can_tell = !matches!(self.lane(messenger).link, Link::Backoff { .. });
+        if peer == 0 || !is_sent || !can_tell {
+            return false;
+        }
+        if is_told {
+            return true;
+        }
+        if self.lane(messenger).link == Link::Idle {
+            self.connect(messenger);
+        }
+        let peer = peer.to_string();
+        let words = ["CLIENT", "UNBLOCK", &peer, if with_error { "ERROR" } else { "TIMEOUT" }];
+        self.ask(messenger, Own::Whatever, &words);
+        if let Some(blocking) = &mut self.clients[client].blocking {
+            blocking.is_marked = true;
+        }
+        true
+    }
+
+    /// The server has said, or not, what to call the connection where the next request waits.
+    pub(crate) fn withdraw_due(&mut self, lane: u32) {
+        if self.blocked_at(lane).is_some_and(|blocking| blocking.is_due) {
+            let client = self.requests[self.lane(lane).head].client;
+            self.withdraw(client);
+        }
+    }
+
+    /// Withdraws what clients of these pools wait for.
+    pub(crate) fn withdraw_all(&mut self, pools: impl Fn(u32) -> bool) {
+        for client in self.clients.indices().collect::<Vec<u32>>() {
+            let state = &self.clients[client];
+            if state.blocking.is_some() && pools(state.pool) {
+                self.withdraw(client);
+            }
+        }
+    }
+
+    /// The request at the head of a lane, if it is one that may wait there.
+    pub(crate) fn blocked_at(&self, index: u32) -> Option<&Blocking> {
+        let lane = self.lane(index);
+        if !lane.is_session || lane.head == NONE {
+            return None;
+        }
+        let request = &self.requests[lane.head];
+        match request.role {
+            Role::Blocked if request.client != NONE => {
+                self.clients[request.client].blocking.as_deref()
+            }
+            _ => None,
+        }
+    }
+
+    /// The reply to a request that may have waited, in a buffer. It has left its lane.
+    pub(crate) fn wait_over(&mut self, index: u32, reply: Vec<u8>) {
+        let client = self.requests[index].client;
+        let blocking = self.clients[client].blocking.take();
+        let blocking = blocking.expect("a request that waits is its client's blocking one");
+        debug_assert_eq!(blocking.request, index);
+        self.crowd.come_back();
+        let lane = self.lane(blocking.lane);
+        if blocking.is_marked && lane.has_connection() && lane.is_free() && lane.lease == NONE {
+            self.disconnect(blocking.lane, Closed::ByUs);
+        }
+        let request = &mut self.requests[index];
+        // The wait is not counted among the times that answers take.
+        request.started = self.now;
+        request.role = Role::Single;
+        let is_for_nothing =
+            (blocking.is_withdrawn && is_nil(&reply)) || self.end_leg(client, &reply);
+        if !is_for_nothing {
+            self.bufs.give(blocking.text);
+            self.deliver_buf(index, reply);
+            return;
+        }
+        self.clients[client].held -= reply.len() as u64;
+        self.bufs.give(reply);
+        self.put_back(client, index, blocking.text);
+    }
+
+    /// A request that the server did not get to answer.
+    pub(crate) fn wait_failed(&mut self, index: u32) {
+        self.drop_reply(index);
+        let client = self.requests[index].client;
+        let Some(blocking) = self.clients[client].blocking.take() else { return };
+        self.crowd.come_back();
+        self.requests[index].role = Role::Single;
+        self.put_back(client, index, blocking.text);
+    }
+
+    /// Takes the client's only request back, as if it had just been received.
+    fn put_back(&mut self, client: u32, index: u32, mut text: Vec<u8>) {
+        debug_assert_eq!(self.clients[client].head, index);
+        debug_assert_eq!(self.clients[client].requests, 1);
+        let state = &mut self.clients[client];
+        (state.head, state.tail, state.requests) = (NONE, NONE, 0);
+        self.crowd.leave();
+        self.free_request(index);
+        if self.clients[client].state == State::Closing {
+            // It is not to ask anything more.
+            self.bufs.give(text);
+            self.drop_client(client, Closed::ByUs);
+            return;
+        }
+        self.unpark(client);
+        let input = std::mem::take(&mut self.clients[client].input);
+        self.bufs.reserve_exact(&mut text, input.len());
+        text.extend_from_slice(&input);
+        self.bufs.give(input);
+        self.clients[client].input = text;
+        self.pause(client);
+        self.unblock(client);
+    }
+
+    /// Whether the client is read though nothing of it is consumed.
+    pub(crate) fn is_listened_to(&self, client: u32) -> bool {
+        let client = &self.clients[client];
+        client.blocking.is_some() || client.turn == Turn::Waits
+    }
+
+    /// The client has gone: ends its wait.
+    pub(crate) fn drop_blocking(&mut self, blocking: Blocking) {
+        self.bufs.give(blocking.text);
+        self.crowd.come_back();
+    }
+}
+
+/// Nothing, in either dialect.
+fn is_nil(reply: &[u8]) -> bool {
+    matches!(reply, b"*-1\r\n" | b"$-1\r\n" | b"_\r\n")
+}

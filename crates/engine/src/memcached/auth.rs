@@ -1,0 +1,112 @@
+//! Who clients are, and who the gateway is to servers.
+//!
+//! In the binary protocol both say so by SASL PLAIN, in text by a `set` whose value is user and
+//! password, as memcached with `-Y` wants it.
+
+use cashew_config::snapshot::Credentials;
+use cashew_protocol::memcached::binary::{
+    Opcode, RequestParser as BinaryParser, Response, Status, write_request, write_response,
+};
+use cashew_protocol::memcached::{RequestParser, Verb, words};
+
+use crate::engine::Engine;
+use crate::session::same_secret;
+use crate::variant::Dialect;
+
+pub(super) const UNAUTHENTICATED: &[u8] = b"CLIENT_ERROR unauthenticated\r\n";
+/// Largest value of a client that is not known yet: user and password.
+pub(super) const LOGIN_SIZE_MAX: u64 = 1024;
+
+/// The only way to log in by SASL.
+const MECHANISM: &[u8] = b"PLAIN";
+/// Longest name of a mechanism that memcached looks at.
+const MECHANISM_SIZE_MAX: u32 = 32;
+
+impl Engine {
+    /// Whether a user of the pool has that password.
+    fn knows(&self, client: u32, user: &[u8], password: &[u8]) -> bool {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let users = &pool.config.memcached.client_auth;
+        // All are looked at, so that the time tells nothing.
+        users.iter().fold(false, |is_known, known| {
+            let is_same = known.user.as_bytes() == user;
+            is_known | (same_secret(known.password.as_bytes(), password) & is_same)
+        })
+    }
+
+    /// Takes a request of a client that has not logged in.
+    pub(super) fn log_in_by_text(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) {
+        let reply: &[u8] = match parser.data() {
+            Some(data) if parser.verb() == Verb::Set => {
+                let mut words = words(data.of(bytes));
+                match (words.next(), words.next()) {
+                    (Some(user), Some(password)) if self.knows(client, user, password) => {
+                        self.clients[client].session.authenticated = true;
+                        b"STORED\r\n"
+                    }
+                    (Some(_), Some(_)) => b"CLIENT_ERROR authentication failure\r\n",
+                    _ => b"CLIENT_ERROR bad authentication token format\r\n",
+                }
+            }
+            _ => UNAUTHENTICATED,
+        };
+        self.answer(client, |out| out.extend_from_slice(reply));
+    }
+
+    /// Takes a request of SASL.
+    pub(super) fn sasl(&mut self, client: u32, parser: &BinaryParser, bytes: &[u8]) {
+        let header = parser.header();
+        let is_asked = {
+            let pool = &self.pools[self.clients[client].pool as usize];
+            !pool.config.memcached.client_auth.is_empty()
+        };
+        let mut status = Status::UnknownCommand;
+        let mut value = &b""[..];
+        if is_asked {
+            (status, value) = match parser.opcode() {
+                Opcode::SaslList => (Status::Success, MECHANISM),
+                _ if parser.key().len > MECHANISM_SIZE_MAX => (Status::Invalid, value),
+                Opcode::SaslAuth if self.is_plain_login(client, parser, bytes) => {
+                    self.clients[client].session.authenticated = true;
+                    (Status::Success, &b"Authenticated"[..])
+                }
+                // PLAIN has one step.
+                _ => (Status::AuthError, value),
+            };
+        }
+        let value = if status == Status::Success { value } else { status.text().as_bytes() };
+        let (opcode, opaque) = (header.opcode, header.opaque);
+        let response = Response { opcode, status, opaque, key: b"", value };
+        self.answer(client, |out| write_response(&response, out));
+    }
+
+    /// Whether this is who it should be: an identity, which is not looked at, user and password,
+    /// with zeros between them.
+    fn is_plain_login(&self, client: u32, parser: &BinaryParser, bytes: &[u8]) -> bool {
+        let mut parts = parser.value().of(bytes).split(|&byte| byte == 0);
+        let (_, user, password) = (parts.next(), parts.next(), parts.next());
+        parser.key().of(bytes) == MECHANISM
+            && parts.next().is_none()
+            && user.zip(password).is_some_and(|(user, password)| self.knows(client, user, password))
+    }
+}
+
+/// Writes what is said first on a new connection to a server. It has one answer.
+pub(crate) fn greet(dialect: Dialect, credentials: &Credentials, out: &mut Vec<u8>) {
+    let Credentials { user, password } = credentials;
+    if dialect == Dialect::Binary {
+        let value = format!("\0{user}\0{password}");
+        write_request(Opcode::SaslAuth.byte(), MECHANISM, value.as_bytes(), out);
+    } else {
+        let value = format!("{user} {password}");
+        out.extend_from_slice(format!("set auth 0 0 {}\r\n{value}\r\n", value.len()).as_bytes());
+    }
+}
+
+/// Whether the server's answer to that is good.
+pub(crate) fn is_greeted(dialect: Dialect, reply: &[u8]) -> bool {
+    match dialect {
+        Dialect::Binary => reply.get(6..8) == Some(&[0, 0]),
+        _ => reply.starts_with(b"STORED"),
+    }
+}

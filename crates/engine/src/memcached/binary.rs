@@ -1,0 +1,255 @@
+//! The binary protocol, from bytes to requests.
+//!
+//! It has lanes of its own. To have its requests travel as meta commands would spare connections,
+//! but not all of them can: a key of more than 186 bytes that is not text has no form there, and a
+//! server older than 1.6 knows no meta commands.
+
+use cashew_protocol::memcached::binary::{
+    Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
+};
+use cashew_protocol::memcached::{BINARY_REQUEST, Expect};
+use cashew_protocol::redis::Access;
+
+use super::Asked;
+use crate::buffer::LARGE;
+use crate::client::{Parser, State};
+use crate::clients::{Plan, Step};
+use crate::dispatch::Payload;
+use crate::engine::Engine;
+use crate::request::Merge;
+use crate::slab::NONE;
+use crate::upload::{Begun, Head, Tail, UPLOAD_SIZE_MIN};
+use crate::variant::Dialect;
+
+impl Engine {
+    /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
+    pub(crate) fn consume_binary(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+        let mut parser = match self.unpark(index) {
+            Some(Parser::Binary(parser)) => parser,
+            _ => self.scratch.binary.take().unwrap_or_default(),
+        };
+        parser.set_value_size_max(self.value_size_max(index));
+        let mut used = self.swallow(index, buf.len());
+        while used < buf.len() && self.may_consume(index) {
+            let bytes = &buf[used..];
+            match parser.parse(bytes) {
+                Parsed::Complete { len } => {
+                    let plan = match self.must_wait(index, len) {
+                        true => Plan::Wait,
+                        false => self.binary_request(index, &parser, &bytes[..len]),
+                    };
+                    self.fence(index, len, &plan);
+                    if let Plan::Wait = plan {
+                        parser.reset();
+                        break;
+                    }
+                    if let Plan::Forward { lane, request } = plan {
+                        if !parser.is_quiet() && owned && used == 0 && len >= LARGE {
+                            parser.reset();
+                            self.scratch.binary.give(parser);
+                            return Step::Large { len, lane, request };
+                        }
+                        let loud = [BINARY_REQUEST, parser.opcode().byte()];
+                        let payload = match parser.is_quiet() {
+                            true => Payload::Two(&loud, &bytes[loud.len()..len]),
+                            false => Payload::Bytes(&bytes[..len]),
+                        };
+                        self.send(lane, request, payload);
+                    }
+                    parser.reset();
+                    parser.set_value_size_max(self.value_size_max(index));
+                    used += len;
+                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                }
+                Parsed::Partial { need } => {
+                    if need >= UPLOAD_SIZE_MIN {
+                        let begun = self.upload_packet(index, &parser, bytes);
+                        if let Some(step) = self.step_of(index, begun, used) {
+                            parser.reset();
+                            self.scratch.binary.give(parser);
+                            return step;
+                        }
+                    }
+                    self.park(index, Parser::Binary(parser));
+                    return Step::Rest { used, need };
+                }
+                Parsed::Reject { len, swallow, status, close } => {
+                    let close = self.refuse_binary(index, &parser, bytes, status) || close;
+                    parser.reset();
+                    if close {
+                        self.give_up(index);
+                        used = buf.len();
+                    } else {
+                        used += len;
+                        self.clients[index].swallow = swallow;
+                        used += self.swallow(index, buf.len() - used);
+                    }
+                }
+                Parsed::Garbage => {
+                    self.give_up(index);
+                    used = buf.len();
+                }
+            }
+        }
+        parser.reset();
+        self.scratch.binary.give(parser);
+        Step::Rest { used, need: 0 }
+    }
+
+    /// Begins to pass a request on while it arrives.
+    #[cold]
+    fn upload_packet(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Begun {
+        let value = parser.value();
+        if !parser.is_begun() || !parser.opcode().has_key() || bytes.len() < value.start as usize {
+            return Begun::No;
+        }
+        self.ask_binary(client, parser, bytes);
+        let head =
+            Head { len: value.start as usize, cut: None, opcode: Some(parser.opcode().byte()) };
+        let tail = Tail::Packet { left: value.len as usize };
+        self.begin_memcached_upload(client, parser.key().of(bytes), head, tail)
+    }
+
+    /// Answers what was refused by its header. Returns whether the client has to go for another
+    /// reason than that.
+    fn refuse_binary(
+        &mut self,
+        client: u32,
+        parser: &RequestParser,
+        bytes: &[u8],
+        status: Status,
+    ) -> bool {
+        let is_known = self.clients[client].session.authenticated;
+        let status = if is_known { status } else { Status::AuthError };
+        if status == Status::TooLarge && parser.opcode() == Opcode::Set {
+            // Like memcached: the client takes what is stored to be overwritten.
+            let key = parser.key().of(bytes);
+            let mut text = self.bufs.take();
+            write_request(Opcode::Delete.byte(), key, b"", &mut text);
+            self.send_silently(client, key, Expect::Packet, text);
+        }
+        self.answer_binary(client, parser, status, status.text().as_bytes());
+        !is_known
+    }
+
+    fn answer_binary(&mut self, client: u32, parser: &RequestParser, status: Status, value: &[u8]) {
+        let header = parser.header();
+        let (opcode, opaque) = (header.opcode, header.opaque);
+        let response = Response { opcode, status, opaque, key: b"", value };
+        self.answer(client, |out| write_response(&response, out));
+    }
+
+    /// What the request that is being dispatched is to be answered like.
+    pub(crate) fn ask_binary(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) {
+        let header = parser.header();
+        let opcode = parser.opcode();
+        let reticence = opcode.reticence();
+        self.asking.asked = Asked { opcode: header.opcode, opaque: header.opaque, reticence };
+        self.asking.expect = match parser.is_quiet() {
+            true => Expect::PacketQuiet,
+            false => Expect::Packet,
+        };
+        self.asking.miss.clear();
+        let pool = &self.pools[self.clients[client].pool as usize];
+        if opcode.returns_key() && pool.misses {
+            self.asking.miss.extend_from_slice(parser.key().of(bytes));
+        }
+    }
+
+    /// Decides about one parsed request; `bytes` is the request as it came.
+    fn binary_request(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
+        let opcode = parser.opcode();
+        let is_open = matches!(
+            opcode,
+            Opcode::SaslList | Opcode::SaslAuth | Opcode::SaslStep | Opcode::Version
+        );
+        if !self.clients[client].session.authenticated && !is_open {
+            let status = Status::AuthError;
+            self.answer_binary(client, parser, status, status.text().as_bytes());
+            self.give_up(client);
+            return Plan::Done;
+        }
+        self.ask_binary(client, parser, bytes);
+        let expect = self.asking.expect;
+        match opcode {
+            Opcode::Get
+            | Opcode::GetK
+            | Opcode::Set
+            | Opcode::Add
+            | Opcode::Replace
+            | Opcode::Delete
+            | Opcode::Increment
+            | Opcode::Decrement
+            | Opcode::Append
+            | Opcode::Prepend
+            | Opcode::Touch
+            | Opcode::Gat
+            | Opcode::GatK => {
+                let is_read = matches!(opcode, Opcode::Get | Opcode::GetK);
+                let access = if is_read { Access::Read } else { Access::Write };
+                let key = parser.key().of(bytes);
+                let plan = self.forward_key(client, key, access, expect, bytes.len());
+                if let Plan::Forward { request, .. } = plan {
+                    self.note_miss(request);
+                }
+                plan
+            }
+            Opcode::Version => {
+                let plan = self.forward_anywhere(client, Access::Read, bytes.len());
+                if let Plan::Forward { request, .. } = plan {
+                    self.requests[request].expect = expect;
+                }
+                plan
+            }
+            Opcode::Noop => {
+                self.answer_binary(client, parser, Status::Success, b"");
+                Plan::Done
+            }
+            Opcode::Quit => {
+                if !parser.is_quiet() {
+                    self.answer_binary(client, parser, Status::Success, b"");
+                }
+                self.clients[client].state = State::Closing;
+                Plan::Done
+            }
+            Opcode::Flush => {
+                let mut text = bytes.to_vec();
+                text[1] = opcode.byte();
+                let plan = self.tell_all(client, &text, Expect::Packet, Merge::Packets(None));
+                let owner = &self.clients[client];
+                if owner.head != NONE {
+                    // The last request is this one, or an answer that is complete.
+                    self.requests[owner.tail].expect = expect;
+                }
+                plan
+            }
+            Opcode::Verbosity => self.verbosity_by_binary(client, parser, bytes),
+            Opcode::Stat => self.stats_by_binary(client, parser.key().of(bytes)),
+            Opcode::SaslList | Opcode::SaslAuth | Opcode::SaslStep => {
+                self.sasl(client, parser, bytes);
+                Plan::Done
+            }
+        }
+    }
+
+    /// Servers know verbosity in text only, and are told by lanes for that.
+    fn verbosity_by_binary(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
+        let owner = &self.clients[client];
+        let (pool, variant) = (owner.pool, owner.variant);
+        if self.pools[pool as usize].variants[0].dialect != Dialect::Text {
+            let status = Status::UnknownCommand;
+            self.answer_binary(client, parser, status, status.text().as_bytes());
+            return Plan::Done;
+        }
+        let level = parser.extras().of(bytes).iter().fold(0u64, |n, &b| n << 8 | u64::from(b));
+        let line = format!("verbosity {level}\r\n");
+        self.clients[client].noreply = true;
+        self.clients[client].variant = 0;
+        self.asking.expect = Expect::Line;
+        self.broadcast(client, line.as_bytes());
+        self.clients[client].variant = variant;
+        self.clients[client].noreply = false;
+        self.answer_binary(client, parser, Status::Success, b"");
+        Plan::Done
+    }
+}

@@ -1,0 +1,64 @@
+//! Meta commands.
+
+use cashew_protocol::memcached::{
+    Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key, write_meta_miss,
+};
+use cashew_protocol::redis::Access;
+
+use crate::clients::Plan;
+use crate::engine::Engine;
+
+/// Behind a quiet request whose replies only the server can tell apart.
+pub(super) const FENCE: &[u8] = b"mn\r\n";
+
+impl Engine {
+    /// Sends a meta command with a key to the server that has it.
+    ///
+    /// In quiet mode `mg` and `ms` are sent as they would be without it, and what they leave out is
+    /// left out here. Which answers `md` and `ma` leave out depends on the server's version and, of
+    /// `ma`, on what became of the item: these are sent as they are, with an `mn` behind them.
+    pub(super) fn meta_request(
+        &mut self,
+        client: u32,
+        parser: &RequestParser,
+        bytes: &[u8],
+    ) -> Plan {
+        let is_quiet = parser.meta().quiet.is_some();
+        let (access, expect, reticence) = match parser.verb() {
+            Verb::MetaGet if is_quiet => (Access::Read, Expect::MetaQuiet, Reticence::Miss),
+            Verb::MetaGet => (Access::Read, Expect::Meta, Reticence::Miss),
+            Verb::MetaDebug => (Access::Read, Expect::Line, Reticence::Miss),
+            Verb::MetaSet if is_quiet => (Access::Write, Expect::MetaQuiet, Reticence::Success),
+            Verb::MetaSet => (Access::Write, Expect::Line, Reticence::Success),
+            _ if is_quiet => (Access::Write, Expect::Fenced, Reticence::Success),
+            _ => (Access::Write, Expect::Meta, Reticence::Success),
+        };
+        self.asking.asked.reticence = reticence;
+        self.asking.expect = expect;
+        let pool = &self.pools[self.clients[client].pool as usize];
+        if parser.verb() == Verb::MetaGet && pool.misses {
+            write_meta_miss(parser.line().of(bytes), &mut self.asking.miss);
+        }
+        let mut buf = [0; KEY_SIZE_MAX];
+        let key = plain_key(parser, bytes, &mut buf);
+        let plan = self.forward_key(client, key, access, expect, bytes.len() + FENCE.len());
+        if let Plan::Forward { request, .. } = plan {
+            self.note_miss(request);
+        }
+        plan
+    }
+}
+
+/// The only key of a request as its bytes are, out of base64. One that memcached could not read
+/// either may go to any server, which will say so.
+pub(super) fn plain_key<'k>(
+    parser: &RequestParser,
+    bytes: &'k [u8],
+    buf: &'k mut KeyBuf,
+) -> &'k [u8] {
+    let key = parser.keys()[0].of(bytes);
+    match parser.meta().is_base64 {
+        true => decode_key(key, buf).unwrap_or(key),
+        false => key,
+    }
+}

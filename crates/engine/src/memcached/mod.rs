@@ -1,0 +1,85 @@
+//! Pools of memcached: two protocols on one port, and what memcached promises its clients.
+//!
+//! Whatever is sent to a server has exactly one answer, whichever way the client asked: a request
+//! that wants to hear less is sent in its loud form, or with something behind it that is always
+//! answered, and what the client does not want to hear is left out here. So replies keep their
+//! places on shared connections, and what closes a batch of quiet requests – `mn`, a binary NOOP –
+//! needs no server: it is answered here when all before it is.
+
+mod auth;
+mod binary;
+mod fallback;
+mod many;
+mod meta;
+mod sift;
+mod stats;
+mod stream;
+mod text;
+
+pub(crate) use auth::{greet, is_greeted};
+pub(crate) use fallback::Notes;
+pub(crate) use many::Many;
+pub(crate) use stats::{Aggregate, merge_packets, merge_stats};
+
+use cashew_config::snapshot::{Protocol, Wire};
+use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
+
+use crate::engine::Engine;
+use crate::failure::Failure;
+use crate::variant::Dialect;
+
+/// How the reply to a request has to look, or when it is left out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asked {
+    /// What a binary reply names.
+    pub(crate) opcode: u8,
+    pub(crate) opaque: [u8; 4],
+    /// What is left out of a reply that is sifted.
+    pub(crate) reticence: Reticence,
+}
+
+/// The request of memcached that is being dispatched.
+pub(crate) struct Asking {
+    pub(crate) asked: Asked,
+    pub(crate) expect: Expect,
+    /// What a server that has not got the key would say, where that is more than the words for it.
+    pub(crate) miss: Vec<u8>,
+    /// Why some of its fragments were not sent.
+    pub(crate) failure: Option<Failure>,
+}
+
+impl Default for Asking {
+    fn default() -> Self {
+        Self { asked: Asked::default(), expect: Expect::Line, miss: Vec::new(), failure: None }
+    }
+}
+
+impl Engine {
+    /// Whether the client's first byte is still to tell what it speaks.
+    pub(crate) fn is_undecided(&self, pool: u32) -> bool {
+        let config = &self.pools[pool as usize].config;
+        config.protocol == Protocol::Memcached && config.memcached.wire == Wire::Auto
+    }
+
+    /// Takes a client for what its first byte says. Returns whether it speaks the binary protocol.
+    #[cold]
+    fn decide_dialect(&mut self, index: u32, first: u8) -> bool {
+        let client = &mut self.clients[index];
+        client.undecided = false;
+        client.update_special();
+        if first != BINARY_REQUEST {
+            return false;
+        }
+        client.session.dialect = Dialect::Binary;
+        let is_followed = self.follow_session(index);
+        debug_assert!(is_followed, "two protocols are no more than a pool may have");
+        true
+    }
+
+    /// Notes what the answer to the request that is dispatched is to be like if its server fails.
+    fn note_miss(&mut self, request: u32) {
+        if !self.asking.miss.is_empty() {
+            self.notes.keep(request, &self.asking.miss, &mut self.requests);
+        }
+    }
+}

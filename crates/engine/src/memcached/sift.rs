@@ -1,0 +1,105 @@
+//! Replies that are looked at before they are passed on: whether the client wants them, and under
+//! which name.
+
+use cashew_protocol::memcached::{Expect, Reticence};
+
+use super::Asked;
+use crate::engine::Engine;
+
+/// So much of a reply tells what it is: a meta command's two letters, a header up to its status.
+const META_OPENING: usize = 2;
+const PACKET_OPENING: usize = 8;
+/// What is behind a fenced reply.
+const FENCE: &[u8] = b"MN\r\n";
+
+impl Engine {
+    /// The last bytes of a reply that is sifted; the request has left its lane.
+    pub(crate) fn deliver_sifted(&mut self, index: u32, bytes: &[u8]) {
+        let rest = self.sift(index, bytes, true);
+        self.deliver(index, rest);
+    }
+
+    /// Bytes of such a reply that goes on.
+    pub(crate) fn deliver_part_sifted(&mut self, index: u32, bytes: &[u8]) {
+        let rest = self.sift(index, bytes, false);
+        if !rest.is_empty() {
+            self.deliver_part(index, rest);
+        }
+    }
+
+    /// Takes in bytes of a reply until it is known what becomes of it; returns those that are to be
+    /// delivered in the usual way.
+    fn sift<'b>(&mut self, index: u32, bytes: &'b [u8], is_last: bool) -> &'b [u8] {
+        let request = &mut self.requests[index];
+        let len = match request.expect {
+            Expect::Fenced => usize::MAX,
+            Expect::PacketQuiet => PACKET_OPENING,
+            _ => META_OPENING,
+        };
+        let (opening, rest) = bytes.split_at(bytes.len().min(len - request.reply.len()));
+        request.arrived += opening.len() as u64;
+        self.hold(index, opening);
+        let is_known = self.requests[index].reply.len() >= len;
+        if is_known || is_last || self.waiting_client(index) == crate::slab::NONE {
+            self.judge(index);
+        }
+        rest
+    }
+
+    /// Decides by the start of a reply, or by all of a fenced one.
+    fn judge(&mut self, index: u32) {
+        let request = &mut self.requests[index];
+        let asked = request.asked;
+        let is_unwanted = match request.expect {
+            Expect::Fenced => {
+                let len = request.reply.len().saturating_sub(FENCE.len());
+                let cut = request.reply.len() - len;
+                request.reply.truncate(len);
+                let client = self.waiting_client(index);
+                if client != crate::slab::NONE {
+                    self.clients[client].held -= cut as u64;
+                }
+                let request = &mut self.requests[index];
+                request.expect = Expect::Meta;
+                request.reply.is_empty()
+            }
+            Expect::PacketQuiet => {
+                request.expect = Expect::Packet;
+                is_unwanted_packet(&mut request.reply, asked)
+            }
+            _ => {
+                request.expect = Expect::Meta;
+                match asked.reticence {
+                    Reticence::Miss => request.reply.starts_with(b"EN"),
+                    Reticence::Success => request.reply.starts_with(b"HD"),
+                }
+            }
+        };
+        if is_unwanted {
+            self.drop_reply(index);
+            self.requests[index].silent = true;
+        }
+    }
+
+    /// Makes a merged reply that of the request as the client asked it.
+    pub(crate) fn sift_merged(&mut self, parent: u32, reply: &mut [u8]) {
+        let request = &mut self.requests[parent];
+        if request.expect == Expect::PacketQuiet && is_unwanted_packet(reply, request.asked) {
+            request.silent = true;
+        }
+    }
+}
+
+/// Whether the client does not want to see the packet of which these are the first bytes. Gives it
+/// the name under which the client asked.
+fn is_unwanted_packet(packet: &mut [u8], asked: Asked) -> bool {
+    const NOT_FOUND: [u8; 2] = [0, 1];
+    const SUCCESS: [u8; 2] = [0, 0];
+    if let Some(opcode) = packet.get_mut(1) {
+        *opcode = asked.opcode;
+    }
+    packet.get(6..8).is_some_and(|status| match asked.reticence {
+        Reticence::Miss => status == NOT_FOUND,
+        Reticence::Success => status == SUCCESS,
+    })
+}

@@ -1,0 +1,404 @@
+//! Statistics of all servers as those of one.
+
+use std::collections::HashMap;
+
+use cashew_protocol::memcached::binary::{
+    Opcode, Packets, Response, Status, write_request, write_response,
+};
+use cashew_protocol::memcached::{Expect, Stats, is_error, words};
+
+use super::Asked;
+use crate::clients::Plan;
+use crate::engine::Engine;
+use crate::request::Merge;
+
+/// How what servers say becomes one reply.
+#[derive(Debug)]
+pub(crate) struct Aggregate {
+    kind: Kind,
+    /// Names of the servers that were asked, in the order of their replies.
+    servers: Vec<String>,
+    process_id: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Without a word behind `stats`.
+    General,
+    /// Numbers that are added up; whatever is no number is passed on.
+    Numbers,
+    /// What servers agree on, and else all they say.
+    Settings,
+    /// Every line, with the server's name before its own.
+    Named,
+    /// The same of the general statistics, `stats servers`: a command of the gateway's own.
+    Servers,
+    /// Every line as it is.
+    Lines,
+}
+
+impl Kind {
+    fn of(word: Option<&[u8]>) -> Self {
+        match word {
+            None => Self::General,
+            Some(b"settings") => Self::Settings,
+            Some(b"conns") => Self::Named,
+            Some(b"servers") => Self::Servers,
+            Some(b"cachedump") => Self::Lines,
+            Some(_) => Self::Numbers,
+        }
+    }
+
+    fn names_servers(self) -> bool {
+        matches!(self, Self::Named | Self::Servers)
+    }
+}
+
+impl Engine {
+    pub(super) fn stats_by_text(&mut self, client: u32, line: &[u8]) -> Plan {
+        let kind = Kind::of(words(line).nth(1));
+        let line = if kind == Kind::Servers { b"stats" } else { line };
+        let merge = Merge::Stats(self.aggregate(client, kind));
+        self.tell_all(client, &[line, b"\r\n"].concat(), Expect::Stats, merge)
+    }
+
+    pub(super) fn stats_by_binary(&mut self, client: u32, key: &[u8]) -> Plan {
+        let kind = Kind::of(words(key).next());
+        let key = if kind == Kind::Servers { b"" } else { key };
+        let mut text = Vec::new();
+        write_request(Opcode::Stat.byte(), key, b"", &mut text);
+        text[12..16].copy_from_slice(&self.asking.asked.opaque);
+        let merge = Merge::Packets(Some(self.aggregate(client, kind)));
+        self.tell_all(client, &text, Expect::Packets, merge)
+    }
+
+    fn aggregate(&self, client: u32, kind: Kind) -> Box<Aggregate> {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let live = pool.config.servers.iter().zip(pool.router.live()).filter(|&(_, &live)| live);
+        let servers = live.map(|(server, _)| server.name.clone()).collect();
+        Box::new(Aggregate { kind, servers, process_id: self.identity.process_id })
+    }
+}
+
+/// One statistic, of all servers that have it.
+struct Row<'r> {
+    kind: &'r [u8],
+    name: Vec<u8>,
+    values: Vec<&'r [u8]>,
+}
+
+/// Statistics in the order in which they are named first.
+#[derive(Default)]
+struct Table<'r> {
+    rows: Vec<Row<'r>>,
+    places: HashMap<Vec<u8>, usize>,
+}
+
+impl<'r> Table<'r> {
+    fn add(&mut self, kind: &'r [u8], name: Vec<u8>, value: &'r [u8]) {
+        let key = [kind, b" ", &name].concat();
+        let place = *self.places.entry(key).or_insert(self.rows.len());
+        if place == self.rows.len() {
+            self.rows.push(Row { kind, name, values: Vec::new() });
+        }
+        self.rows[place].values.push(value);
+    }
+}
+
+impl Aggregate {
+    fn name(&self, server: usize, name: &[u8]) -> Vec<u8> {
+        match (self.kind.names_servers(), self.servers.get(server)) {
+            (true, Some(server)) => [server.as_bytes(), b":", name].concat(),
+            _ => name.to_vec(),
+        }
+    }
+
+    /// What one statistic comes to.
+    fn value(&self, row: &Row<'_>) -> Vec<u8> {
+        let values = row.values.as_slice();
+        if row.kind == b"PREFIX" {
+            return add_words(values);
+        }
+        let rule = match self.kind {
+            Kind::General if row.name == b"pid" => {
+                return self.process_id.to_string().into_bytes();
+            }
+            Kind::Settings | Kind::Named | Kind::Servers | Kind::Lines => Rule::Agree,
+            Kind::General | Kind::Numbers => Rule::of(&row.name),
+        };
+        let numbers: Option<Vec<u64>> = values.iter().map(|value| number(value)).collect();
+        match (rule, numbers) {
+            (Rule::Sum, Some(numbers)) => sum(&numbers),
+            (Rule::Greatest, Some(numbers)) => decimal(numbers.into_iter().max()),
+            (Rule::Least, Some(numbers)) => decimal(numbers.into_iter().min()),
+            (Rule::Seconds, _) => add_seconds(values),
+            _ => agree(values),
+        }
+    }
+}
+
+/// How a statistic of several servers becomes one.
+#[derive(Clone, Copy)]
+enum Rule {
+    Sum,
+    Greatest,
+    Least,
+    /// A sum of seconds with six places.
+    Seconds,
+    Agree,
+}
+
+impl Rule {
+    fn of(name: &[u8]) -> Self {
+        // Those of a slab class are named by it: `items:3:age`, `3:chunk_size`.
+        match name.rsplit(|&byte| byte == b':').next().unwrap_or_default() {
+            b"rusage_user" | b"rusage_system" => Self::Seconds,
+            b"time"
+            | b"hash_power_level"
+            | b"hash_is_expanding"
+            | b"slab_reassign_running"
+            | b"lru_crawler_running"
+            | b"age"
+            | b"age_hot"
+            | b"age_warm"
+            | b"evicted_time"
+            | b"active_slabs" => Self::Greatest,
+            b"uptime" | b"accepting_conns" => Self::Least,
+            b"version" | b"libevent" | b"pointer_size" | b"chunk_size" | b"chunks_per_page" => {
+                Self::Agree
+            }
+            _ => Self::Sum,
+        }
+    }
+}
+
+fn number(value: &[u8]) -> Option<u64> {
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+fn sum(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().fold(0u64, |sum, &number| sum.saturating_add(number)).to_string().into_bytes()
+}
+
+fn decimal(number: Option<u64>) -> Vec<u8> {
+    number.unwrap_or_default().to_string().into_bytes()
+}
+
+fn add_seconds(values: &[&[u8]]) -> Vec<u8> {
+    let micros = values.iter().filter_map(|value| {
+        let (seconds, micros) = std::str::from_utf8(value).ok()?.split_once('.')?;
+        seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(micros.parse().ok()?)
+    });
+    let micros = micros.fold(0u64, u64::saturating_add);
+    format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000).into_bytes()
+}
+
+/// The value that all have; else each that one of them has.
+fn agree(values: &[&[u8]]) -> Vec<u8> {
+    let mut different: Vec<&[u8]> = Vec::new();
+    for value in values {
+        if !different.contains(value) {
+            different.push(value);
+        }
+    }
+    different.join(&b","[..])
+}
+
+/// `get 1 hit 0 set 1 del 0` of several servers.
+fn add_words(values: &[&[u8]]) -> Vec<u8> {
+    let lists: Vec<Vec<&[u8]>> = values.iter().map(|value| words(value).collect()).collect();
+    let first = lists.first().cloned().unwrap_or_default();
+    let added = first.iter().enumerate().map(|(at, word)| {
+        let numbers: Option<Vec<u64>> =
+            lists.iter().map(|list| list.get(at).and_then(|word| number(word))).collect();
+        numbers.map_or_else(|| word.to_vec(), |numbers| sum(&numbers))
+    });
+    added.collect::<Vec<_>>().join(&b" "[..])
+}
+
+/// Puts replies in text together.
+pub(crate) fn merge_stats(aggregate: &Aggregate, replies: &[&[u8]], out: &mut Vec<u8>) {
+    let kind = aggregate.kind;
+    if let ([reply], false) = (replies, kind.names_servers()) {
+        out.extend_from_slice(reply);
+        return;
+    }
+    let mut table = Table::default();
+    for (server, reply) in replies.iter().enumerate() {
+        let mut stats = Stats::new(reply);
+        for stat in stats.by_ref() {
+            if kind == Kind::Lines {
+                write_row(stat.kind, stat.name, stat.value, out);
+            } else {
+                table.add(stat.kind, aggregate.name(server, stat.name), stat.value);
+            }
+        }
+        if stats.rest() == b"END\r\n" {
+            continue;
+        }
+        if kind == Kind::Servers {
+            let text = stats.rest().trim_ascii_end();
+            table.add(b"STAT", aggregate.name(server, b"error"), text);
+            continue;
+        }
+        // A word of its own, or an error, which goes before what others have said.
+        let odd = replies.iter().find(|reply| is_error(reply)).unwrap_or(reply);
+        out.clear();
+        out.extend_from_slice(odd);
+        return;
+    }
+    for row in &table.rows {
+        write_row(row.kind, &row.name, &aggregate.value(row), out);
+    }
+    out.extend_from_slice(b"END\r\n");
+}
+
+fn write_row(kind: &[u8], name: &[u8], value: &[u8], out: &mut Vec<u8>) {
+    let space = if value.is_empty() { &b""[..] } else { b" " };
+    for part in [kind, b" ", name, space, value, b"\r\n"] {
+        out.extend_from_slice(part);
+    }
+}
+
+/// Puts binary replies together: those of statistics, or of a command that every server has
+/// followed. `None` if one of them is none.
+pub(crate) fn merge_packets(
+    aggregate: Option<&Aggregate>,
+    replies: &[&[u8]],
+    asked: Asked,
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let is_table = aggregate.is_some_and(|aggregate| aggregate.kind.names_servers());
+    let last = |reply: &&&[u8]| Packets::new(reply).last().is_some_and(|last| last.status != 0);
+    let odd = replies.iter().find(last).filter(|_| !is_table);
+    let (Some(aggregate), None) = (aggregate.filter(|_| is_table || replies.len() > 1), odd) else {
+        out.extend_from_slice(odd.or(replies.first())?);
+        return Some(());
+    };
+    let mut table = Table::default();
+    for (server, reply) in replies.iter().enumerate() {
+        for packet in Packets::new(reply) {
+            if packet.status != 0 {
+                table.add(b"STAT", aggregate.name(server, b"error"), packet.value);
+            } else if packet.key == b"detailed" {
+                for prefix in Stats::new(packet.value) {
+                    table.add(prefix.kind, prefix.name.to_vec(), prefix.value);
+                }
+            } else if !packet.key.is_empty() {
+                table.add(b"STAT", aggregate.name(server, packet.key), packet.value);
+            }
+        }
+    }
+    let Asked { opcode, opaque, .. } = asked;
+    let mut write = |key: &[u8], value: &[u8]| {
+        write_response(&Response { opcode, status: Status::Success, opaque, key, value }, out);
+    };
+    let mut details = Vec::new();
+    for row in &table.rows {
+        match row.kind {
+            b"PREFIX" => write_row(row.kind, &row.name, &aggregate.value(row), &mut details),
+            _ => write(&row.name, &aggregate.value(row)),
+        }
+    }
+    if !details.is_empty() {
+        details.extend_from_slice(b"END\r\n");
+        write(b"detailed", &details);
+    }
+    write(b"", b"");
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn merged(kind: Kind, replies: &[&str]) -> String {
+        let servers = vec!["a:1".to_owned(), "b:2".to_owned()];
+        let aggregate = Aggregate { kind, servers, process_id: 99 };
+        let replies: Vec<&[u8]> = replies.iter().map(|reply| reply.as_bytes()).collect();
+        let mut out = Vec::new();
+        merge_stats(&aggregate, &replies, &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn numbers_are_added_where_that_makes_sense() {
+        let one = "STAT pid 5\r\nSTAT uptime 70\r\nSTAT version 1.6.18\r\nSTAT rusage_user 1.900000\r\n\
+                   STAT curr_items 3\r\nSTAT threads 4\r\nEND\r\n";
+        let two = "STAT pid 6\r\nSTAT uptime 50\r\nSTAT version 1.6.21\r\nSTAT rusage_user 0.200001\r\n\
+                   STAT curr_items 4\r\nSTAT new 1\r\nEND\r\n";
+        let both = "STAT pid 99\r\nSTAT uptime 50\r\nSTAT version 1.6.18,1.6.21\r\n\
+                    STAT rusage_user 2.100001\r\nSTAT curr_items 7\r\nSTAT threads 4\r\nSTAT new 1\r\nEND\r\n";
+        assert_eq!(merged(Kind::General, &[one, two]), both);
+        assert_eq!(merged(Kind::General, &[one]), one);
+        let items = "STAT items:1:number 2\r\nSTAT items:1:age 7\r\nEND\r\n";
+        let more = "STAT items:1:number 3\r\nSTAT items:1:age 5\r\nEND\r\n";
+        let both = "STAT items:1:number 5\r\nSTAT items:1:age 7\r\nEND\r\n";
+        assert_eq!(merged(Kind::Numbers, &[items, more]), both);
+        let settings = ["STAT maxbytes 64\r\nSTAT inter NULL\r\nEND\r\n"; 2];
+        assert_eq!(merged(Kind::Settings, &settings), settings[0]);
+    }
+
+    #[test]
+    fn lines_that_cannot_be_added_are_all_there() {
+        let conns = ["STAT 28:addr tcp:x\r\nEND\r\n", "STAT 28:addr tcp:y\r\nEND\r\n"];
+        let both = "STAT a:1:28:addr tcp:x\r\nSTAT b:2:28:addr tcp:y\r\nEND\r\n";
+        assert_eq!(merged(Kind::Named, &conns), both);
+        let general = ["STAT pid 1\r\nEND\r\n", "SERVER_ERROR timed out\r\n"];
+        let both = "STAT a:1:pid 1\r\nSTAT b:2:error SERVER_ERROR timed out\r\nEND\r\n";
+        assert_eq!(merged(Kind::Servers, &general), both);
+        let dump = ["ITEM k [1 b; 0 s]\r\nEND\r\n", "ITEM l [1 b; 0 s]\r\nEND\r\n"];
+        let both = "ITEM k [1 b; 0 s]\r\nITEM l [1 b; 0 s]\r\nEND\r\n";
+        assert_eq!(merged(Kind::Lines, &dump), both);
+        let prefixes = ["PREFIX a get 1 hit 0\r\nEND\r\n", "PREFIX a get 2 hit 1\r\nEND\r\n"];
+        assert_eq!(merged(Kind::Numbers, &prefixes), "PREFIX a get 3 hit 1\r\nEND\r\n");
+    }
+
+    #[test]
+    fn words_and_errors_are_passed_on() {
+        for (replies, expected) in [
+            (["RESET\r\n", "RESET\r\n"], "RESET\r\n"),
+            (["ERROR\r\n", "ERROR\r\n"], "ERROR\r\n"),
+            (["OK\r\n", "SERVER_ERROR x\r\n"], "SERVER_ERROR x\r\n"),
+            (["STAT a 1\r\nEND\r\n", "SERVER_ERROR x\r\n"], "SERVER_ERROR x\r\n"),
+        ] {
+            assert_eq!(merged(Kind::Numbers, &replies), expected);
+        }
+    }
+
+    #[test]
+    fn packets_are_added_like_lines() {
+        let packet = |status, key: &[u8], value: &[u8]| {
+            let (opcode, opaque) = (0x10, *b"opaq");
+            let mut out = Vec::new();
+            write_response(&Response { opcode, status, opaque, key, value }, &mut out);
+            out
+        };
+        let reply = |items: &[u8]| {
+            [
+                packet(Status::Success, b"curr_items", items),
+                packet(Status::Success, b"detailed", b"PREFIX a get 1 hit 0\r\nEND\r\n"),
+                packet(Status::Success, b"", b""),
+            ]
+            .concat()
+        };
+        let servers = vec!["a:1".to_owned(), "b:2".to_owned()];
+        let aggregate = Aggregate { kind: Kind::General, servers, process_id: 99 };
+        let asked = Asked { opcode: 0x10, opaque: *b"opaq", ..Asked::default() };
+        let (one, two) = (reply(b"3"), reply(b"4"));
+        let mut out = Vec::new();
+        merge_packets(Some(&aggregate), &[&one, &two], asked, &mut out).unwrap();
+        let expected = [
+            packet(Status::Success, b"curr_items", b"7"),
+            packet(Status::Success, b"detailed", b"PREFIX a get 2 hit 0\r\nEND\r\n"),
+            packet(Status::Success, b"", b""),
+        ];
+        assert_eq!(out, expected.concat());
+        let error = packet(Status::NotFound, b"", b"Not found");
+        for aggregate in [Some(&aggregate), None] {
+            out.clear();
+            merge_packets(aggregate, &[&one, &error], asked, &mut out).unwrap();
+            assert_eq!(out, error);
+        }
+    }
+}

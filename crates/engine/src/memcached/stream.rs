@@ -1,0 +1,103 @@
+//! Retrievals of many keys whose values are passed on while they arrive, in the order of the keys.
+
+use cashew_protocol::memcached::Values;
+
+use crate::buffer::LARGE;
+use crate::deliver::Place;
+use crate::engine::Engine;
+use crate::request::{Gather, Merge, Role};
+use crate::slab::NONE;
+
+impl Engine {
+    /// Bytes came of a fragment of a retrieval: passes on what is next for the client, and whole.
+    /// Small replies are kept together, so that a server's failure can still be answered.
+    pub(crate) fn stream_values(&mut self, fragment: u32) {
+        let Role::Fragment { parent, .. } = self.requests[fragment].role else { return };
+        let state = &self.requests[parent];
+        let client = state.client;
+        let is_next = client != NONE && self.clients[client].head == parent;
+        let is_values = matches!(state.role, Role::Parent { merge: Merge::Values(_), .. });
+        let is_large = state.streaming || self.requests[fragment].reply.len() >= LARGE;
+        if !(is_next && is_values && is_large) {
+            return;
+        }
+        let mut role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
+        if let Role::Parent { fragments, merge: Merge::Values(gather), .. } = &mut role {
+            self.requests[parent].streaming = true;
+            self.deal_values(client, *fragments, gather);
+        }
+        self.requests[parent].role = role;
+        self.mark_streaming(client);
+        self.check_output(client);
+    }
+
+    /// Moves whole values, as far as they are next, to the client's output.
+    fn deal_values(&mut self, client: u32, fragments: u32, gather: &mut Gather) {
+        let mut places = std::mem::take(&mut self.scratch.places);
+        places.clear();
+        self.places_of_values(fragments, gather, &mut places);
+        let owner = &mut self.clients[client];
+        let mut bytes = 0;
+        while let Some(key) = gather.keys.get(gather.dealt as usize) {
+            let place = &mut places[gather.owners[gather.dealt as usize] as usize];
+            let request = &self.requests[place.fragment];
+            match Values::new(request.reply.get(place.at..).unwrap_or_default()).next() {
+                Some(hit) if hit.key == key.of(&gather.text) => {
+                    owner.output.push(hit.block, &mut self.bufs);
+                    place.at += hit.block.len();
+                    bytes += hit.block.len();
+                }
+                Some(_) => {}
+                None if request.done => {}
+                None => break,
+            }
+            gather.dealt += 1;
+        }
+        if let Some(many) = &mut owner.many {
+            many.add_bytes(bytes);
+        }
+        // What has been dealt out is let go of, though not for every few bytes.
+        for place in &mut places {
+            let reply = &mut self.requests[place.fragment].reply;
+            if place.at > reply.len() / 2 {
+                reply.drain(..place.at);
+                owner.held -= place.at as u64;
+                place.at = 0;
+            }
+        }
+        self.bufs.discharge(gather.size());
+        gather.places.clear();
+        gather.places.extend(places.iter().map(|place| place.at));
+        self.bufs.charge(gather.size());
+        self.scratch.places = places;
+    }
+
+    /// Where the values that are not dealt out begin in each fragment's reply.
+    pub(crate) fn places_of_values(&self, first: u32, gather: &Gather, out: &mut Vec<Place>) {
+        let mut at = first;
+        while let Role::Fragment { next, .. } = self.requests[at].role {
+            let start = gather.places.get(out.len()).copied().unwrap_or_default();
+            out.push(Place { fragment: at, at: start });
+            if next == NONE {
+                return;
+            }
+            at = next;
+        }
+    }
+
+    /// Another reply takes the place of what has come of a fragment's.
+    pub(super) fn restart_fragment(&mut self, index: u32) {
+        let Role::Fragment { parent, .. } = self.requests[index].role else { return };
+        let Role::Parent { fragments, .. } = self.requests[parent].role else { return };
+        let (mut at, mut ordinal) = (fragments, 0);
+        while at != index {
+            let Role::Fragment { next, .. } = self.requests[at].role else { return };
+            (at, ordinal) = (next, ordinal + 1);
+        }
+        if let Role::Parent { merge: Merge::Values(gather), .. } = &mut self.requests[parent].role
+            && let Some(place) = gather.places.get_mut(ordinal)
+        {
+            *place = 0;
+        }
+    }
+}

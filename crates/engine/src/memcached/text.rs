@@ -1,0 +1,295 @@
+//! The text protocol, from bytes to requests.
+
+use cashew_protocol::memcached::{
+    Expect, KEY_SIZE_MAX, Parsed, RequestParser, Reticence, Verb, encode_key,
+};
+use cashew_protocol::redis::Access;
+
+use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
+use super::many::PART_KEYS;
+use super::meta::{FENCE, plain_key};
+use crate::buffer::LARGE;
+use crate::client::{Parser, State};
+use crate::clients::{Plan, Step};
+use crate::dispatch::{FragmentText, Payload};
+use crate::engine::Engine;
+use crate::request::Merge;
+use crate::upload::{Begun, Head, Tail, UPLOAD_SIZE_MIN};
+
+impl Engine {
+    /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
+    pub(crate) fn consume_text(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+        if self.clients[index].undecided
+            && let Some(&first) = buf.first()
+            && self.decide_dialect(index, first)
+        {
+            return self.consume_binary(index, buf, owned);
+        }
+        let mut parser = match self.unpark(index) {
+            Some(Parser::Memcached(parser)) => parser,
+            _ => {
+                let mut parser = self.scratch.memcached.take().unwrap_or_default();
+                parser.set_value_size_max(self.value_size_max(index));
+                parser
+            }
+        };
+        let mut used = self.swallow(index, buf.len());
+        while used < buf.len() && self.may_consume(index) {
+            let bytes = &buf[used..];
+            match parser.parse(bytes) {
+                Parsed::Complete { len } => {
+                    let plan = match self.must_wait(index, len) {
+                        true => Plan::Wait,
+                        false => self.text_request(index, &mut parser, &bytes[..len]),
+                    };
+                    self.fence(index, len, &plan);
+                    if let Plan::Wait = plan {
+                        parser.reset();
+                        break;
+                    }
+                    if let Plan::Forward { lane, request } = plan {
+                        let is_untouched = parser.noreply().or(parser.meta().quiet).is_none();
+                        if is_untouched && owned && used == 0 && len >= LARGE {
+                            parser.reset();
+                            self.scratch.memcached.give(parser);
+                            return Step::Large { len, lane, request };
+                        }
+                        self.send(lane, request, payload(&parser, &bytes[..len]));
+                    }
+                    parser.reset();
+                    used += len;
+                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                }
+                Parsed::Partial { need } => {
+                    if need >= UPLOAD_SIZE_MIN {
+                        let begun = self.upload_value(index, &parser, bytes);
+                        if let Some(step) = self.step_of(index, begun, used) {
+                            parser.reset();
+                            self.scratch.memcached.give(parser);
+                            return step;
+                        }
+                    }
+                    self.park(index, Parser::Memcached(parser));
+                    return Step::Rest { used, need };
+                }
+                Parsed::Reject { len, swallow, reply, noreply, close } => {
+                    let is_known = self.clients[index].session.authenticated;
+                    if is_known {
+                        self.drop_stored(index, &parser, bytes);
+                    }
+                    parser.reset();
+                    if !is_known {
+                        self.answer(index, |out| out.extend_from_slice(UNAUTHENTICATED));
+                    } else if !noreply {
+                        self.answer(index, |out| out.extend_from_slice(reply));
+                    }
+                    if close {
+                        self.give_up(index);
+                        used = buf.len();
+                    } else {
+                        used += len;
+                        self.clients[index].swallow = swallow;
+                        used += self.swallow(index, buf.len() - used);
+                    }
+                }
+            }
+        }
+        self.scratch.memcached.give(parser);
+        Step::Rest { used, need: 0 }
+    }
+
+    /// Begins to pass a request on while it arrives.
+    #[cold]
+    fn upload_value(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Begun {
+        let (Some(data), [_]) = (parser.data(), parser.keys()) else { return Begun::No };
+        let tail = Tail::Memcached { left: data.len as usize + 2, is_bad: false };
+        let quiet = parser.meta().quiet;
+        let cut = parser.noreply().or(quiet);
+        let head = Head { len: data.start as usize, cut, opcode: None };
+        self.asking.miss.clear();
+        self.asking.asked.reticence = Reticence::Success;
+        self.asking.expect = quiet.map_or(parser.expect(), |_| Expect::MetaQuiet);
+        self.clients[client].noreply = parser.noreply().is_some();
+        let mut buf = [0; KEY_SIZE_MAX];
+        let key = plain_key(parser, bytes, &mut buf);
+        let begun = self.begin_memcached_upload(client, key, head, tail);
+        self.clients[client].noreply = false;
+        begun
+    }
+
+    /// Largest value of the client's next request.
+    pub(super) fn value_size_max(&self, index: u32) -> u64 {
+        let client = &self.clients[index];
+        match client.session.authenticated {
+            true => self.pools[client.pool as usize].limits.request_size_max,
+            false => LOGIN_SIZE_MAX,
+        }
+    }
+
+    /// Decides about one parsed request; `bytes` is the request as it came.
+    fn text_request(&mut self, client: u32, parser: &mut RequestParser, bytes: &[u8]) -> Plan {
+        if !self.clients[client].session.authenticated {
+            self.log_in_by_text(client, parser, bytes);
+            parser.set_value_size_max(self.value_size_max(client));
+            return Plan::Done;
+        }
+        self.asking.miss.clear();
+        self.asking.expect = parser.expect();
+        self.clients[client].noreply = parser.noreply().is_some();
+        let plan = match parser.verb() {
+            Verb::Get | Verb::Gets | Verb::Gat | Verb::Gats => self.retrieve(client, parser, bytes),
+            Verb::Set
+            | Verb::Add
+            | Verb::Replace
+            | Verb::Append
+            | Verb::Prepend
+            | Verb::Cas
+            | Verb::Delete
+            | Verb::Incr
+            | Verb::Decr
+            | Verb::Touch => {
+                let key = parser.keys()[0].of(bytes);
+                self.forward_key(client, key, Access::Write, Expect::Line, bytes.len())
+            }
+            Verb::MetaGet
+            | Verb::MetaSet
+            | Verb::MetaDelete
+            | Verb::MetaArithmetic
+            | Verb::MetaDebug => self.meta_request(client, parser, bytes),
+            Verb::MetaNoop => {
+                self.answer(client, |out| out.extend_from_slice(b"MN\r\n"));
+                Plan::Done
+            }
+            Verb::FlushAll | Verb::Verbosity => {
+                let text = told(parser, bytes);
+                self.broadcast(client, &text)
+            }
+            Verb::Tune => {
+                let text = told(parser, bytes);
+                self.tell_all(client, &text, Expect::Line, Merge::FirstOdd)
+            }
+            Verb::Stats => self.stats_by_text(client, parser.line().of(bytes)),
+            Verb::Version => self.forward_anywhere(client, Access::Read, bytes.len()),
+            Verb::Quit => {
+                self.clients[client].state = State::Closing;
+                Plan::Done
+            }
+            Verb::Refused => {
+                self.answer(client, |out| out.extend_from_slice(b"ERROR\r\n"));
+                Plan::Done
+            }
+        };
+        self.clients[client].noreply = false;
+        plan
+    }
+
+    /// If the value of a set was too large: like memcached, drops what is stored, which the client
+    /// takes to be overwritten.
+    fn drop_stored(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) {
+        let sets = matches!(parser.verb(), Verb::Set | Verb::MetaSet);
+        if !sets || parser.data().is_some() || parser.keys().len() != 1 {
+            return;
+        }
+        let mut buf = [0; KEY_SIZE_MAX];
+        let key = plain_key(parser, bytes, &mut buf);
+        let mut text = self.bufs.take();
+        if parser.meta().is_base64 {
+            text.extend_from_slice(b"md ");
+            encode_key(key, &mut text);
+            text.extend_from_slice(b" b\r\n");
+        } else {
+            text.extend_from_slice(b"delete ");
+            text.extend_from_slice(key);
+            text.extend_from_slice(b"\r\n");
+        }
+        self.send_silently(client, key, Expect::Line, text);
+    }
+
+    /// Sends a request of the gateway's own in the client's turn, of whose reply nobody hears.
+    pub(super) fn send_silently(&mut self, client: u32, key: &[u8], expect: Expect, text: Vec<u8>) {
+        self.clients[client].noreply = true;
+        self.asking.expect = expect;
+        let server = self.route(self.clients[client].pool, key, Access::Write);
+        let plan = self.forward_to(client, server, expect, text.len());
+        self.clients[client].noreply = false;
+        match plan {
+            Plan::Forward { lane, request } => self.send(lane, request, Payload::Owned(text)),
+            Plan::Done | Plan::Wait => self.bufs.give(text),
+        }
+    }
+
+    /// get, gets, gat, gats: split by server when the keys are on several.
+    #[inline]
+    fn retrieve(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
+        let keys = parser.keys();
+        // gat changes the expiry.
+        let access = match parser.verb() {
+            Verb::Gat | Verb::Gats => Access::Write,
+            _ => Access::Read,
+        };
+        if let [key] = keys {
+            let key = key.of(bytes);
+            return self.forward_key(client, key, access, Expect::Values, bytes.len());
+        }
+        if keys.len() > PART_KEYS {
+            return self.retrieve_part(client, parser, bytes, access);
+        }
+        let mut split = std::mem::take(&mut self.scratch.split);
+        let pool = self.clients[client].pool;
+        let placed =
+            self.place_keys(pool, keys.iter().map(|key| key.of(bytes)), access, &mut split);
+        let plan = match placed {
+            Ok(Some(server)) => self.forward_to(client, Some(server), Expect::Values, bytes.len()),
+            Ok(None) => {
+                let gather = self.gather_with_keys(&split, keys, bytes);
+                // Verb and, for gat, the expiry.
+                let start = &bytes[..keys[0].start as usize];
+                let start = start.trim_ascii_end();
+                let request = FragmentText {
+                    head: &|out, _| out.extend_from_slice(start),
+                    key: &|out, position| {
+                        out.push(b' ');
+                        out.extend_from_slice(keys[position].of(bytes));
+                    },
+                    foot: b"\r\n",
+                    expect: Expect::Values,
+                    size: bytes.len(),
+                };
+                let merge = Merge::Values(gather);
+                match self.pools[pool as usize].misses {
+                    true => {
+                        self.send_fragments_that_can(client, &mut split, merge, request);
+                        self.asking
+                            .failure
+                            .take()
+                            .filter(|_| split.is_unsent())
+                            .map_or(Plan::Done, |failure| self.fail(client, failure))
+                    }
+                    false => self.send_fragments(client, &mut split, merge, request),
+                }
+            }
+            Err(failure) => self.fail(client, failure),
+        };
+        self.scratch.split = split;
+        plan
+    }
+}
+
+/// What is sent of a request that goes to one server.
+fn payload<'b>(parser: &RequestParser, bytes: &'b [u8]) -> Payload<'b> {
+    let is_fenced = matches!(parser.verb(), Verb::MetaDelete | Verb::MetaArithmetic);
+    match (parser.noreply(), parser.meta().quiet) {
+        (None, Some(_)) if is_fenced => Payload::Two(bytes, FENCE),
+        (Some(cut), _) | (None, Some(cut)) => {
+            Payload::Two(&bytes[..cut.start as usize], &bytes[cut.end()..])
+        }
+        (None, None) => Payload::Bytes(bytes),
+    }
+}
+
+/// What every server is told.
+fn told(parser: &RequestParser, bytes: &[u8]) -> Vec<u8> {
+    let line = parser.line().of(bytes);
+    let line = parser.noreply().map_or(line, |cut| &line[..cut.start as usize]);
+    [line, b"\r\n"].concat()
+}

@@ -1,0 +1,431 @@
+//! SUBSCRIBE, UNSUBSCRIBE and what belongs to them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cashew_metrics::PoolGauge;
+use cashew_protocol::Span;
+use cashew_protocol::redis::{Command, Local, Rule, SessionRule, Subscription};
+use cashew_protocol::resp::encode;
+
+use crate::clients::Plan;
+use crate::engine::Engine;
+use crate::pubsub::topics::{Kind, Readiness, SUBSCRIPTION_SIZE, TopicId};
+use crate::slab::NONE;
+use crate::time::Time;
+use crate::variant::Dialect;
+
+/// The longest name of a channel or pattern. Redis has no limit, but here names are kept and sent
+/// again.
+pub(crate) const NAME_MAX: usize = 64 * 1024;
+
+/// What a client that is subscribed to anything has more than others.
+pub(crate) struct Subscriber {
+    /// By topic: its place among the topic's subscribers.
+    topics: BTreeMap<u32, u32>,
+    /// Of them, those of SSUBSCRIBE, which are counted apart.
+    shards: u32,
+    /// The request that is being answered.
+    pending: Option<Pending>,
+    /// Messages that wait for the end of a reply.
+    pub(crate) held: Vec<u8>,
+    /// Since when more waits than is good for long, or never.
+    pub(crate) strained_since: Time,
+}
+
+/// A request whose answers are given one after the other, as servers confirm. It is its client's
+/// only one.
+struct Pending {
+    request: u32,
+    lines: VecDeque<Line>,
+}
+
+enum Line {
+    Subscribe(TopicId),
+    /// The client is not subscribed any more; it is told when the topic is gone.
+    Unsubscribed {
+        kind: Kind,
+        name: Option<Box<[u8]>>,
+        count: u32,
+        topic: Option<TopicId>,
+    },
+}
+
+impl Subscriber {
+    fn new() -> Self {
+        Self {
+            topics: BTreeMap::new(),
+            shards: 0,
+            pending: None,
+            held: Vec::new(),
+            strained_since: Time::NEVER,
+        }
+    }
+
+    /// What is told as the number of subscriptions, of which there are two kinds.
+    fn count(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Shard => self.shards,
+            Kind::Channel | Kind::Pattern => self.topics.len() as u32 - self.shards,
+        }
+    }
+}
+
+impl Engine {
+    /// A request that concerns subscriptions. It runs alone: what came before it is answered, and
+    /// what comes after it waits for the servers' confirmations, since messages and other replies
+    /// come by different connections.
+    pub(crate) fn subscription(
+        &mut self,
+        client: u32,
+        which: Subscription,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        if self.clients[client].requests > 0 {
+            return Plan::Wait;
+        }
+        let names = args[1..].iter().map(|span| span.of(bytes));
+        match which {
+            Subscription::Subscribe => self.subscribe(client, Kind::Channel, names),
+            Subscription::Psubscribe => self.subscribe(client, Kind::Pattern, names),
+            Subscription::Ssubscribe => self.subscribe(client, Kind::Shard, names),
+            Subscription::Unsubscribe => self.unsubscribe(client, Kind::Channel, names),
+            Subscription::Punsubscribe => self.unsubscribe(client, Kind::Pattern, names),
+            Subscription::Sunsubscribe => self.unsubscribe(client, Kind::Shard, names),
+        }
+    }
+
+    /// The error for a command that a client may not give while it is subscribed.
+    pub(crate) fn refused_while_subscribed(
+        &self,
+        client: u32,
+        command: &Command,
+    ) -> Option<String> {
+        let owner = &self.clients[client];
+        let subscriber = owner.subscriber.as_deref()?;
+        let is_confined = owner.session.dialect == Dialect::Resp2 && !subscriber.topics.is_empty();
+        let is_allowed = matches!(
+            command.rule,
+            Rule::Subscribe(_)
+                | Rule::Local(Local::Ping | Local::Quit)
+                | Rule::Session(SessionRule::Reset)
+        );
+        (is_confined && !is_allowed).then(|| {
+            let name = command.name;
+            format!(
+                "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT \
+                 / RESET are allowed in this context"
+            )
+        })
+    }
+
+    /// Whether PING is answered as a message, which who only waits for messages can read.
+    pub(crate) fn is_pinged_as_subscriber(&self, client: u32) -> bool {
+        let owner = &self.clients[client];
+        owner.session.dialect == Dialect::Resp2
+            && owner.subscriber.as_deref().is_some_and(|subscriber| !subscriber.topics.is_empty())
+    }
+
+    fn subscribe<'n>(
+        &mut self,
+        client: u32,
+        kind: Kind,
+        names: impl ExactSizeIterator<Item = &'n [u8]> + Clone,
+    ) -> Plan {
+        if let Some(text) = self.too_many(client, names.clone()) {
+            return self.say_error(client, text);
+        }
+        let pool = self.clients[client].pool;
+        let request = self.new_request(client);
+        let mut lines = VecDeque::with_capacity(names.len());
+        for name in names {
+            let topic = self.topic(pool, kind, name);
+            let topics = &mut self.pools[pool as usize].pubsub.topics;
+            topics.get_mut(topic).waiting.push(client);
+            lines.push_back(Line::Subscribe(topics.id(topic)));
+        }
+        self.begin_pending(client, request, lines);
+        Plan::Done
+    }
+
+    /// The error when the client, or all together, would have too many subscriptions.
+    fn too_many<'n>(
+        &self,
+        client: u32,
+        mut names: impl ExactSizeIterator<Item = &'n [u8]>,
+    ) -> Option<&'static str> {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let limits = &pool.limits;
+        let own = self.clients[client].subscriber.as_deref().map_or(0, |s| s.topics.len());
+        let more = names.len();
+        if own + more > limits.client_subscriptions_max as usize {
+            return Some("ERR max number of subscriptions of a client reached");
+        }
+        let all = pool.pubsub.topics.subscriptions.max(pool.pubsub.topics.len() as u64);
+        if all + more as u64 > u64::from(limits.subscriptions_max) {
+            return Some("ERR max number of subscriptions reached");
+        }
+        names.any(|name| name.len() > NAME_MAX).then_some("ERR channel name is too long")
+    }
+
+    fn begin_pending(&mut self, client: u32, request: u32, lines: VecDeque<Line>) {
+        let owner = &mut self.clients[client];
+        owner.special = true;
+        // Nothing is dispatched before it is answered.
+        owner.fenced = true;
+        let subscriber = owner.subscriber.get_or_insert_with(|| Box::new(Subscriber::new()));
+        debug_assert!(subscriber.pending.is_none(), "such requests run alone");
+        subscriber.pending = Some(Pending { request, lines });
+        self.answer_pending(client);
+    }
+
+    fn unsubscribe<'n>(
+        &mut self,
+        client: u32,
+        kind: Kind,
+        names: impl ExactSizeIterator<Item = &'n [u8]>,
+    ) -> Plan {
+        let request = self.new_request(client);
+        let mut lines = VecDeque::new();
+        if names.len() > 0 {
+            for name in names {
+                lines.push_back(self.unsubscribe_one(client, kind, name));
+            }
+        } else {
+            for topic in self.topics_of(client, kind) {
+                let pool = self.clients[client].pool;
+                let name = self.pools[pool as usize].pubsub.topics.get(topic).name.clone();
+                lines.push_back(self.unsubscribe_one(client, kind, &name));
+            }
+            if lines.is_empty() {
+                let count = self.subscriptions(client, kind);
+                lines.push_back(Line::Unsubscribed { kind, name: None, count, topic: None });
+            }
+        }
+        self.begin_pending(client, request, lines);
+        Plan::Done
+    }
+
+    fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
+        let owner = &self.clients[client];
+        let topics = &self.pools[owner.pool as usize].pubsub.topics;
+        let subscribed = owner.subscriber.iter().flat_map(|subscriber| subscriber.topics.keys());
+        subscribed.copied().filter(|&topic| topics.get(topic).kind == kind).collect()
+    }
+
+    fn subscriptions(&self, client: u32, kind: Kind) -> u32 {
+        self.clients[client].subscriber.as_deref().map_or(0, |subscriber| subscriber.count(kind))
+    }
+
+    fn unsubscribe_one(&mut self, client: u32, kind: Kind, name: &[u8]) -> Line {
+        let pool = self.clients[client].pool;
+        let topic = self.pools[pool as usize].pubsub.topics.find(kind, name);
+        let left = topic.and_then(|topic| self.leave_topic(client, topic));
+        if let Some(id) = left {
+            let topics = &mut self.pools[pool as usize].pubsub.topics;
+            topics.get_mut(id.index).waiting.push(client);
+        }
+        let count = self.subscriptions(client, kind);
+        Line::Unsubscribed { kind, name: Some(name.into()), count, topic: left }
+    }
+
+    /// Ends a client's subscription, if it has it. Returns the topic if servers have yet to say that
+    /// it is gone.
+    fn leave_topic(&mut self, client: u32, topic: u32) -> Option<TopicId> {
+        let pool = self.clients[client].pool;
+        let subscriber = self.clients[client].subscriber.as_deref_mut()?;
+        let at = subscriber.topics.remove(&topic)?;
+        let topics = &self.pools[pool as usize].pubsub.topics;
+        subscriber.shards -= u32::from(topics.get(topic).kind == Kind::Shard);
+        self.take_subscriber(pool, topic, at);
+        self.leave_if_unwanted(pool, topic)
+    }
+
+    /// Takes a client out of the topic's list.
+    fn take_subscriber(&mut self, home: u32, topic: u32, at: u32) {
+        let pool = &mut self.pools[home as usize];
+        let topics = &mut pool.pubsub.topics;
+        let subscribers = &mut topics.get_mut(topic).subscribers;
+        subscribers.swap_remove(at as usize);
+        if let Some(&moved) = subscribers.get(at as usize) {
+            let moved = self.clients[moved].subscriber.as_deref_mut().expect("it is subscribed");
+            moved.topics.insert(topic, at);
+        }
+        topics.subscriptions -= 1;
+        self.bufs.discharge(SUBSCRIPTION_SIZE);
+        self.metrics.set_pool(pool.metrics, PoolGauge::Subscriptions, topics.subscriptions);
+        self.tell_audience(home, topic);
+    }
+
+    /// Makes a client one of the topic's subscribers, unless it is already.
+    fn join_topic(&mut self, client: u32, topic: u32) {
+        let owner = &mut self.clients[client];
+        let pool = &mut self.pools[owner.pool as usize];
+        let topics = &mut pool.pubsub.topics;
+        let subscriber = owner.subscriber.as_deref_mut().expect("it is being subscribed");
+        if subscriber.topics.contains_key(&topic) {
+            return;
+        }
+        let state = topics.get_mut(topic);
+        subscriber.topics.insert(topic, state.subscribers.len() as u32);
+        subscriber.shards += u32::from(state.kind == Kind::Shard);
+        state.subscribers.push(client);
+        topics.subscriptions += 1;
+        self.bufs.charge(SUBSCRIPTION_SIZE);
+        self.metrics.set_pool(pool.metrics, PoolGauge::Subscriptions, topics.subscriptions);
+        let home = owner.pool;
+        self.tell_audience(home, topic);
+    }
+
+    /// Writes what can be said of the request that is being answered.
+    pub(crate) fn answer_pending(&mut self, client: u32) {
+        loop {
+            let owner = &self.clients[client];
+            let pool = owner.pool;
+            let Some(subscriber) = owner.subscriber.as_deref() else { return };
+            let Some(pending) = &subscriber.pending else { return };
+            let Some(line) = pending.lines.front() else { break };
+            let (topic, readiness) = match line {
+                Line::Subscribe(topic) => (Some(*topic), self.readiness(pool, topic.index)),
+                Line::Unsubscribed { topic: Some(topic), .. }
+                    if self.pools[pool as usize].pubsub.topics.is_current(*topic) =>
+                {
+                    (Some(*topic), Readiness::Waiting)
+                }
+                Line::Unsubscribed { .. } => (None, Readiness::Subscribed),
+            };
+            if readiness == Readiness::Waiting {
+                return;
+            }
+            let owner = &mut self.clients[client];
+            let subscriber = owner.subscriber.as_deref_mut().expect("it was just there");
+            let pending = subscriber.pending.as_mut().expect("it was just there");
+            let line = pending.lines.pop_front().expect("it was just there");
+            match (line, topic) {
+                (Line::Subscribe(_), Some(topic)) => self.subscribed(client, topic, readiness),
+                (Line::Unsubscribed { kind, name, count, .. }, _) => {
+                    self.confirm(client, kind.unsubscribe(), name.as_deref(), count);
+                }
+                (Line::Subscribe(_), None) => unreachable!("it is of a topic"),
+            }
+        }
+        self.end_pending(client);
+    }
+
+    /// The client is subscribed to the topic, or could not be.
+    fn subscribed(&mut self, client: u32, topic: TopicId, readiness: Readiness) {
+        let pool = self.clients[client].pool;
+        let topics = &mut self.pools[pool as usize].pubsub.topics;
+        topics.get_mut(topic.index).told(client);
+        match readiness {
+            Readiness::Subscribed => {
+                self.join_topic(client, topic.index);
+                let state = self.pools[pool as usize].pubsub.topics.get(topic.index);
+                let (kind, name) = (state.kind, state.name.clone());
+                let count = self.subscriptions(client, kind);
+                self.confirm(client, kind.subscribe(), Some(&name), count);
+            }
+            Readiness::Failed(failure) => {
+                let protocol = self.protocol_of(client);
+                self.count_forward_error(pool);
+                let output = &mut self.clients[client].output;
+                output.write_with(&mut self.bufs, 64, |out| failure.write_reply(protocol, out));
+                self.mark_client(client);
+                self.leave_if_unwanted(pool, topic.index);
+            }
+            Readiness::Refused(text) => {
+                self.clients[client].output.push(&text, &mut self.bufs);
+                self.mark_client(client);
+                self.leave_if_unwanted(pool, topic.index);
+            }
+            Readiness::Waiting => unreachable!("there is something to say"),
+        }
+    }
+
+    /// Tells a client of a subscription that began or ended.
+    fn confirm(&mut self, client: u32, verb: &[u8], name: Option<&[u8]>, count: u32) {
+        let owner = &mut self.clients[client];
+        let kind = if owner.session.dialect == Dialect::Resp3 { b'>' } else { b'*' };
+        let is_resp3 = kind == b'>';
+        let room = name.map_or(0, <[u8]>::len) + 64;
+        owner.output.write_with(&mut self.bufs, room, |out| {
+            out.extend_from_slice(&[kind, b'3', b'\r', b'\n']);
+            encode::write_bulk(out, verb);
+            match name {
+                Some(name) => encode::write_bulk(out, name),
+                None if is_resp3 => out.extend_from_slice(b"_\r\n"),
+                None => encode::write_nil(out),
+            }
+            encode::write_integer(out, i64::from(count));
+        });
+        self.mark_client(client);
+    }
+
+    /// All is said.
+    fn end_pending(&mut self, client: u32) {
+        let owner = &mut self.clients[client];
+        let Some(subscriber) = owner.subscriber.as_deref_mut() else { return };
+        let Some(pending) = subscriber.pending.take() else { return };
+        if subscriber.topics.is_empty() {
+            self.end_subscriber(client);
+        }
+        self.requests[pending.request].done = true;
+        self.client_ready(client);
+    }
+
+    /// The client is like any other again.
+    fn end_subscriber(&mut self, client: u32) {
+        let owner = &mut self.clients[client];
+        let Some(subscriber) = owner.subscriber.take() else { return };
+        owner.held -= subscriber.held.len() as u64;
+        owner.output.push_buf(subscriber.held, &mut self.bufs);
+        owner.update_special();
+        // It could not be told to leave before.
+        self.leave_new(client);
+    }
+
+    /// Ends all subscriptions without a word, as RESET does.
+    pub(crate) fn unsubscribe_all(&mut self, client: u32) {
+        let subscribed = self.clients[client].subscriber.as_deref();
+        let topics: Vec<u32> =
+            subscribed.iter().flat_map(|subscriber| subscriber.topics.keys().copied()).collect();
+        for topic in topics {
+            self.leave_topic(client, topic);
+        }
+        self.end_subscriber(client);
+    }
+
+    /// A client is gone, and so are its subscriptions.
+    pub(crate) fn forget_subscriber(&mut self, client: u32, pool: u32, subscriber: Subscriber) {
+        self.bufs.give(subscriber.held);
+        for (topic, at) in subscriber.topics {
+            self.take_subscriber(pool, topic, at);
+            self.leave_if_unwanted(pool, topic);
+        }
+        for line in subscriber.pending.into_iter().flat_map(|pending| pending.lines) {
+            let topic = match line {
+                Line::Subscribe(topic) => topic,
+                Line::Unsubscribed { topic: Some(topic), .. } => topic,
+                Line::Unsubscribed { topic: None, .. } => continue,
+            };
+            let topics = &mut self.pools[pool as usize].pubsub.topics;
+            if topics.is_current(topic) {
+                topics.get_mut(topic.index).told(client);
+                self.leave_if_unwanted(pool, topic.index);
+            }
+        }
+    }
+
+    /// Tells those who wait for news of the topic.
+    pub(crate) fn tell_waiting(&mut self, pool: u32, topic: u32) {
+        let waiting = self.pools[pool as usize].pubsub.topics.get(topic).waiting.clone();
+        for client in waiting {
+            self.answer_pending(client);
+        }
+    }
+
+    /// Whether the client has subscriptions, which stay here.
+    pub(crate) fn is_subscriber(&self, client: u32) -> bool {
+        client != NONE && self.clients[client].subscriber.is_some()
+    }
+}

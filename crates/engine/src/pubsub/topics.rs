@@ -1,0 +1,248 @@
+//! Who is subscribed to what, and where that is subscribed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cashew_protocol::redis::glob_matches;
+
+use crate::failure::Failure;
+use crate::slab::Slab;
+
+/// What a topic takes beside its name: its slot, its entry among the names, its place on a server
+/// and what is owed there.
+pub(crate) const TOPIC_SIZE: usize = 256;
+/// What one client's subscription takes: an entry of the topic's and one of the client's.
+pub(crate) const SUBSCRIPTION_SIZE: usize = 64;
+
+/// The kinds of what can be subscribed to; a name of one has nothing to do with that of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Channel,
+    Pattern,
+    /// A channel of SSUBSCRIBE and SPUBLISH.
+    Shard,
+}
+
+impl Kind {
+    pub(crate) fn subscribe(self) -> &'static [u8] {
+        match self {
+            Self::Channel => b"subscribe",
+            Self::Pattern => b"psubscribe",
+            Self::Shard => b"ssubscribe",
+        }
+    }
+
+    pub(crate) fn unsubscribe(self) -> &'static [u8] {
+        match self {
+            Self::Channel => b"unsubscribe",
+            Self::Pattern => b"punsubscribe",
+            Self::Shard => b"sunsubscribe",
+        }
+    }
+}
+
+/// Names a topic as long as there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TopicId {
+    pub(crate) index: u32,
+    generation: u32,
+}
+
+pub(crate) struct Topic {
+    pub(crate) kind: Kind,
+    pub(crate) name: Arc<[u8]>,
+    /// Clients that get its messages.
+    pub(crate) subscribers: Vec<u32>,
+    /// Clients that are to be told something about it: that they are subscribed, or while it is
+    /// `leaving`, that they are not any more. As often as they asked.
+    pub(crate) waiting: Vec<u32>,
+    pub(crate) places: Vec<Place>,
+    /// Nobody wants it any more, and servers have yet to say that they know. It has no name then:
+    /// who subscribes to that name makes a new topic.
+    pub(crate) is_leaving: bool,
+}
+
+/// A server that has a topic, or should.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) server: u32,
+    /// The server is one of the pool that is being prepared.
+    pub(crate) is_coming: bool,
+    /// It is to have the topic from the next epoch on.
+    pub(crate) is_next: bool,
+    pub(crate) standing: Standing,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// There is no connection to ask on.
+    Away,
+    /// By the question of that number.
+    Asked(u64),
+    Subscribed,
+    /// The server answered with this error.
+    Refused(Box<[u8]>),
+    /// Asked to forget it.
+    Leaving,
+}
+
+/// What can be said to who wants to subscribe to a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    Waiting,
+    Subscribed,
+    Failed(Failure),
+    Refused(Box<[u8]>),
+}
+
+pub(crate) struct Topics {
+    slots: Slab<Topic>,
+    /// By kind.
+    names: [HashMap<Arc<[u8]>, u32>; 3],
+    /// By kind: names of topics that are leaving, and how many of these have them.
+    leaving: [HashMap<Arc<[u8]>, u32>; 3],
+    /// How many subscriptions clients have, all together.
+    pub(crate) subscriptions: u64,
+}
+
+impl Topics {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Slab::new(),
+            names: Default::default(),
+            leaving: Default::default(),
+            subscriptions: 0,
+        }
+    }
+
+    /// How many there are, those among them that nobody wants any more.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn find(&self, kind: Kind, name: &[u8]) -> Option<u32> {
+        self.names[kind as usize].get(name).copied()
+    }
+
+    pub(crate) fn insert(&mut self, kind: Kind, name: &[u8]) -> u32 {
+        let name: Arc<[u8]> = name.into();
+        let (index, _) = self.slots.insert(Topic {
+            kind,
+            name: name.clone(),
+            subscribers: Vec::new(),
+            waiting: Vec::new(),
+            places: Vec::new(),
+            is_leaving: false,
+        });
+        self.names[kind as usize].insert(name, index);
+        index
+    }
+
+    pub(crate) fn id(&self, index: u32) -> TopicId {
+        TopicId { index, generation: self.slots.generation(index) }
+    }
+
+    pub(crate) fn is_current(&self, id: TopicId) -> bool {
+        self.slots.is_current(id.index, id.generation)
+    }
+
+    pub(crate) fn get(&self, index: u32) -> &Topic {
+        &self.slots[index]
+    }
+
+    pub(crate) fn get_mut(&mut self, index: u32) -> &mut Topic {
+        &mut self.slots[index]
+    }
+
+    /// Takes its name away from a topic that nobody wants.
+    pub(crate) fn begin_leaving(&mut self, index: u32) {
+        let topic = self.get_mut(index);
+        topic.is_leaving = true;
+        let (kind, name) = (topic.kind, topic.name.clone());
+        self.names[kind as usize].remove(&name);
+        *self.leaving[kind as usize].entry(name).or_default() += 1;
+    }
+
+    /// Whether servers may yet count a subscription that is known to be none.
+    pub(crate) fn has_leaving(&self, kind: Kind, name: &[u8]) -> bool {
+        let patterns = &self.leaving[Kind::Pattern as usize];
+        self.leaving[kind as usize].contains_key(name)
+            || (kind == Kind::Channel && patterns.keys().any(|pattern| glob_matches(pattern, name)))
+    }
+
+    pub(crate) fn has_any_leaving(&self) -> bool {
+        self.leaving.iter().any(|leaving| !leaving.is_empty())
+    }
+
+    pub(crate) fn remove(&mut self, index: u32) -> Topic {
+        let topic = self.slots.remove(index);
+        debug_assert!(topic.is_leaving && topic.subscribers.is_empty());
+        let leaving = &mut self.leaving[topic.kind as usize];
+        if let Some(count) = leaving.get_mut(&topic.name) {
+            *count -= 1;
+            if *count == 0 {
+                leaving.remove(&topic.name);
+            }
+        }
+        topic
+    }
+
+    pub(crate) fn indices(&self) -> Vec<u32> {
+        self.slots.indices().collect()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<TopicId> {
+        self.slots.indices().map(|index| self.id(index)).collect()
+    }
+
+    /// Patterns that clients want.
+    pub(crate) fn patterns(&self) -> impl Iterator<Item = u32> {
+        self.names[Kind::Pattern as usize].values().copied()
+    }
+
+    /// Gives room back that only a peak needed.
+    pub(crate) fn shrink(&mut self) {
+        self.slots.shrink();
+        for names in &mut self.names {
+            if names.capacity() > 1024 && names.len() < names.capacity() / 4 {
+                names.shrink_to(2 * names.len());
+            }
+        }
+    }
+}
+
+impl Topic {
+    /// Whether anybody is subscribed, or wants to be.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let has_clients = !self.subscribers.is_empty() || !self.waiting.is_empty();
+        has_clients && !self.is_leaving
+    }
+
+    pub(crate) fn place(&mut self, server: u32, is_coming: bool) -> Option<&mut Place> {
+        self.places.iter_mut().find(|place| place.is_at(server, is_coming))
+    }
+
+    /// One who waits is told.
+    pub(crate) fn told(&mut self, client: u32) {
+        if let Some(at) = self.waiting.iter().position(|&other| other == client) {
+            self.waiting.swap_remove(at);
+        }
+    }
+
+    /// Whether a server has it.
+    pub(crate) fn is_subscribed(&self) -> bool {
+        self.places.iter().any(|place| place.standing == Standing::Subscribed && !place.is_next)
+    }
+
+    /// What it takes beside its subscriptions.
+    pub(crate) fn size(&self) -> usize {
+        TOPIC_SIZE + self.name.len()
+    }
+}
+
+impl Place {
+    pub(crate) fn is_at(&self, server: u32, is_coming: bool) -> bool {
+        self.server == server && self.is_coming == is_coming
+    }
+}

@@ -1,0 +1,655 @@
+//! MULTI, EXEC and what belongs to them.
+//!
+//! MULTI is answered here. The first queued command with a key says which server the transaction is
+//! for: a lane is leased, MULTI goes ahead, and from there on the server queues and answers. Commands
+//! without keys that come before are checked here, and sent then. WATCH leases at once, and until
+//! the watch is over all that the client asks of that server goes by the lease.
+//!
+//! The lease ends when the last command of the transaction is sent. What follows waits for its
+//! answer, since it goes by other lanes again.
+
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis::{Access, Command, Fan, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::resp::encode;
+use cashew_protocol::{Span, redis as table};
+
+use crate::carry::{remedy, shown};
+use crate::client::State;
+use crate::clients::Plan;
+use crate::dispatch::Payload;
+use crate::engine::Engine;
+use crate::failure::Failure;
+use crate::lease::{Lease, UNSENT_MAX};
+use crate::request::Own;
+use crate::session::NO_DATABASE;
+use crate::slab::NONE;
+
+/// Commands without keys that are kept until a key tells the server: bytes of all of them.
+pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
+
+const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
+const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+const DISCARD: &[u8] = b"*1\r\n$7\r\nDISCARD\r\n";
+const UNWATCH: &[u8] = b"*1\r\n$7\r\nUNWATCH\r\n";
+const QUEUED: &[u8] = b"+QUEUED\r\n";
+const OK: &[u8] = b"+OK\r\n";
+
+/// What a client has begun with WATCH or MULTI.
+pub(crate) struct Transaction {
+    /// MULTI was said: commands are queued.
+    is_open: bool,
+    /// The server was told so, or is about to be.
+    is_begun: bool,
+    has_watched: bool,
+    /// The lease, or [`NONE`].
+    pub(crate) lane: u32,
+    /// Queued commands without keys while the server is not known, back to back, and where each
+    /// ends.
+    early: Vec<u8>,
+    early_ends: Vec<u32>,
+    fate: Fate,
+}
+
+/// What EXEC will come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Good,
+    /// A command was refused while it was queued.
+    Refused,
+    /// Watching ended before its time: something may have changed meanwhile.
+    Unwatched,
+    /// Keys may live on other servers now than those that commands were queued at.
+    Moved,
+    /// The connection with the queued commands is gone.
+    Lost(Failure),
+}
+
+impl Transaction {
+    fn new() -> Self {
+        Self {
+            is_open: false,
+            is_begun: false,
+            has_watched: false,
+            lane: NONE,
+            early: Vec::new(),
+            early_ends: Vec::new(),
+            fate: Fate::Good,
+        }
+    }
+
+    /// Bytes allocated.
+    fn size(&self) -> usize {
+        size_of::<Self>() + self.early.capacity() + self.early_ends.capacity() * size_of::<u32>()
+    }
+}
+
+impl Engine {
+    /// Whether what the client asks is queued.
+    pub(crate) fn is_queueing(&self, client: u32) -> bool {
+        self.clients[client].transaction.as_ref().is_some_and(|transaction| transaction.is_open)
+    }
+
+    /// The client's lease, if it has one of this server.
+    pub(crate) fn leased(&self, client: u32, server: u32) -> Option<u32> {
+        let lane = self.clients[client].transaction.as_ref()?.lane;
+        (lane != NONE && self.lane(lane).server == server).then_some(lane)
+    }
+
+    /// What the client may touch where it would only read: while it has a transaction it asks the
+    /// server that has it.
+    pub(crate) fn access_of(&self, client: u32, access: Access) -> Access {
+        match self.clients[client].transaction {
+            Some(_) => Access::Write,
+            None => access,
+        }
+    }
+
+    fn transaction(&mut self, client: u32) -> &mut Transaction {
+        let slot = &mut self.clients[client];
+        slot.special = true;
+        slot.transaction.get_or_insert_with(|| {
+            self.bufs.charge(size_of::<Transaction>());
+            Box::new(Transaction::new())
+        })
+    }
+
+    /// Takes the client out of its transaction; says which lane it has leased for it.
+    fn close_transaction(&mut self, client: u32) -> u32 {
+        let Some(transaction) = self.clients[client].transaction.take() else { return NONE };
+        self.bufs.discharge(transaction.size());
+        self.clients[client].update_special();
+        // By other lanes nothing may overtake what is on its way there.
+        self.clients[client].fenced = true;
+        transaction.lane
+    }
+
+    /// Commands of transactions outside of MULTI.
+    pub(crate) fn session_redis(
+        &mut self,
+        client: u32,
+        rule: SessionRule,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        match rule {
+            SessionRule::Multi => {
+                self.transaction(client).is_open = true;
+                self.say(client, OK)
+            }
+            SessionRule::Exec => self.say_error(client, "ERR EXEC without MULTI"),
+            SessionRule::Discard => self.say_error(client, "ERR DISCARD without MULTI"),
+            SessionRule::Watch => self.watch(client, command, bytes, args),
+            SessionRule::Unwatch => self.unwatch(client),
+            SessionRule::Reset => self.reset(client),
+            SessionRule::Monitor => {
+                let text = format!("ERR '{}' is not supported by this gateway yet", command.name);
+                self.say_error(client, &text)
+            }
+        }
+    }
+
+    fn watch(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        if let Some(transaction) = &self.clients[client].transaction
+            && transaction.fate != Fate::Good
+        {
+            // EXEC will do nothing in any case.
+            return self.say(client, OK);
+        }
+        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+            let pool = engine.clients[client].pool;
+            let texts = keys.iter().map(|key| key.of(bytes));
+            let server = match engine.place_keys(pool, texts, Access::Write, split) {
+                Ok(Some(server)) => server,
+                Ok(None) => {
+                    let text = engine.crossing(client, command, bytes, keys, split);
+                    return engine.say_error(client, &text);
+                }
+                Err(failure) => return engine.fail(client, failure),
+            };
+            let key = keys.first().map_or(&b""[..], |key| key.of(bytes));
+            let lane = match engine.clients[client].transaction.as_ref().map(|t| t.lane) {
+                Some(lane) if lane != NONE => {
+                    if engine.lane(lane).server != server {
+                        let text = engine.elsewhere(client, command, key, server, lane);
+                        return engine.say_error(client, &text);
+                    }
+                    lane
+                }
+                _ => {
+                    if engine.clients[client].requests > 0 {
+                        return Plan::Wait;
+                    }
+                    match engine.lease(client, server) {
+                        Lease::Lane(lane) => lane,
+                        other => return engine.without_lease(client, server, &other),
+                    }
+                }
+            };
+            engine.align(client, lane);
+            let transaction = engine.transaction(client);
+            (transaction.lane, transaction.has_watched) = (lane, true);
+            engine.forward_on(client, lane, Expect::Line)
+        })
+    }
+
+    fn unwatch(&mut self, client: u32) -> Plan {
+        match self.close_transaction(client) {
+            NONE => self.say(client, OK),
+            lane => self.send_last(client, lane, UNWATCH),
+        }
+    }
+
+    /// Sends the last request of a lease.
+    fn send_last(&mut self, client: u32, lane: u32, text: &[u8]) -> Plan {
+        let request = self.new_request(client);
+        self.send(lane, request, Payload::Bytes(text));
+        self.release(lane);
+        Plan::Done
+    }
+
+    /// RESET: the connection is as if it had just been made.
+    fn reset(&mut self, client: u32) -> Plan {
+        if self.clients[client].requests > 0 {
+            return Plan::Wait;
+        }
+        self.end_transaction(client);
+        self.reset_session(client);
+        self.say(client, b"+RESET\r\n")
+    }
+
+    // In MULTI.
+
+    /// A request in MULTI.
+    pub(crate) fn queue_redis(
+        &mut self,
+        client: u32,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let command = match lookup {
+            Lookup::Found(command) => command,
+            Lookup::UnknownCommand => {
+                return self.refuse_with(client, |out| {
+                    table::unknown_command_error(out, bytes, args);
+                });
+            }
+            Lookup::UnknownSubcommand(command) => {
+                return self.refuse_with(client, |out| {
+                    table::unknown_subcommand_error(out, command, bytes, args);
+                });
+            }
+            Lookup::WrongArity(command) => {
+                return self.refuse_with(client, |out| table::wrong_arity_error(out, command));
+            }
+        };
+        match command.rule {
+            Rule::Session(SessionRule::Exec) => self.exec(client),
+            Rule::Session(SessionRule::Discard) => self.discard(client),
+            Rule::Session(SessionRule::Multi) => {
+                self.say_error(client, "ERR MULTI calls can not be nested")
+            }
+            Rule::Session(SessionRule::Watch) => {
+                self.say_error(client, "ERR WATCH inside MULTI is not allowed")
+            }
+            Rule::Session(SessionRule::Reset) => self.reset(client),
+            Rule::Local(Local::Quit) => {
+                let plan = self.say(client, OK);
+                self.clients[client].state = State::Closing;
+                plan
+            }
+            Rule::Session(SessionRule::Unwatch)
+            | Rule::Fan(Fan::AnyServer)
+            | Rule::Local(Local::Ping | Local::Echo | Local::Command) => {
+                self.queue_anywhere(client, bytes)
+            }
+            Rule::Forward | Rule::Single(_)
+                if command.names_database()
+                    && self.names_other_database(client, command, bytes, args) =>
+            {
+                self.refuse_queued(client, NO_DATABASE)
+            }
+            Rule::Forward | Rule::Split(_) | Rule::Block => {
+                self.queue_by_keys(client, command, bytes, args)
+            }
+            Rule::Publish => {
+                let channel = args[1].of(bytes);
+                let pool = self.clients[client].pool;
+                match self.channel_server(pool, channel) {
+                    Some(server) => self.queue_at(client, command, server, channel, bytes),
+                    None => self.refuse_for(client, Failure::NoServer),
+                }
+            }
+            Rule::Fan(_) | Rule::Single(_) => {
+                if self.is_single(client) {
+                    return self.queue_anywhere(client, bytes);
+                }
+                let name = name_of(command);
+                self.refuse_queued(
+                    client,
+                    &format!(
+                        "ERR {name} in a transaction would reach one of the servers behind this \
+                         gateway only; call it outside of MULTI"
+                    ),
+                )
+            }
+            Rule::Refuse(text) => self.refuse_queued(client, text),
+            Rule::Unsupported => {
+                self.refuse_with(client, |out| table::unknown_command_error(out, bytes, args))
+            }
+            Rule::Session(SessionRule::Monitor) | Rule::Subscribe(_) | Rule::Local(_) => {
+                let name = name_of(command);
+                self.refuse_queued(
+                    client,
+                    &format!(
+                        "ERR {name} is answered by this gateway, which cannot be done in the \
+                         middle of a transaction; call it outside of MULTI"
+                    ),
+                )
+            }
+        }
+    }
+
+    fn queue_by_keys(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let mut keys = std::mem::take(&mut self.scratch.keys);
+        let mut split = std::mem::take(&mut self.scratch.split);
+        keys.clear();
+        // What is wrong with its keys is for the server to say, when it executes the command.
+        let are_found = command.keys(bytes, args, &mut keys).is_ok() && !keys.is_empty();
+        let plan = if are_found {
+            let pool = self.clients[client].pool;
+            let texts = keys.iter().map(|key| key.of(bytes));
+            match self.place_keys(pool, texts, Access::Write, &mut split) {
+                Ok(Some(server)) => {
+                    self.queue_at(client, command, server, keys[0].of(bytes), bytes)
+                }
+                Ok(None) => {
+                    let text = self.crossing(client, command, bytes, &keys, &split);
+                    self.refuse_queued(client, &text)
+                }
+                Err(failure) => self.refuse_for(client, failure),
+            }
+        } else {
+            self.queue_anywhere(client, bytes)
+        };
+        self.scratch.keys = keys;
+        self.scratch.split = split;
+        plan
+    }
+
+    /// Queues a command for the server that has its keys, the first of which is `key`.
+    fn queue_at(
+        &mut self,
+        client: u32,
+        command: &Command,
+        server: u32,
+        key: &[u8],
+        bytes: &[u8],
+    ) -> Plan {
+        let transaction = self.transaction(client);
+        let lane = transaction.lane;
+        match transaction.fate {
+            Fate::Lost(failure) => return self.refuse_for(client, failure),
+            Fate::Unwatched | Fate::Moved => return self.say(client, QUEUED),
+            // It is for no server any more.
+            Fate::Refused if lane == NONE => return self.say(client, QUEUED),
+            Fate::Good | Fate::Refused => {}
+        }
+        if lane != NONE && self.lane(lane).server != server {
+            let text = self.elsewhere(client, command, key, server, lane);
+            return self.refuse_queued(client, &text);
+        }
+        match self.enlist(client, server) {
+            Ok(lane) => self.queue_on(client, lane, bytes),
+            Err(plan) => plan,
+        }
+    }
+
+    /// Queues a command that any server may execute.
+    fn queue_anywhere(&mut self, client: u32, bytes: &[u8]) -> Plan {
+        let transaction = self.transaction(client);
+        let lane = transaction.lane;
+        match transaction.fate {
+            Fate::Lost(failure) => return self.refuse_for(client, failure),
+            Fate::Unwatched | Fate::Moved => return self.say(client, QUEUED),
+            Fate::Refused if lane == NONE => return self.say(client, QUEUED),
+            Fate::Good | Fate::Refused => {}
+        }
+        if lane != NONE {
+            let server = self.lane(lane).server;
+            return match self.enlist(client, server) {
+                Ok(lane) => self.queue_on(client, lane, bytes),
+                Err(plan) => plan,
+            };
+        }
+        if self.transaction(client).early.len() + bytes.len() > EARLY_SIZE_MAX {
+            return self.refuse_queued(
+                client,
+                "ERR commands without keys at the start of a transaction are too large for this \
+                 gateway; begin with a command that has a key",
+            );
+        }
+        let transaction = self.transaction(client);
+        let before = transaction.size();
+        transaction.early.extend_from_slice(bytes);
+        let end = transaction.early.len() as u32;
+        transaction.early_ends.push(end);
+        let grown = transaction.size() - before;
+        self.bufs.charge(grown);
+        self.say(client, QUEUED)
+    }
+
+    fn queue_on(&mut self, client: u32, lane: u32, bytes: &[u8]) -> Plan {
+        let waits = self.lane(lane).output.len();
+        if waits > 0 && waits + bytes.len() as u64 > UNSENT_MAX && self.clients[client].requests > 0
+        {
+            return Plan::Wait;
+        }
+        self.forward_on(client, lane, Expect::Line)
+    }
+
+    /// Makes the server know of the transaction, all that was queued so far included; returns the
+    /// lane.
+    fn enlist(&mut self, client: u32, server: u32) -> Result<u32, Plan> {
+        let transaction = self.transaction(client);
+        let mut lane = transaction.lane;
+        if lane == NONE {
+            if self.clients[client].requests > 0 {
+                return Err(Plan::Wait);
+            }
+            lane = match self.lease(client, server) {
+                Lease::Lane(lane) => lane,
+                other => {
+                    let plan = self.without_lease(client, server, &other);
+                    if let Plan::Done = plan {
+                        self.doom(client, Fate::Refused);
+                    }
+                    return Err(plan);
+                }
+            };
+            self.transaction(client).lane = lane;
+        }
+        let transaction = self.transaction(client);
+        if !std::mem::replace(&mut transaction.is_begun, true) {
+            let early = std::mem::take(&mut transaction.early);
+            let ends = std::mem::take(&mut transaction.early_ends);
+            self.align(client, lane);
+            self.ask_with(lane, Own::Demand { lane }, MULTI);
+            let mut start = 0;
+            for &end in &ends {
+                self.ask_with(lane, Own::Whatever, &early[start..end as usize]);
+                start = end as usize;
+            }
+            self.bufs.discharge(early.capacity() + ends.capacity() * size_of::<u32>());
+        }
+        Ok(lane)
+    }
+
+    fn exec(&mut self, client: u32) -> Plan {
+        let transaction = self.transaction(client);
+        match transaction.fate {
+            Fate::Good => {}
+            Fate::Refused | Fate::Lost(_) => {
+                self.end_transaction(client);
+                return self.say(
+                    client,
+                    b"-EXECABORT Transaction discarded because of previous errors.\r\n",
+                );
+            }
+            Fate::Unwatched => {
+                self.end_transaction(client);
+                return self.say_nil_array(client);
+            }
+            Fate::Moved => {
+                self.end_transaction(client);
+                return self.say(
+                    client,
+                    b"-EXECABORT Transaction discarded because its keys may have moved to other \
+                      servers meanwhile.\r\n",
+                );
+            }
+        }
+        if transaction.lane == NONE && transaction.early.is_empty() {
+            self.end_transaction(client);
+            return self.say(client, b"*0\r\n");
+        }
+        let server = match transaction.lane {
+            NONE => self.any_server(client, Access::Write),
+            lane => Some(self.lane(lane).server),
+        };
+        let lane = match server {
+            Some(server) => match self.enlist(client, server) {
+                Ok(lane) => lane,
+                Err(Plan::Wait) => return Plan::Wait,
+                Err(plan) => {
+                    self.end_transaction(client);
+                    return plan;
+                }
+            },
+            None => {
+                self.end_transaction(client);
+                return self.fail(client, Failure::NoServer);
+            }
+        };
+        self.close_transaction(client);
+        self.send_last(client, lane, EXEC)
+    }
+
+    fn discard(&mut self, client: u32) -> Plan {
+        let transaction = self.transaction(client);
+        if transaction.is_begun && transaction.lane != NONE {
+            let lane = self.close_transaction(client);
+            return self.send_last(client, lane, DISCARD);
+        }
+        self.end_transaction(client);
+        self.say(client, OK)
+    }
+
+    // Ends that the client has not asked the server for.
+
+    /// Forgets the client's transaction, on its server too.
+    pub(crate) fn end_transaction(&mut self, client: u32) {
+        let is_begun = self.clients[client].transaction.as_ref().is_some_and(|t| t.is_begun);
+        let lane = self.close_transaction(client);
+        if lane != NONE {
+            self.clean_up(lane, is_begun);
+        }
+    }
+
+    /// Gives a lease back as it was taken.
+    pub(crate) fn clean_up(&mut self, lane: u32, is_begun: bool) {
+        // What its client has asked is still answered.
+        let text = if is_begun { DISCARD } else { UNWATCH };
+        self.ask_with(lane, Own::Demand { lane }, text);
+        self.release(lane);
+    }
+
+    /// The client is gone, and its wait on that lane.
+    pub(crate) fn drop_transaction(&mut self, transaction: Transaction, waited_on: u32) {
+        self.bufs.discharge(transaction.size());
+        // It was given up already where the client waited.
+        if transaction.lane == NONE || transaction.lane == waited_on {
+            return;
+        }
+        match self.lane(transaction.lane).has_connection() {
+            true => self.clean_up(transaction.lane, transaction.is_begun),
+            false => self.abandon_session(transaction.lane),
+        }
+    }
+
+    /// The lease is gone.
+    pub(crate) fn lose_transaction(&mut self, client: u32, failure: Failure) {
+        let Some(transaction) = &mut self.clients[client].transaction else { return };
+        transaction.lane = NONE;
+        let fate = match transaction.is_open {
+            // Clients know what to do when what they watch has changed.
+            _ if failure == Failure::Unused && transaction.has_watched => Fate::Unwatched,
+            false => Fate::Unwatched,
+            true => Fate::Lost(failure),
+        };
+        self.doom(client, fate);
+    }
+
+    /// Keys of these pools may live on other servers from now on: what was queued or watched where
+    /// they lived is worth nothing, and who waits does so elsewhere.
+    pub(crate) fn uproot(&mut self, pools: impl Fn(u32) -> bool) {
+        for pool in (0..self.pools.len() as u32).filter(|&pool| pools(pool)) {
+            for server in 0..self.pools[pool as usize].servers.len() as u32 {
+                self.dissolve_line(pool, server);
+            }
+        }
+        for client in self.clients.indices().collect::<Vec<u32>>() {
+            let conn = self.client_conn(client);
+            let state = &self.clients[client];
+            if let Some(blocking) = &state.blocking
+                && pools(state.pool)
+                && !blocking.is_withdrawn
+                && !self.requests[blocking.request].has_begun()
+            {
+                // Its server could not be told.
+                self.break_session(blocking.lane, Failure::Removed);
+                if !self.clients.is_current(client, conn.generation()) {
+                    continue;
+                }
+            }
+            let state = &mut self.clients[client];
+            let Some(transaction) = &mut state.transaction else { continue };
+            if !pools(state.pool) || (transaction.lane == NONE && !transaction.is_begun) {
+                continue;
+            }
+            let lane = std::mem::replace(&mut transaction.lane, NONE);
+            let is_begun = std::mem::replace(&mut transaction.is_begun, false);
+            let fate = if transaction.has_watched { Fate::Unwatched } else { Fate::Moved };
+            self.doom(client, fate);
+            if lane != NONE {
+                self.clean_up(lane, is_begun);
+            }
+        }
+    }
+
+    /// The first misfortune counts.
+    fn doom(&mut self, client: u32, fate: Fate) {
+        if let Some(transaction) = &mut self.clients[client].transaction
+            && transaction.fate == Fate::Good
+        {
+            transaction.fate = fate;
+        }
+    }
+
+    // Refusals.
+
+    fn refuse_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+        self.doom(client, Fate::Refused);
+        self.say_with(client, write)
+    }
+
+    fn refuse_queued(&mut self, client: u32, text: &str) -> Plan {
+        self.refuse_with(client, |out| encode::write_error(out, text.as_bytes()))
+    }
+
+    fn refuse_for(&mut self, client: u32, failure: Failure) -> Plan {
+        self.doom(client, Fate::Refused);
+        self.fail(client, failure)
+    }
+
+    fn elsewhere(
+        &self,
+        client: u32,
+        command: &Command,
+        key: &[u8],
+        server: u32,
+        lane: u32,
+    ) -> String {
+        let config = &self.pools[self.clients[client].pool as usize].config;
+        let servers = &config.servers;
+        let (its, first) = (&servers[server as usize], &servers[self.lane(lane).server as usize]);
+        let (name, key, remedy) = (name_of(command), shown(key), remedy(config.hash_tag));
+        format!(
+            "CROSSSLOT {name} {key} is for server {}, the transaction is for server {}: {remedy}",
+            its.name, first.name
+        )
+    }
+
+    fn say_nil_array(&mut self, client: u32) -> Plan {
+        let version = self.resp_of(client);
+        self.say_with(client, |out| encode::write_null_array(out, version))
+    }
+}
+
+/// As users write it.
+fn name_of(command: &Command) -> String {
+    command.name.to_ascii_uppercase().replace('|', " ")
+}

@@ -1,0 +1,440 @@
+//! Calls that wait at the server, each on a lane of its own.
+
+mod world;
+
+use cashew_config::Snapshot;
+use cashew_engine::{CloseReason, ConnId, Plan};
+use cashew_metrics::{ServerCounter, ServerGauge, Writer};
+use world::{World, pool, redis};
+
+const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
+
+fn all(lines: &[&str]) -> String {
+    lines.iter().map(|line| redis(line)).collect()
+}
+
+/// `a c e` are keys of the first of the two servers, `b d f` of the second.
+fn two_servers() -> (World, ConnId, [ConnId; 2]) {
+    let (mut world, lanes) = World::connected(&pool(OPTIONS, 2));
+    let client = world.client();
+    (world, client, lanes)
+}
+
+fn one_server() -> (World, ConnId, ConnId) {
+    let (mut world, [lane]) = World::connected(&pool(OPTIONS, 1));
+    let client = world.client();
+    (world, client, lane)
+}
+
+/// The client waits: returns the lane where it does, whose name at the server is 77.
+fn blocked(world: &mut World, client: ConnId, line: &str, server: u32) -> ConnId {
+    world.send(client, redis(line));
+    let lane = world.accept(server);
+    world.expect(lane, redis("CLIENT ID") + &redis(line));
+    world.send(lane, ":77\r\n");
+    lane
+}
+
+fn sessions(world: &World, server: usize) -> u64 {
+    world.metrics.server_gauge(world.metrics.server(0, server), ServerGauge::Sessions)
+}
+
+#[test]
+fn a_call_waits_as_long_as_it_likes_and_holds_nobody_up() {
+    let (mut world, client, [shared, _]) = two_servers();
+    let other = world.client();
+    let lane = blocked(&mut world, client, "BLPOP a c 0", 0);
+    world.send(other, redis("GET a"));
+    world.expect(shared, redis("GET a"));
+    world.send(shared, "$-1\r\n");
+    world.expect(other, "$-1\r\n");
+    world.wait_ms(60_000);
+    assert!(!world.closed.contains(&lane));
+    assert_eq!(world.engine.crowd().waiting, 0);
+    // What the client asks meanwhile waits for it.
+    world.send(client, redis("GET c"));
+    world.expect(shared, "");
+    world.send(lane, "*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+    world.expect(client, "*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+    world.expect(shared, redis("GET c"));
+    world.send(shared, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    assert_eq!(sessions(&world, 0), 0);
+    // The next one does not ask for the name again.
+    world.send(client, redis("BLMOVE a c LEFT RIGHT 0"));
+    world.expect(lane, redis("BLMOVE a c LEFT RIGHT 0"));
+    world.send(lane, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+    let timeouts = ServerCounter::ServerTimedout;
+    assert_eq!(world.metrics.server_counter(world.metrics.server(0, 0), timeouts), 0);
+}
+
+#[test]
+fn a_server_is_given_its_time_and_then_the_timeout() {
+    let (mut world, client, _) = one_server();
+    let lane = blocked(&mut world, client, "BLPOP a 2", 0);
+    world.wait_ms(2300);
+    world.expect(client, "");
+    world.wait_ms(300);
+    world.expect(client, "-ERR Connection timed out\r\n");
+    assert!(world.closed.contains(&lane));
+    world.assert_idle();
+}
+
+#[test]
+fn what_is_asked_before_is_answered_first() {
+    let (mut world, client, shared) = one_server();
+    world.send(client, all(&["LPUSH a 1", "BLPOP a 0"]));
+    world.expect(shared, redis("LPUSH a 1"));
+    assert!(!world.connects_to(0));
+    world.send(shared, ":1\r\n");
+    let lane = world.accept(0);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
+    world.send(lane, ":5\r\n*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+    world.expect(client, ":1\r\n*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn streams_are_read_on_shared_lanes_without_block() {
+    let (mut world, client, shared) = one_server();
+    world.send(client, redis("XREAD COUNT 1 STREAMS a 0"));
+    world.expect(shared, redis("XREAD COUNT 1 STREAMS a 0"));
+    world.send(shared, "*-1\r\n");
+    world.expect(client, "*-1\r\n");
+    let lane = blocked(&mut world, client, "XREAD BLOCK 0 STREAMS a $", 0);
+    world.send(lane, "*-1\r\n");
+    world.expect(client, "*-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn replicas_are_waited_for_after_all_that_was_written() {
+    let (mut world, client, shared) = one_server();
+    world.send(client, all(&["SET a 1", "WAIT 1 0"]));
+    world.expect(shared, redis("SET a 1"));
+    world.send(shared, "+OK\r\n");
+    let lane = world.accept(0);
+    // Redis counts from what the connection that waits did last.
+    let nothing = redis("SPUBLISH cashew:wait ") + &all(&["CLIENT ID", "WAIT 1 0"]);
+    world.expect(lane, redis("PING") + &nothing);
+    world.send(lane, "+PONG\r\n:0\r\n:3\r\n:1\r\n");
+    world.expect(client, "+OK\r\n:1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn keys_on_several_servers_are_refused_in_words() {
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("BLPOP a b 0"));
+    world.expect(
+        client,
+        "-CROSSSLOT BLPOP needs its keys on one server, but 'a' and 'b' are on two: keys with the \
+         same part between { and } share a server\r\n",
+    );
+    world.assert_idle();
+}
+
+#[test]
+fn the_server_stops_waiting_for_who_is_gone() {
+    let (mut world, client, shared) = one_server();
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    world.close(client, CloseReason::Reset);
+    assert!(world.closed.contains(&lane));
+    assert_eq!(sessions(&world, 0), 0);
+    world.assert_idle();
+    // Also where the client has only closed its sending side, and where it had sent more.
+    let client = world.client();
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    world.send(client, redis("GET a"));
+    assert!(!world.paused.contains(&client), "its end could not be noticed");
+    world.read_closed(client);
+    assert!(world.closed.contains(&lane) && world.closed.contains(&client));
+    world.expect(shared, "");
+    world.assert_idle();
+    // It may not send without limit.
+    let client = world.client();
+    blocked(&mut world, client, "BLPOP a 0", 0);
+    for _ in 0..70 {
+        world.send(client, redis(&format!("ECHO {}", "x".repeat(1000))));
+    }
+    assert!(world.paused.contains(&client));
+}
+
+#[test]
+fn who_watches_waits_on_its_own_lane() {
+    let (mut world, client, _) = one_server();
+    world.send(client, redis("WATCH a"));
+    let lane = world.accept(0);
+    world.send(lane, "+OK\r\n");
+    world.received(lane);
+    world.send(client, redis("BLPOP l 0"));
+    world.expect(lane, all(&["CLIENT ID", "BLPOP l 0"]));
+    world.send(lane, ":4\r\n");
+    world.close(client, CloseReason::Eof);
+    assert!(world.closed.contains(&lane));
+    assert_eq!(sessions(&world, 0), 0);
+    world.assert_idle();
+}
+
+#[test]
+fn a_server_that_dies_is_told_of() {
+    let (mut world, client, _) = one_server();
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    world.close(lane, CloseReason::Reset);
+    world.expect(client, "-ERR Connection reset by peer\r\n");
+    assert_eq!(world.engine.crowd().waiting, 0);
+    world.assert_idle();
+}
+
+#[test]
+fn a_large_reply_arrives_whole() {
+    let (mut world, client, _) = one_server();
+    let lane = blocked(&mut world, client, "XREAD BLOCK 0 STREAMS a $", 0);
+    let reply = format!("${}\r\n{}\r\n", 300_000, "x".repeat(300_000));
+    for piece in reply.as_bytes().chunks(40_000) {
+        world.send(lane, piece);
+    }
+    world.expect(client, reply);
+    world.assert_idle();
+}
+
+// Changes.
+
+fn prepare(world: &mut World, next: &mut Snapshot) {
+    next.epoch += 1;
+    world.engine.handle_prepare(Plan::whole(next, 0, 1), world.now);
+    world.tick();
+    world.accept_all::<3>();
+    world.engine.handle_pause(60_000, world.now);
+    world.tick();
+}
+
+fn commit(world: &mut World, next: &Snapshot) {
+    world.metrics = Writer::in_memory(next);
+    world.engine.handle_commit(world.metrics.clone(), world.now);
+    world.tick();
+}
+
+fn is_paused(world: &World) -> bool {
+    world.actions.iter().any(|action| matches!(action, cashew_engine::Action::Paused { .. }))
+}
+
+#[test]
+fn a_change_of_the_ring_sends_the_call_where_its_key_is_now() {
+    let (mut world, client, [shared, _]) = two_servers();
+    // Of three servers it is the second's.
+    let lane = blocked(&mut world, client, "BLPOP c 0", 0);
+    let mut next = pool(OPTIONS, 3);
+    prepare(&mut world, &mut next);
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    assert!(!is_paused(&world));
+    world.send(lane, "*-1\r\n");
+    assert!(!is_paused(&world));
+    world.send(shared, ":1\r\n");
+    assert!(is_paused(&world));
+    world.expect(client, "");
+    assert!(world.closed.contains(&lane), "it might be told once more");
+    commit(&mut world, &next);
+    let lane = world.accept(1);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
+    world.send(lane, ":9\r\n*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+    world.expect(client, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_was_given_just_before_a_change_is_passed_on() {
+    let (mut world, client, [shared, _]) = two_servers();
+    let lane = blocked(&mut world, client, "BLPOP c 0", 0);
+    let mut next = pool(OPTIONS, 3);
+    prepare(&mut world, &mut next);
+    world.send(lane, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+    world.send(shared, ":0\r\n");
+    world.expect(client, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+    commit(&mut world, &next);
+    assert!(!world.connects_to(1));
+    world.assert_idle();
+}
+
+#[test]
+fn a_change_does_not_wait_for_a_call_that_cannot_be_withdrawn() {
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("BLPOP c 0"));
+    let lane = world.accept(0);
+    world.received(lane);
+    // It does not say who it is to the server.
+    world.send(lane, "-ERR unknown command 'CLIENT'\r\n");
+    let mut next = pool(OPTIONS, 3);
+    prepare(&mut world, &mut next);
+    assert!(is_paused(&world));
+    commit(&mut world, &next);
+    assert!(world.closed.contains(&lane));
+    let lane = world.accept(1);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
+    world.send(lane, ":9\r\n$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_server_that_is_removed_does_not_fail_the_call() {
+    let (mut world, client, [shared, other]) = two_servers();
+    let lane = blocked(&mut world, client, "BLPOP b 0", 1);
+    let mut next = pool(OPTIONS, 1);
+    prepare(&mut world, &mut next);
+    world.expect(other, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    // It does not answer, and time is up.
+    commit(&mut world, &next);
+    assert!(world.closed.contains(&lane));
+    world.expect(client, "");
+    world.expect(shared, "");
+    let lane = world.accept(0);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP b 0"]));
+    world.send(lane, ":9\r\n*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
+    world.expect(client, "*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn an_ejection_sends_calls_anew() {
+    let (mut world, client, [shared, _]) = two_servers();
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    world.engine.handle_hold(0, 1, 60_000, world.now);
+    world.tick();
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(lane, "*-1\r\n");
+    world.send(shared, ":1\r\n");
+    world.engine.handle_release(0, 1, &[false, true], world.now, 1);
+    world.tick();
+    let lane = world.accept(1);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
+    world.send(lane, ":9\r\n$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn who_is_to_leave_takes_the_call_along() {
+    let (mut world, client, shared) = one_server();
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    world.send(client, redis("GET a"));
+    world.engine.handle_leave(client, world.now);
+    world.tick();
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    assert!(!world.is_handed_off(client));
+    world.send(lane, "*-1\r\n");
+    assert!(world.is_handed_off(client));
+    let left = world.engine.export(client, world.now).expect("it was handed off");
+    assert_eq!(String::from_utf8_lossy(&left.input), all(&["BLPOP a 0", "GET a"]));
+    world.send(shared, ":1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_worker_that_stops_keeps_nobody_waiting() {
+    let (mut world, client, shared) = one_server();
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    let other = world.client();
+    world.engine.handle_drain(world.now);
+    world.tick();
+    assert!(world.closed.contains(&other) && !world.closed.contains(&client));
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(lane, "*-1\r\n");
+    world.expect(client, "");
+    assert!(world.closed.contains(&client) && world.engine.is_drained());
+}
+
+/// Both servers are asked, one after the other, for what is left of the time.
+#[test]
+fn replicas_of_all_servers_are_waited_for_and_the_least_counts() {
+    let (mut world, client, shared) = two_servers();
+    world.send(client, all(&["SET a 1", "WAIT 2 1000", "GET a"]));
+    let writes = shared.map(|lane| world.received(lane).len());
+    let wrote = shared[usize::from(writes[0] == 0)];
+    world.send(wrote, "+OK\r\n");
+    let start = redis("PING") + &redis("SPUBLISH cashew:wait ") + &redis("CLIENT ID");
+    let first = world.accept(0);
+    world.expect(first, start.clone() + &redis("WAIT 2 1000"));
+    world.send(first, "+PONG\r\n:0\r\n:3\r\n");
+    world.wait_ms(400);
+    world.send(first, ":2\r\n");
+    let second = world.accept(1);
+    world.expect(second, start + &redis("WAIT 2 600"));
+    world.expect(client, "+OK\r\n");
+    world.send(second, "+PONG\r\n:0\r\n:4\r\n");
+    world.wait_ms(600);
+    world.send(second, ":1\r\n");
+    world.expect(client, ":1\r\n");
+    world.expect(wrote, redis("GET a"));
+    world.send(wrote, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+
+    world.send(client, redis("WAITAOF 1 1 0"));
+    world.expect(first, redis("PING") + &redis("SPUBLISH cashew:wait ") + &redis("WAITAOF 1 1 0"));
+    world.send(first, "+PONG\r\n:0\r\n");
+    world.wait_ms(10_000);
+    world.send(first, "*2\r\n:1\r\n:3\r\n");
+    let second = *world.lanes[&1].last().unwrap();
+    world.send(second, "+PONG\r\n:0\r\n*2\r\n:0\r\n:4\r\n");
+    world.expect(client, "*2\r\n:0\r\n:3\r\n");
+    world.received(second);
+
+    // An error is the answer, and the next one begins anew.
+    for _ in 0..2 {
+        world.send(client, redis("WAIT x 10"));
+        let first = *world.lanes[&0].last().unwrap();
+        world.received(first);
+        world.send(first, "+PONG\r\n:0\r\n-ERR value is not an integer or out of range\r\n");
+        world.expect(client, "-ERR value is not an integer or out of range\r\n");
+    }
+    world.send(client, redis("WAIT 1 0"));
+    world.close(client, CloseReason::Reset);
+    world.assert_idle();
+}
+#[test]
+fn what_the_server_has_not_got_yet_is_taken_back_at_once() {
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("BLPOP c 0"));
+    assert!(world.connects_to(0));
+    let mut next = pool(OPTIONS, 3);
+    next.epoch += 1;
+    world.engine.handle_prepare(Plan::whole(&next, 0, 1), world.now);
+    world.tick();
+    world.accept(2);
+    world.engine.handle_pause(60_000, world.now);
+    world.tick();
+    assert!(is_paused(&world) && !world.connects_to(0));
+    commit(&mut world, &next);
+    let lane = world.accept(1);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
+    world.send(lane, ":9\r\n$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.assert_idle();
+    // A worker that stops forgets who asked for it.
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("BLPOP a 0"));
+    world.engine.handle_drain(world.now);
+    world.tick();
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
+
+#[test]
+fn a_connection_is_waited_for_that_has_not_said_its_name() {
+    let (mut world, client, [shared, _]) = two_servers();
+    world.send(client, redis("BLPOP c 0"));
+    let lane = world.accept(0);
+    world.received(lane);
+    let mut next = pool(OPTIONS, 3);
+    prepare(&mut world, &mut next);
+    assert!(!is_paused(&world));
+    world.expect(shared, "");
+    world.send(lane, ":77\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(lane, "*-1\r\n");
+    world.send(shared, ":1\r\n");
+    assert!(is_paused(&world));
+    world.expect(client, "");
+}

@@ -1,0 +1,286 @@
+//! Meta commands, statistics and retrievals of very many keys through the gateway.
+
+mod world;
+
+use cashew_engine::{CloseReason, ConnId};
+use world::{World, pool};
+
+/// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
+/// `d h l` of the fourth.
+fn four_servers(options: &str) -> (World, ConnId, [ConnId; 4]) {
+    let options = format!("timeout: 400\npreconnect: true\n{options}");
+    let (mut world, lanes) = World::connected(&pool(&options, 4));
+    let client = world.client();
+    (world, client, lanes)
+}
+
+#[test]
+fn meta_commands_go_to_the_server_of_their_key() {
+    let (mut world, client, [_, b, ..]) = four_servers("");
+    for (request, reply) in [
+        ("mg b v t f\r\n", "VA 2 t-1 f0\r\nhi\r\n"),
+        ("mg b\r\n", "EN\r\n"),
+        ("mg b k O1\r\n", "EN kb O1\r\n"),
+        ("mg Yg== b v\r\n", "HD\r\n"),
+        ("ms b 2 T5\r\nhi\r\n", "HD\r\n"),
+        ("ms Yg== 2 b\r\nhi\r\n", "NS\r\n"),
+        ("md b I T30\r\n", "NF\r\n"),
+        ("ma b v\r\n", "VA 1\r\n5\r\n"),
+        ("me b\r\n", "ME b exp=-1 la=0 cas=1 fetch=no cls=1 size=64\r\n"),
+        ("mg b !\r\n", "CLIENT_ERROR invalid flag\r\n"),
+    ] {
+        world.send(client, request);
+        world.expect(b, request);
+        world.send(b, reply);
+        world.expect(client, reply);
+    }
+    world.assert_idle();
+}
+
+#[test]
+fn what_is_quiet_is_told_by_its_reply() {
+    let (mut world, client, [a, ..]) = four_servers("");
+    for (request, sent, reply, told) in [
+        ("mg a q v\r\n", "mg a v\r\n", "EN\r\n", ""),
+        ("mg a v  q k\r\n", "mg a v k\r\n", "VA 2 ka\r\nEN\r\n", "VA 2 ka\r\nEN\r\n"),
+        ("mg a q\r\n", "mg a\r\n", "HD\r\n", "HD\r\n"),
+        ("ms a 1 q\r\nx\r\n", "ms a 1\r\nx\r\n", "HD\r\n", ""),
+        ("ms a 1 q ME\r\nx\r\n", "ms a 1 ME\r\nx\r\n", "NS\r\n", "NS\r\n"),
+        ("md a q\r\n", "md a q\r\nmn\r\n", "MN\r\n", ""),
+        ("md a q\r\n", "md a q\r\nmn\r\n", "NF\r\nMN\r\n", "NF\r\n"),
+        ("ma a q N0 v\r\n", "ma a q N0 v\r\nmn\r\n", "VA 1\r\n0\r\nMN\r\n", "VA 1\r\n0\r\n"),
+        (
+            "mg a q q\r\n",
+            "mg a q q\r\n",
+            "CLIENT_ERROR duplicate flag\r\n",
+            "CLIENT_ERROR duplicate flag\r\n",
+        ),
+        ("mg a q\r\n", "mg a\r\n", "SERVER_ERROR x\r\n", "SERVER_ERROR x\r\n"),
+    ] {
+        for cut in 0..reply.len() {
+            world.send(client, request);
+            world.expect(a, sent);
+            let (start, rest) = reply.split_at(cut);
+            world.send(a, start);
+            world.send(a, rest);
+            world.expect(client, told);
+        }
+    }
+    world.assert_idle();
+}
+
+#[test]
+fn mn_means_what_it_says_over_all_servers() {
+    let (mut world, client, [a, b, ..]) = four_servers("");
+    world.send(client, "mg a q v\r\nmg b q v\r\nms a 1 q\r\nx\r\nmd b q\r\nmn\r\nmg e q\r\nmn\r\n");
+    world.expect(a, "mg a v\r\nms a 1\r\nx\r\nmg e\r\n");
+    world.expect(b, "mg b v\r\nmd b q\r\nmn\r\n");
+    world.send(b, "VA 1\r\ny\r\nNF\r\nMN\r\n");
+    world.expect(client, "");
+    world.send(a, "EN\r\nHD\r\n");
+    world.expect(client, "VA 1\r\ny\r\nNF\r\nMN\r\n");
+    world.send(a, "EN\r\n");
+    world.expect(client, "MN\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_large_quiet_value_is_passed_on_while_it_arrives() {
+    let (mut world, client, [a, ..]) = four_servers("");
+    world.send(client, "mg a q v\r\n");
+    world.expect(a, "mg a v\r\n");
+    world.send(a, "V");
+    let value = vec![b'x'; 100_000];
+    world.send(a, "A 100000\r\n");
+    world.send(a, &value[..60_000]);
+    world.send(a, &value[60_000..]);
+    world.send(a, "\r\n");
+    world.expect(client, [b"VA 100000\r\n", &value[..], b"\r\n"].concat());
+    world.assert_idle();
+}
+
+#[test]
+fn a_meta_set_that_is_too_large_drops_what_is_stored() {
+    let (mut world, client, [a, ..]) = four_servers("request_size_max: 1024");
+    world.send(client, "ms a 2000 q\r\n");
+    world.expect(a, "delete a\r\n");
+    world.send(a, "DELETED\r\n");
+    world.expect(client, "SERVER_ERROR object too large for cache\r\n");
+    world.send(client, [&[b'x'; 2000][..], b"\r\nms YQ== 2000 b\r\n"].concat());
+    world.expect(a, "md YQ== b\r\n");
+    world.send(a, "NF\r\n");
+    world.expect(client, "SERVER_ERROR object too large for cache\r\n");
+    world.send(client, [&[b'x'; 2000][..], b"\r\nmn\r\n"].concat());
+    world.expect(client, "MN\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_failed_server_is_an_error_or_a_miss() {
+    for (on_failure, gets, quiet) in [
+        (
+            "error",
+            "SERVER_ERROR Connection reset by peer\r\n",
+            "SERVER_ERROR Connection reset by peer\r\n",
+        ),
+        ("miss", "EN O1 ka\r\n", ""),
+    ] {
+        let options = format!("on_failure: {on_failure}");
+        let (mut world, client, [a, b, ..]) = four_servers(&options);
+        world.send(client, "mg a v O1 k\r\nmg a q v\r\nms a 1 q\r\nx\r\nget a b\r\nmn\r\n");
+        world.send(b, "VALUE b 0 1\r\ny\r\nEND\r\n");
+        world.close(a, CloseReason::Reset);
+        let error = "SERVER_ERROR Connection reset by peer\r\n";
+        let get = match on_failure {
+            "error" => error,
+            _ => "VALUE b 0 1\r\ny\r\nEND\r\n",
+        };
+        world.expect(client, [gets, quiet, error, get, "MN\r\n"].concat());
+        // A server that cannot be sent anything is left out likewise.
+        world.send(client, "get a b\r\nmg a k v\r\n");
+        if on_failure == "miss" {
+            world.send(b, "VALUE b 0 1\r\ny\r\nEND\r\n");
+            world.expect(client, "VALUE b 0 1\r\ny\r\nEND\r\nEN ka\r\n");
+        } else {
+            world.expect(client, error.repeat(2));
+        }
+    }
+}
+
+#[test]
+fn statistics_of_all_servers_are_put_together() {
+    let (mut world, client, lanes) = four_servers("");
+    world.send(client, "stats\r\nstats items\r\nstats reset\r\n");
+    for (at, lane) in lanes.into_iter().enumerate() {
+        world.expect(lane, "stats\r\nstats items\r\nstats reset\r\n");
+        world.send(
+            lane,
+            format!("STAT curr_items {at}\r\nSTAT version 1\r\nEND\r\nEND\r\nRESET\r\n"),
+        );
+    }
+    world.expect(client, "STAT curr_items 6\r\nSTAT version 1\r\nEND\r\nEND\r\nRESET\r\n");
+    world
+        .send(client, "cache_memlimit 64\r\nlru_crawler crawl all\r\nslabs automove 1 noreply\r\n");
+    for (at, lane) in lanes.into_iter().enumerate() {
+        world.expect(lane, "cache_memlimit 64\r\nlru_crawler crawl all\r\nslabs automove 1\r\n");
+        world.send(lane, if at == 2 { "OK\r\nBUSY x\r\nOK\r\n" } else { "OK\r\nOK\r\nOK\r\n" });
+    }
+    world.expect(client, "OK\r\nBUSY x\r\n");
+    world.assert_idle();
+}
+
+/// A retrieval of so many keys, all of them the four that [`four_servers`] names first.
+fn many(keys: usize) -> String {
+    let keys: Vec<&str> = (0..keys).map(|n| ["a", "b", "c", "d"][n % 4]).collect();
+    format!("get {}\r\n", keys.join(" "))
+}
+
+#[test]
+fn very_many_keys_are_asked_for_in_parts() {
+    let (mut world, client, lanes) = four_servers("");
+    world.send(client, many(300));
+    world.send(client, "mn\r\n");
+    // 128 keys, then as many as may come to a megabyte, at most twice as many as before.
+    for keys in [32, 43] {
+        for (lane, key) in lanes.into_iter().zip(["a", "b", "c", "d"]) {
+            world.expect(lane, format!("get{}\r\n", format!(" {key}").repeat(keys)));
+        }
+        for (at, (lane, key)) in lanes.into_iter().zip(["a", "b", "c", "d"]).enumerate() {
+            let hit = format!("VALUE {key} 0 1\r\nx\r\n");
+            world.send(lane, format!("{}END\r\n", hit.repeat(keys)));
+            if at < 3 {
+                world.expect(client, "");
+            }
+        }
+        let hits = ["a", "b", "c", "d"].map(|key| format!("VALUE {key} 0 1\r\nx\r\n")).concat();
+        let end = if keys == 43 { "END\r\nMN\r\n" } else { "" };
+        world.wait_ms(1);
+        world.expect(client, format!("{}{end}", hits.repeat(keys)));
+    }
+    world.assert_idle();
+}
+
+#[test]
+fn a_part_that_fails_is_told_at_the_end() {
+    let (mut world, client, [a, b, c, d]) = four_servers("");
+    world.send(client, many(200));
+    world.send(a, "VALUE a 0 1\r\nx\r\nSERVER_ERROR out of memory\r\n");
+    for lane in [b, c, d] {
+        world.send(lane, "END\r\n");
+    }
+    world.wait_ms(1);
+    world.expect(client, "VALUE a 0 1\r\nx\r\n");
+    world.close(a, CloseReason::Reset);
+    for lane in [b, c] {
+        world.send(lane, "END\r\n");
+    }
+    world.send(d, "VALUE d 0 1\r\nx\r\nEND\r\n");
+    world.wait_ms(1);
+    world.expect(client, "VALUE d 0 1\r\nx\r\nSERVER_ERROR out of memory\r\n");
+}
+
+#[test]
+fn values_of_one_server_are_passed_on_while_another_is_waited_for() {
+    let (mut world, client, [a, b, ..]) =
+        four_servers("client_output_pause: 64kb\nclient_output_max: 64kb");
+    world.send(client, "get a e b\r\n");
+    let value = "x".repeat(20_000);
+    let hit = |key| format!("VALUE {key} 0 20000\r\n{value}\r\n");
+    world.send(a, hit("a"));
+    world.expect(client, hit("a"));
+    world.send(a, &hit("e")[..10_000]);
+    world.expect(client, "");
+    world.send(a, [&hit("e")[10_000..], "END\r\n"].concat());
+    world.expect(client, hit("e"));
+    world.send(b, "VALUE b 0 1\r\nx\r\nEND\r\n");
+    world.expect(client, "VALUE b 0 1\r\nx\r\nEND\r\n");
+    world.assert_idle();
+    // What has been passed on stays, and an error takes the place of the rest.
+    world.send(client, "get a b e\r\n");
+    world.send(a, hit("a"));
+    world.expect(client, hit("a"));
+    world.close(a, CloseReason::Reset);
+    world.send(b, "VALUE b 0 1\r\nx\r\nEND\r\n");
+    world.expect(client, "SERVER_ERROR Connection reset by peer\r\n");
+}
+
+#[test]
+fn users_log_in_by_text() {
+    let options = "client_auth: 'ann:one bob:two'";
+    let (mut world, client, [a, ..]) = four_servers(options);
+    for (request, reply) in [
+        ("get a\r\n", "CLIENT_ERROR unauthenticated\r\n"),
+        ("mn\r\n", "CLIENT_ERROR unauthenticated\r\n"),
+        ("nosuch\r\n", "CLIENT_ERROR unauthenticated\r\n"),
+        ("set x 0 0 2000\r\n", "CLIENT_ERROR unauthenticated\r\n"),
+    ] {
+        world.send(client, request);
+        world.expect(client, reply);
+    }
+    world.send(client, [&[b'x'; 2000][..], b"\r\nset x 0 0 7\r\nann two\r\n"].concat());
+    world.expect(client, "CLIENT_ERROR authentication failure\r\n");
+    world.send(client, "set x 0 0 3\r\nann\r\nset x 0 0 7\r\nann one\r\nget a\r\n");
+    world.expect(client, "CLIENT_ERROR bad authentication token format\r\nSTORED\r\n");
+    world.expect(a, "get a\r\n");
+    world.send(a, "END\r\n");
+    world.expect(client, "END\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn servers_are_told_who_comes() {
+    let mut world = World::new(&pool("server_auth: gate:way", 1));
+    let client = world.client();
+    world.send(client, "mg a v\r\n");
+    let lane = world.accept(0);
+    world.expect(lane, "set auth 0 0 8\r\ngate way\r\n");
+    world.send(lane, "STORED\r\n");
+    world.expect(lane, "mg a v\r\n");
+    world.send(lane, "EN\r\n");
+    world.expect(client, "EN\r\n");
+    world.close(lane, CloseReason::Eof);
+    world.send(client, "mg a v\r\n");
+    let lane = world.accept(0);
+    world.send(lane, "CLIENT_ERROR authentication failure\r\n");
+    world.expect(client, "SERVER_ERROR Server refused AUTH or SELECT\r\n");
+}

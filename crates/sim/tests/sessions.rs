@@ -1,0 +1,47 @@
+//! I1, I2, I3: transactions are executed whole or not at all, on lanes that are given back clean or
+//! closed; what waits is answered once, wherever it waits. More seeds with
+//! `CASHEW_SIM_SEEDS=<count>`, from `CASHEW_SIM_FROM=<seed>`; one, with its events printed if it
+//! fails, with `CASHEW_SIM_SEED=<seed>`.
+
+use cashew_sim::{Counts, Scenario, run};
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+fn sweep(scenario: impl Fn(u64) -> Scenario + std::panic::RefUnwindSafe) -> Counts {
+    let from = number("CASHEW_SIM_SEED").or(number("CASHEW_SIM_FROM")).unwrap_or(1);
+    let seeds = number("CASHEW_SIM_SEEDS").unwrap_or(60);
+    let seeds = if number("CASHEW_SIM_SEED").is_some() { 1 } else { seeds };
+    let mut total = Counts::default();
+    let mut failed = Vec::new();
+    for seed in from..from + seeds {
+        match std::panic::catch_unwind(|| run(&scenario(seed))) {
+            Ok(report) => total += report.counts,
+            Err(_) => failed.push(seed),
+        }
+    }
+    println!("{total:?}");
+    assert!(failed.is_empty(), "{} of {seeds} seeds fail: {failed:?}", failed.len());
+    if seeds > 1 {
+        assert!(total.transactions > 3 * seeds && total.waits > 2 * seeds, "{total:?}");
+    }
+    total
+}
+
+#[test]
+fn transactions_are_whole_and_who_waits_is_answered() {
+    sweep(Scenario::sessions);
+}
+
+#[test]
+fn the_same_while_epochs_change() {
+    let total = sweep(Scenario::epochs_of_sessions);
+    assert!(total.withdrawals > 0 || number("CASHEW_SIM_SEED").is_some(), "{total:?}");
+}
+
+#[test]
+fn the_same_while_clients_are_handed_over() {
+    let total = sweep(Scenario::moving_sessions);
+    assert!(total.withdrawals > 0 || number("CASHEW_SIM_SEED").is_some(), "{total:?}");
+}

@@ -1,0 +1,138 @@
+//! Where the log of the whole instance goes, and how much of it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Instant;
+
+use cashew_config::snapshot::Global;
+use cashew_control::ToChild;
+use cashew_process::log;
+use tracing::{error, info};
+
+use super::Master;
+use crate::state::{Pack, Place, Unpack};
+
+pub(super) struct Log {
+    /// Of this process and of those it starts. Signals change it, and a configuration that says
+    /// another one than the one before.
+    level: u8,
+    /// Standard error as it was at the start, for when there is no log file any more.
+    standard_error: Rc<OwnedFd>,
+}
+
+/// Where the log goes from a change on, opened already.
+pub(super) struct Destination(Rc<OwnedFd>);
+
+impl Log {
+    /// `standard_error` is what it is now, where nothing is known of the start.
+    pub(super) fn new(level: u8, standard_error: Option<OwnedFd>) -> io::Result<Self> {
+        let now = || io::stderr().as_fd().try_clone_to_owned();
+        let standard_error = Rc::new(standard_error.map_or_else(now, Ok)?);
+        Ok(Self { level, standard_error })
+    }
+
+    /// Goes on as another program did.
+    pub(super) fn resume(
+        level: u8,
+        standard_error: Option<Place>,
+        descriptors: &Unpack,
+    ) -> Result<Self, String> {
+        let standard_error = standard_error.map(|place| descriptors.copy(place)).transpose()?;
+        log::set_level(level);
+        Self::new(level, standard_error).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// For another program to go on with.
+    pub(super) fn state(&self, pack: &mut Pack) -> Place {
+        pack.put(&self.standard_error)
+    }
+}
+
+impl Master {
+    pub(super) fn log_more(&mut self, now: Instant) {
+        self.change_level("SIGTTIN", self.log.level.saturating_add(1), now);
+    }
+
+    pub(super) fn log_less(&mut self, now: Instant) {
+        self.change_level("SIGTTOU", self.log.level.saturating_sub(1), now);
+    }
+
+    fn change_level(&mut self, signal: &str, level: u8, now: Instant) {
+        let level = level.min(log::LEVEL_MAX);
+        self.set_level(level, now);
+        info!("{signal}: log level is {level}");
+    }
+
+    fn set_level(&mut self, level: u8, now: Instant) {
+        self.log.level = level;
+        log::set_level(level);
+        self.post_all(&ToChild::LogLevel { level }, &[], now);
+    }
+
+    /// Where the log goes by another configuration, unless it goes there already.
+    pub(super) fn open_log(&self, next: &Global) -> Result<Option<Destination>, String> {
+        if next.log_file == self.current.snapshot.global.log_file {
+            return Ok(None);
+        }
+        let Some(path) = &next.log_file else {
+            return Ok(Some(Destination(Rc::clone(&self.log.standard_error))));
+        };
+        let file = log::open(path).map_err(|error| cannot_open(path, &error))?;
+        Ok(Some(Destination(Rc::new(file.into()))))
+    }
+
+    /// Has the log go by the configuration in effect, which is not the one before it.
+    pub(super) fn follow_log(
+        &mut self,
+        before: &Global,
+        destination: Option<Destination>,
+        now: Instant,
+    ) {
+        let global = &self.current.snapshot.global;
+        let level = global.log_level();
+        let is_new_level = level != before.log_level();
+        if let Some(Destination(fd)) = destination {
+            let place = |global: &Global| match &global.log_file {
+                Some(path) => path.display().to_string(),
+                None => "standard error".to_owned(),
+            };
+            let (from, to) = (place(before), place(global));
+            info!("the log goes on at {to}");
+            match log::redirect(&fd) {
+                Ok(()) => {
+                    info!("the log comes from {from}");
+                    self.post_all(&ToChild::LogReopen, &[fd], now);
+                }
+                Err(error) => error!("the log stays where it is: {error}"),
+            }
+        }
+        if is_new_level {
+            self.set_level(level, now);
+        }
+    }
+
+    pub(super) fn reopen_log(&mut self, now: Instant) {
+        let Some(path) = &self.current.snapshot.global.log_file else {
+            info!("the log is standard error, there is nothing to reopen");
+            return;
+        };
+        let redirect = |file: File| log::redirect(&file).map(|()| Rc::new(OwnedFd::from(file)));
+        let file = match log::open(path).and_then(redirect) {
+            Ok(file) => file,
+            Err(error) => return error!("{}", cannot_open(path, &error)),
+        };
+        info!("log file is reopened");
+        self.post_all(&ToChild::LogReopen, &[file], now);
+    }
+}
+
+fn cannot_open(path: &Path, error: &io::Error) -> String {
+    format!("cannot open log file {}: {error}", path.display())
+}

@@ -1,0 +1,103 @@
+"""Gets the source packages of the distribution, which have the tests of the servers themselves."""
+
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+
+class Missing(Exception):
+    """Something that this needs is not to be had here."""
+
+
+def source(cache, package, program, version):
+    """The unpacked upstream source of a package, in the version of the program that is installed:
+    fetched when it is not in `cache` yet."""
+    directory = cache / f"{package}-{version}"
+    if not directory.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        unpack(download(cache, package, program, version), directory)
+    return directory
+
+
+def download(cache, package, program, version):
+    """The upstream archive of a package, by way of the distribution's own sources, which apt is
+    told for this one time and in directories of its own."""
+    if not shutil.which("apt-get"):
+        raise Missing(
+            f"the source of {package} {version} comes from a Debian or Ubuntu; elsewhere unpack it"
+            f" as {cache}/{package}-{version}"
+        )
+    apt = cache / "apt"
+    shutil.rmtree(apt, ignore_errors=True)
+    for directory in ("sources", "lists/partial", "archives/partial"):
+        (apt / directory).mkdir(parents=True)
+    write_sources(apt / "sources", program)
+    options = {
+        "Dir::Etc::SourceList": "/dev/null",
+        "Dir::Etc::SourceParts": apt / "sources",
+        "Dir::State::Lists": apt / "lists",
+        "Dir::Cache": apt,
+        "Dir::Cache::Archives": apt / "archives",
+        "APT::Sandbox::User": "root",
+        "Acquire::Languages": "none",
+    }
+    command = ["apt-get", "-qq"]
+    for name, value in options.items():
+        command += ["-o", f"{name}={value}"]
+    # Sources of others may have no source packages, which is no harm.
+    updated = subprocess.run([*command, "update"], capture_output=True, text=True)
+    fetched = subprocess.run(
+        [*command, "source", "--download-only", "--only-source", package],
+        cwd=apt, capture_output=True, text=True,
+    )
+    archives = sorted(apt.glob(f"{package}_*.orig.tar.*"))
+    archives = [path for path in archives if not path.name.endswith(".asc")]
+    if len(archives) != 1:
+        raise Missing(
+            f"apt-get could not fetch the source of {package}:\n{updated.stderr}{fetched.stderr}"
+        )
+    found = re.match(rf"{package}_([\d.]+\d)", archives[0].name).group(1)
+    if found != version:
+        raise Missing(f"{program} is {version}, but the source to be had is {found}")
+    return archives[0]
+
+
+def write_sources(directory, program):
+    """Where the package of a program comes from, as sources of source packages."""
+    policy = subprocess.run(
+        ["apt-cache", "policy", program], capture_output=True, text=True
+    ).stdout
+    origins = set(re.findall(r"^ +\d+ (\S+:\S+) ", policy, re.MULTILINE))
+    etc = Path("/etc/apt")
+    for path in (etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))):
+        if path.suffix not in (".list", ".sources") or not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        if path.suffix == ".list":
+            entries = [re.sub(r"^deb(-src)?\s", "deb-src ", line) for line in text.splitlines()
+                       if re.match(r"deb(-src)?\s", line)]
+            end = "\n"
+        else:
+            entries = [re.sub(r"(?mi)^types:.*$", "Types: deb-src", stanza)
+                       for stanza in re.split(r"\n\s*\n", text) if re.search(r"(?mi)^uris:", stanza)]
+            end = "\n\n"
+        # Without package lists, as on a bare image, nobody knows the origin: then all are tried.
+        entries = [entry for entry in entries
+                   if not origins or any(origin.rstrip("/") in entry for origin in origins)]
+        if entries:
+            (directory / path.name).write_text(end.join(dict.fromkeys(entries)) + "\n")
+
+
+def unpack(archive, directory):
+    """All of the archive, or nothing at that place."""
+    new = directory.with_name(f"{directory.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        tar.extractall(new, filter="data")
+    (top,) = new.iterdir()
+    shutil.rmtree(directory, ignore_errors=True)
+    top.rename(directory)
+    new.rmdir()
+    shutil.rmtree(archive.parent, ignore_errors=True)

@@ -1,0 +1,254 @@
+"""Runs units of Redis's own test suite against a gateway, or against a server by itself."""
+
+import collections
+import dataclasses
+import os
+import select
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from harness import Gateway, Redis, accepts, server_lines, temporary_directory, wait_until
+
+HERE = Path(__file__).resolve().parent
+
+#: The units of the suite that have something to say to an external server, the longest first.
+UNITS = [
+    "unit/type/list-3", "unit/type/list", "unit/type/stream", "unit/type/zset", "unit/expire",
+    "unit/latency-monitor", "unit/introspection-2", "unit/scan", "unit/scripting", "unit/multi",
+    "unit/geo", "unit/type/stream-cgroups", "unit/sort", "unit/other", "unit/type/set",
+    "unit/type/hash", "unit/type/string", "unit/hyperloglog", "unit/functions", "unit/tracking",
+    "unit/slowlog", "unit/bitops", "unit/keyspace", "unit/lazyfree", "unit/replybufsize",
+    "unit/pubsub", "unit/protocol", "unit/bitfield", "unit/dump", "unit/introspection",
+    "unit/pause", "unit/info-command", "unit/violations", "unit/type/incr", "unit/quit",
+]
+
+#: About one protocol or both at once: they choose for themselves.
+NOT_IN_RESP3 = {"unit/protocol", "unit/tracking"}
+
+#: What says nothing about a gateway and takes longer than many units do.
+OMITTED = {
+    # 40 seconds of damaged values, which the server looks at.
+    "unit/hyperloglog": {"Fuzzing dense/sparse encoding: Redis should always detect errors"},
+    # 20 seconds of random geometry.
+    "unit/geo": {"GEOSEARCH fuzzy test - byradius", "GEOSEARCH fuzzy test - bybox"},
+    # 15 seconds of sleep, and then a look at the server's own connections.
+    "unit/dump": {"MIGRATE cached connections are released after some time"},
+}
+
+#: Seconds without a word from a test until its connections are cut, and how often that happens
+#: until the unit is begun anew without that test.
+SILENCE = 30.0
+CUTS = 3
+#: Seconds for one run of a unit, and how often it is begun.
+UNIT_SECONDS = 240.0
+RUNS = 6
+
+
+@dataclasses.dataclass
+class Unit:
+    """What came of a unit: how often each test passed and failed, by its name."""
+
+    name: str
+    passed: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    failed: dict = dataclasses.field(default_factory=dict)  # name: why
+    longest: tuple = (0, "")
+    seconds: float = 0.0
+
+    def fail(self, test, why):
+        self.failed[test] = self.failed.get(test, "") + why.rstrip() + "\n"
+
+    def ran(self):
+        return len(self.passed) + sum(test not in self.passed for test in self.failed)
+
+
+class Bare:
+    """A server by itself."""
+
+    def __init__(self, directory):
+        self.server = server(directory, 0)
+        self.servers = [self.server]
+        self.port = self.server.port
+
+    def cut(self):
+        self.server.stop()
+        self.server.start()
+
+    def trouble(self):
+        return "" if self.server.process.running() else self.server.process.output()[-2000:]
+
+    def stop(self):
+        self.server.stop()
+
+
+class Behind:
+    """Servers behind a gateway."""
+
+    def __init__(self, directory, count):
+        self.servers = [server(directory, number) for number in range(count)]
+        pool = {"redis": True, "hash_tag": '"{}"', "servers": server_lines(self.servers)}
+        self.gateway = Gateway(directory, {"alpha": pool}, {"worker_processes": 2})
+        self.gateway.wait_serving()
+        self.port = self.gateway.address
+
+    def cut(self):
+        self.gateway.process.kill()
+        for port in (self.port, self.gateway.stats_port):
+            wait_until(lambda: not accepts(port), "the gateway's workers are gone")
+        self.gateway.process.start()
+
+    def trouble(self):
+        log = self.gateway.log()
+        if not self.gateway.process.running():
+            return log[-2000:]
+        lines = [line for line in log.splitlines() if "panic" in line or "killed by signal" in line]
+        return "\n".join(lines[:20])
+
+    def stop(self):
+        self.gateway.process.stop()
+        for each in self.servers:
+            each.stop()
+
+
+def server(directory, number):
+    """A server with files of its own, which tests have it write and read again."""
+    directory = directory / f"server-{number}"
+    directory.mkdir()
+    return Redis(directory, "--enable-protected-configs", "yes", "--enable-module-command", "yes")
+
+
+class Runner:
+    """Runs units against one kind of target, several at a time."""
+
+    def __init__(self, source, make_target, protocol, options=(), say=print):
+        self.source, self.make_target, self.protocol = source, make_target, protocol
+        self.options, self.say = options, say
+
+    def run(self, units, jobs, skip):
+        """The results of these units by name; `skip(unit)` says which tests are not begun."""
+        waiting = collections.deque(
+            unit for unit in units if self.protocol != "resp3" or unit not in NOT_IN_RESP3)
+        results = {}
+
+        def work():
+            while True:
+                try:
+                    name = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    results[name] = self.unit(name, set(skip(name)))
+                except Exception as error:
+                    results[name] = Unit(name)
+                    results[name].fail("(unit)", f"{type(error).__name__}: {error}")
+                found = results[name]
+                self.say(f"  {name}: {len(found.passed)} passed, {len(found.failed)} failed, "
+                         f"{found.seconds:.1f} s, longest {found.longest[0] / 1000:.1f} s")
+
+        threads = [threading.Thread(target=work) for _ in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    def unit(self, name, skipped):
+        """Begins a unit until it comes to its end; a test that cannot be ended is left out then."""
+        started = time.monotonic()
+        endless = {}
+        for _ in range(RUNS):
+            directory = temporary_directory()
+            try:
+                target = self.make_target(directory)
+                try:
+                    unit, stuck = self.attempt(name, target, directory, skipped | set(endless))
+                    trouble = target.trouble()
+                finally:
+                    target.stop()
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+            if trouble:
+                unit.fail("(gateway)", trouble)
+            if not stuck:
+                break
+            endless[stuck] = "did not end, even with its connections cut"
+        else:
+            unit.fail("(unit)", f"not through in {RUNS} runs")
+        for test, why in endless.items():
+            unit.fail(test, why)
+        unit.seconds = time.monotonic() - started
+        return unit
+
+    def attempt(self, name, target, directory, skipped):
+        """One run of a unit, and the test that did not end."""
+        skipfile = directory / "skip"
+        skipped = skipped | OMITTED.get(name, set())
+        skipfile.write_text("".join(f"{test}\n" for test in sorted(skipped)))
+        process = subprocess.Popen(
+            ["tclsh", HERE / "unit.tcl", name, str(target.port), self.protocol, skipfile,
+             ",".join(str(each.port) for each in target.servers), *self.options],
+            cwd=self.source, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        unit, at, cuts, noise = Unit(name), "(begin)", 0, []
+        deadline = time.monotonic() + UNIT_SECONDS
+        try:
+            events = Lines(process.stdout.fileno())
+            while True:
+                line = events.next(SILENCE)
+                if line is None or time.monotonic() > deadline:
+                    cuts += 1
+                    if cuts > CUTS or time.monotonic() > deadline:
+                        return unit, at
+                    target.cut()
+                    continue
+                if line == "":
+                    unit.fail("(unit)", "the test client ended early:\n" + "\n".join(noise[-30:]))
+                    return unit, None
+                if not line.startswith("@"):
+                    noise.append(line)
+                    continue
+                state, test, took, details = parse(line)
+                if state == "testing":
+                    at, cuts = test, 0
+                elif state == "ok":
+                    unit.passed[test] += 1
+                    unit.longest = max(unit.longest, (took, test))
+                elif state == "err":
+                    unit.fail(test, details)
+                elif state == "end":
+                    return unit, None
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def parse(line):
+    words = line[1:].split("\t")
+    words = [word.encode("latin-1", "backslashreplace").decode("unicode_escape") if "\\" in word
+             else word for word in words]
+    state, test, took, details = (*words, "", "0", "")[:4]
+    return state, test, int(took or 0), details
+
+
+class Lines:
+    """Lines of a pipe: "" at its end, None when there is none in time."""
+
+    def __init__(self, descriptor):
+        self.descriptor, self.buffer = descriptor, b""
+
+    def next(self, seconds):
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self.buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.descriptor], [], [], left)[0]:
+                return None
+            piece = os.read(self.descriptor, 1 << 16)
+            if not piece:
+                return ""
+            self.buffer += piece
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return line.decode(errors="replace") or " "
