@@ -34,6 +34,7 @@ mod learning;
 mod lease;
 mod memcached;
 mod memory;
+mod modes;
 mod moving;
 mod pool;
 mod pressure;
