@@ -59,11 +59,11 @@ pub enum Action {
         pool: u32,
         server: u32,
     },
-    /// Ask all other workers what the client `by` asks of everybody, by `handle_question`; their
-    /// answers are for `handle_answer`. If there is nobody to ask, say at once that there are no
-    /// more.
+    /// The client `by` asks something of all workers: have this one answer by `handle_question`,
+    /// and the others, too, if they are in the scope. Their answers are for `handle_answer`.
     Ask {
         ticket: u64,
+        scope: Scope,
         pool: u32,
         by: u64,
         request: Vec<u8>,
@@ -88,4 +88,12 @@ pub enum Action {
         pool: u32,
         server: u32,
     },
+}
+
+/// Which workers something concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// This one.
+    Here,
+    Everywhere,
 }

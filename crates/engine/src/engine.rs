@@ -249,7 +249,7 @@ impl Engine {
         let client = Client {
             has_place,
             undecided,
-            special: undecided,
+            special: undecided || self.pools[pool as usize].holds_writes_back(),
             ..Client::new(pool, lane_choice, session)
         };
         let (index, generation) = self.clients.insert(client);
@@ -408,6 +408,7 @@ impl Engine {
                     self.tend_leaving();
                 }
                 Timer::Line => self.tend_lines(),
+                Timer::ClientPause => self.end_client_pauses(),
                 Timer::Housekeeping => {
                     self.allow_departures();
                     self.tend_leaving();
@@ -454,7 +455,7 @@ impl Engine {
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }
-                Timer::Change | Timer::Line | Timer::Housekeeping => true,
+                Timer::Change | Timer::Line | Timer::ClientPause | Timer::Housekeeping => true,
             });
         }
     }
