@@ -79,14 +79,24 @@ pub enum ToChild {
     /// [`ToMaster::Answer`].
     Question { number: u64, pool: String, by: u64 },
     /// What one worker answered to [`ToMaster::Ask`], in a sealed memfd, if it is not empty.
-    /// `is_last` when no more answers come.
-    Answer { ticket: u64, is_last: bool },
+    Answer { ticket: u64, rest: Rest },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the one in use.
     LogReopen,
     /// Stop accepting, finish what is in flight within `worker_shutdown_timeout`, exit with 0.
     Shutdown,
+}
+
+/// What is still to be expected of the workers that were asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rest {
+    Awaited,
+    /// All have answered.
+    None,
+    /// Nothing, though not all have answered.
+    Missing,
 }
 
 /// From a worker or the admin process to the master.

@@ -396,7 +396,7 @@ mod tests {
 
     fn parse(line: &str) -> Result<String, String> {
         let mut request = Vec::new();
-        encode::write_command(&mut request, &line.split(' ').collect::<Vec<&str>>());
+        encode::write_command(&mut request, &line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
         let mut parser = RequestParser::default();
         assert!(matches!(parser.parse(&request, 1 << 16), Parsed::Complete { .. }));
         let Lookup::Found(command) = table::find(&request, parser.args()) else { panic!("{line}") };

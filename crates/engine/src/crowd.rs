@@ -99,7 +99,7 @@ impl Crowd {
 
 /// The period that has that time. None is 0, which is that of clients that never asked.
 fn period_of(now: Time) -> u32 {
-    ((now.as_micros() / PERIOD_US) as u32).max(1)
+    ((now.as_micros() / PERIOD_US + 1) as u32).max(1)
 }
 
 #[cfg(test)]

@@ -589,6 +589,11 @@ impl Engine {
         &self.pools[pool as usize].config
     }
 
+    /// All pools there are are named by numbers below this one.
+    pub fn pools(&self) -> u32 {
+        self.pools.len() as u32
+    }
+
     /// The pool in use of that name, or one that was removed and has clients still.
     pub fn pool_named(&self, name: &str) -> Option<u32> {
         let names = self.pools.iter().zip(0..).filter(|(pool, _)| pool.serves());

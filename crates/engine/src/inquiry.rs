@@ -273,7 +273,7 @@ mod tests {
         }
         let mut out = Vec::new();
         answer.write(Version::Resp2, &mut out);
-        assert_eq!(out, b"$25\r\nid=3 b\nid=12 a\nid=100 d\n\r\n");
+        assert_eq!(out, b"$24\r\nid=3 b\nid=12 a\nid=100 d\n\r\n");
     }
 
     #[test]

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crate::ring::Slot;
 
 /// How many may be open at once; who asks beyond that gets no answers but its own.
-const OPEN_MAX: usize = 4096;
+const OPEN_MAX: usize = 256;
 
-/// How long an answer is waited for. A worker that is hung is replaced after about as long.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Inquiries {
@@ -32,6 +32,17 @@ pub(crate) struct Asker {
     pub(crate) ticket: u64,
 }
 
+/// Whom a question goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// To these, who are to answer under this number.
+    Asked { number: u64, whom: Vec<Slot> },
+    /// There are no others.
+    Alone,
+    /// Too many are open.
+    Refused,
+}
+
 impl Inquiries {
     /// Numbers begin behind this one. Answers may still come to what the program before this one
     /// asked.
@@ -39,25 +50,24 @@ impl Inquiries {
         Self { open: BTreeMap::new(), last }
     }
 
-    /// The number under which `asked` are to answer; `None` if nobody is to.
+    /// A worker has a question for these, itself left out.
     pub(crate) fn begin(
         &mut self,
         asker: Asker,
         asked: impl Iterator<Item = Slot>,
         now: Instant,
-    ) -> Option<u64> {
+    ) -> Begun {
         let missing: BTreeSet<Slot> = asked.filter(|&slot| slot != asker.slot).collect();
-        if missing.is_empty() || self.open.len() >= OPEN_MAX {
-            return None;
+        if missing.is_empty() {
+            return Begun::Alone;
+        }
+        if self.open.len() >= OPEN_MAX {
+            return Begun::Refused;
         }
         self.last += 1;
+        let whom = missing.iter().copied().collect();
         self.open.insert(self.last, Inquiry { asker, missing, until: now + PATIENCE });
-        Some(self.last)
-    }
-
-    /// Who asks whom, by the number.
-    pub(crate) fn asked(&self, number: u64) -> impl Iterator<Item = Slot> {
-        self.open.get(&number).into_iter().flat_map(|inquiry| inquiry.missing.iter().copied())
+        Begun::Asked { number: self.last, whom }
     }
 
     /// A worker answered: who is to be told, and whether it was the last. `None` if nobody waits
@@ -113,18 +123,25 @@ mod tests {
         Asker { slot, ticket }
     }
 
+    fn begin(inquiries: &mut Inquiries, asker: Asker, slots: u32, now: Instant) -> u64 {
+        match inquiries.begin(asker, 0..slots, now) {
+            Begun::Asked { number, .. } => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn all_others_are_asked_and_the_last_answer_is_known_as_such() {
         let now = Instant::now();
-        let mut inquiries = Inquiries::after(0);
-        assert_eq!(inquiries.begin(asker(3, 9), [3].into_iter(), now), None);
-        let number = inquiries.begin(asker(1, 7), 0..3, now).unwrap();
-        assert_eq!(inquiries.asked(number).collect::<Vec<_>>(), [0, 2]);
-        assert_eq!(inquiries.answered(number, 1), None);
-        assert_eq!(inquiries.answered(number, 2), Some((asker(1, 7), false)));
-        assert_eq!(inquiries.answered(number, 2), None);
-        assert_eq!(inquiries.answered(number, 0), Some((asker(1, 7), true)));
-        assert_eq!(inquiries.answered(number, 0), None);
+        let mut inquiries = Inquiries::after(40);
+        assert_eq!(inquiries.begin(asker(3, 9), [3].into_iter(), now), Begun::Alone);
+        let begun = inquiries.begin(asker(1, 7), 0..3, now);
+        assert_eq!(begun, Begun::Asked { number: 41, whom: vec![0, 2] });
+        assert_eq!(inquiries.answered(41, 1), None);
+        assert_eq!(inquiries.answered(41, 2), Some((asker(1, 7), false)));
+        assert_eq!(inquiries.answered(41, 2), None);
+        assert_eq!(inquiries.answered(41, 0), Some((asker(1, 7), true)));
+        assert_eq!(inquiries.answered(41, 0), None);
         assert_eq!(inquiries.poll_timeout(), None);
     }
 
@@ -132,15 +149,15 @@ mod tests {
     fn nobody_waits_for_the_dead_or_for_ever() {
         let now = Instant::now();
         let mut inquiries = Inquiries::after(0);
-        let first = inquiries.begin(asker(0, 1), 0..3, now).unwrap();
-        let second = inquiries.begin(asker(1, 1), 0..3, now + PATIENCE / 2).unwrap();
+        let first = begin(&mut inquiries, asker(0, 1), 3, now);
+        let second = begin(&mut inquiries, asker(1, 1), 3, now + PATIENCE / 2);
         assert_eq!(inquiries.answered(first, 1), Some((asker(0, 1), false)));
         assert_eq!(inquiries.gone(2), [asker(0, 1)]);
         assert_eq!(inquiries.poll_timeout(), Some(now + PATIENCE / 2 + PATIENCE));
         assert_eq!(inquiries.handle_timeout(now + PATIENCE), []);
         assert_eq!(inquiries.handle_timeout(now + 2 * PATIENCE), [asker(1, 1)]);
         assert_eq!(inquiries.answered(second, 0), None);
-        let third = inquiries.begin(asker(0, 2), 0..2, now).unwrap();
+        let third = begin(&mut inquiries, asker(0, 2), 2, now);
         assert_eq!(inquiries.gone(0), []);
         assert_eq!(inquiries.answered(third, 1), None);
     }
@@ -150,8 +167,9 @@ mod tests {
         let now = Instant::now();
         let mut inquiries = Inquiries::after(0);
         for ticket in 0..OPEN_MAX as u64 {
-            assert!(inquiries.begin(asker(0, ticket), 0..2, now).is_some());
+            begin(&mut inquiries, asker(0, ticket), 2, now);
         }
-        assert_eq!(inquiries.begin(asker(0, 0), 0..2, now), None);
+        assert_eq!(inquiries.begin(asker(0, 0), 0..2, now), Begun::Refused);
+        assert_eq!(inquiries.begin(asker(0, 0), 0..1, now), Begun::Alone);
     }
 }

@@ -317,7 +317,9 @@ impl<D: Driver> Worker<D> {
                 self.outbox.say(ToMaster::Paused { epoch, unfinished });
             }
             Action::HandOff { conn } => self.leaving.push_back(conn),
-            Action::Ask { ticket, pool, by, request } => self.ask(ticket, pool, by, &request),
+            Action::Ask { ticket, scope, pool, by, request } => {
+                self.ask(ticket, scope, pool, by, &request);
+            }
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.say(ToMaster::ServerDown { pool, server, why });
@@ -447,6 +449,7 @@ impl<D: Driver> Worker<D> {
         if now_ms >= self.last_beat_ms + HEARTBEAT_MS {
             self.last_beat_ms = now_ms;
             self.writer.beat(now_ms);
+            self.core.follow_pauses();
         }
         if now_ms >= self.last_return_ms + RETURN_MS {
             self.last_return_ms = now_ms;
@@ -587,9 +590,9 @@ impl<D: Driver> Worker<D> {
             ToChild::Question { number, pool, by } => {
                 self.answer(number, &pool, by, &descriptors);
             }
-            ToChild::Answer { ticket, is_last } => {
-                let answer = content(&descriptors);
-                self.core.engine.handle_answer(ticket, &answer, is_last, now);
+            ToChild::Answer { ticket, rest } => {
+                let (answer, rest) = (inquiries::content(&descriptors), inquiries::rest(rest));
+                self.core.engine.handle_answer(ticket, &answer, rest, now);
             }
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),

@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use cashew_control::{MasterChannel, ToChild};
+use cashew_control::{MasterChannel, Rest, ToChild};
 use cashew_metrics::SLOTS_MAX;
 use tracing::{debug, error, info, warn};
 
@@ -194,7 +194,7 @@ impl Master {
         self.rings.left(slot, now);
         self.deal.left(slot);
         for asker in self.inquiries.gone(slot) {
-            self.tell_asker(asker, true, Vec::new(), now);
+            self.tell_asker(asker, Rest::None, Vec::new(), now);
         }
         self.is_unsettled = true;
         for (session, descriptors) in sessions {

@@ -1,42 +1,59 @@
-//! Questions to other workers, and theirs.
+//! Questions about clients: those of clients here, and those of other workers.
 
 use std::os::fd::OwnedFd;
 
 use cashew_control::{ToMaster, seal, unseal};
+use cashew_engine::{Rest, Scope};
 
 use super::Worker;
+use crate::place::place;
 
 impl<D: cashew_driver::Driver> Worker<D> {
-    /// Asks all other workers what a client wants to know of everybody.
-    pub(super) fn ask(&mut self, ticket: u64, pool: u32, by: u64, request: &[u8]) {
+    /// Answers what a client wants to know of everybody, and asks all other workers.
+    pub(super) fn ask(&mut self, ticket: u64, scope: Scope, pool: u32, by: u64, request: &[u8]) {
+        // What others have said meanwhile holds, too.
+        self.core.follow_pauses();
+        let own = self.own_answer(pool, by, request);
+        // Before anybody is told: who begins to serve now is not among them.
+        self.core.share_pause(pool);
         let now = self.core.now;
-        let question = match seal(request) {
-            Ok(question) if self.is_master_alive => question,
-            Ok(_) => return self.core.engine.handle_answer(ticket, &[], true, now),
-            Err(error) => {
-                tracing::error!("other workers cannot be asked: {error}");
-                return self.core.engine.handle_answer(ticket, &[], true, now);
+        let engine = &mut self.core.engine;
+        if scope == Scope::Here {
+            return engine.handle_answer(ticket, &own, Rest::None, now);
+        }
+        engine.handle_answer(ticket, &own, Rest::Awaited, now);
+        let question = seal(request)
+            .inspect_err(|error| tracing::error!("other workers cannot be asked: {error}"));
+        match question {
+            Ok(question) if self.is_master_alive => {
+                let pool = engine.pool_config(pool).name.clone();
+                self.outbox.say_with(ToMaster::Ask { ticket, pool, by }, Some(question));
             }
-        };
-        let pool = self.core.engine.pool_config(pool).name.clone();
-        self.outbox.say_with(ToMaster::Ask { ticket, pool, by }, Some(question));
+            Ok(_) | Err(_) => engine.handle_answer(ticket, &[], Rest::Missing, now),
+        }
     }
 
     /// Answers another worker's question.
     pub(super) fn answer(&mut self, number: u64, pool: &str, by: u64, question: &[OwnedFd]) {
         let request = content(question);
         // During a reload it may be that only one of the two still has the pool.
-        let pool = self.core.engine.pool_named(pool);
-        let now = self.core.now;
-        let answer =
-            pool.map(|pool| self.core.engine.handle_question(pool, by, &request, now));
-        let answer = match answer.filter(|answer| !answer.is_empty()) {
-            Some(answer) => seal(&answer)
-                .inspect_err(|error| tracing::error!("a question cannot be answered: {error}"))
-                .ok(),
-            None => None,
+        let answer = match self.core.engine.pool_named(pool) {
+            Some(pool) => self.own_answer(pool, by, &request),
+            None => Vec::new(),
         };
+        // It may be out of date already.
+        self.core.follow_pauses();
+        let answer = (!answer.is_empty()).then(|| seal(&answer)).transpose();
+        let answer = answer
+            .inspect_err(|error| tracing::error!("a question cannot be answered: {error}"))
+            .unwrap_or_default();
         self.outbox.say_with(ToMaster::Answer { number }, answer);
+    }
+
+    fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
+        let driver = &self.driver;
+        let place = |conn| place(driver, conn);
+        self.core.engine.handle_question(pool, by, request, &place, self.core.now)
     }
 }
 
@@ -46,4 +63,13 @@ pub(super) fn content(descriptors: &[OwnedFd]) -> Vec<u8> {
         unseal(memfd).inspect_err(|error| tracing::error!("a message cannot be read: {error}")).ok()
     };
     descriptors.first().and_then(read).unwrap_or_default()
+}
+
+/// As the engine has it.
+pub(super) fn rest(rest: cashew_control::Rest) -> Rest {
+    match rest {
+        cashew_control::Rest::Awaited => Rest::Awaited,
+        cashew_control::Rest::None => Rest::None,
+        cashew_control::Rest::Missing => Rest::Missing,
+    }
 }
