@@ -93,10 +93,18 @@ fn a_line_tells_what_is_known_of_a_client() {
 fn a_subscriber_is_told_of_as_one() {
     let (mut world, client, _) = one_server();
     let subscriber = world.client();
-    world.send(subscriber, all(&["SUBSCRIBE a b"]));
+    world.send(subscriber, redis("SUBSCRIBE a"));
+    let feed = world.accept(0);
+    world.expect(feed, redis("subscribe a"));
+    let confirmed = "*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n";
+    world.send(feed, confirmed);
+    world.expect(subscriber, confirmed);
+    world.send(subscriber, redis("PSUBSCRIBE a*"));
+    world.expect(feed, redis("psubscribe a*"));
+    world.send(feed, "*3\r\n$10\r\npsubscribe\r\n$2\r\na*\r\n:2\r\n");
     let lines = list(&mut world, client, "CLIENT LIST TYPE pubsub");
     assert_eq!(ids(&lines), ["2"]);
-    assert_has(&lines[0], &["flags=P", "sub=2", "psub=0"]);
+    assert_has(&lines[0], &["flags=P", "sub=1", "psub=1", "ssub=0"]);
     assert_eq!(ask(&mut world, client, "CLIENT KILL TYPE normal"), ":0\r\n");
     assert_eq!(ask(&mut world, client, "CLIENT KILL TYPE pubsub"), ":1\r\n");
     assert!(world.closed.contains(&subscriber));
