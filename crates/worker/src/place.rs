@@ -3,28 +3,33 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 
+use cashew_config::snapshot::Listen;
 use cashew_driver::{Driver, Token};
 use cashew_engine::{ConnId, Place};
-use rustix::net::{SocketAddrAny, SocketAddrUnix, getpeername, getsockname};
+use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname};
 
 /// As the kernel has it, written as Redis writes it.
-pub(crate) fn place(driver: &impl Driver, conn: ConnId) -> Place {
+pub(crate) fn place(driver: &impl Driver, listen: &Listen, conn: ConnId) -> Place {
     match driver.descriptor(Token(conn.token())) {
-        Some(descriptor) => place_of(descriptor),
+        Some(descriptor) => place_of(descriptor, listen),
         None => Place::UNKNOWN,
     }
 }
 
-fn place_of(socket: impl AsFd) -> Place {
+fn place_of(socket: impl AsFd, listen: &Listen) -> Place {
     let socket = socket.as_fd();
-    let local = getsockname(socket).ok();
-    let unix = local.clone().and_then(|local| SocketAddrUnix::try_from(local).ok());
     let descriptor = socket.as_raw_fd();
-    if let Some(unix) = unix {
-        // The other end has no name.
-        let path = unix.path_bytes().map(|path| String::from_utf8_lossy(path).into_owned());
-        let name = format!("{}:0", path.unwrap_or_default());
-        return Place { peer: name.clone(), local: name, is_unix: true, descriptor };
+    let local = getsockname(socket).ok();
+    let is_unix = local.as_ref().is_some_and(|it| it.address_family() == AddressFamily::UNIX);
+    if is_unix {
+        // The kernel has the path by which it was bound, which it does not have any more, and no
+        // name of the other end.
+        let path = match listen {
+            Listen::Unix { path, .. } => path.to_string_lossy(),
+            Listen::Tcp(_) => "".into(),
+        };
+        let name = format!("{path}:0");
+        return Place { peer: name.clone(), local: name, is_unix, descriptor };
     }
     let peer = getpeername(socket).ok().flatten();
     Place { peer: written(peer), local: written(local), is_unix: false, descriptor }
@@ -51,7 +56,7 @@ mod tests {
             };
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (socket, from) = listener.accept().unwrap();
-            let place = place_of(&socket);
+            let place = place_of(&socket, &Listen::Tcp(listener.local_addr().unwrap()));
             assert_eq!(place.peer, from.to_string());
             assert_eq!(place.peer, client.local_addr().unwrap().to_string());
             assert_eq!(place.local, listener.local_addr().unwrap().to_string());
@@ -66,8 +71,8 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         let (socket, _) = listener.accept().unwrap();
-        let place = place_of(&socket);
-        assert_eq!(place.peer, format!("{}:0", path.display()));
+        let place = place_of(&socket, &Listen::Unix { path: "/run/it".into(), mode: None });
+        assert_eq!(place.peer, "/run/it:0");
         assert!(place.local == place.peer && place.is_unix);
         std::fs::remove_file(&path).unwrap();
     }

@@ -52,7 +52,8 @@ impl<D: cashew_driver::Driver> Worker<D> {
 
     fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
         let driver = &self.driver;
-        let place = |conn| place(driver, conn);
+        let listen = self.core.engine.pool_config(pool).listen.clone();
+        let place = |conn| place(driver, &listen, conn);
         self.core.engine.handle_question(pool, by, request, &place, self.core.now)
     }
 }
