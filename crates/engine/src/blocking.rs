@@ -154,14 +154,18 @@ impl Engine {
     /// Ends the wait of a client, at somebody's wish: it is answered as if its time were up, or by
     /// an error. Returns whether it waited.
     pub(crate) fn end_wait(&mut self, client: u32, with_error: bool) -> bool {
-        if self.tell_to_end(client, with_error) {
-            return true;
-        }
-        let Some(blocking) = &self.clients[client].modes.blocking else { return false };
+        // One that was withdrawn is about to wait elsewhere.
+        let blocking = self.clients[client].modes.blocking.as_ref();
+        let Some(blocking) = blocking.filter(|it| !it.is_withdrawn) else { return false };
         let (lane, request) = (self.lane(blocking.lane), blocking.request);
         let is_nameless = self.is_engaged(blocking.lane) && lane.peer_id == 0;
-        if !is_nameless || lane.head == request {
+        let is_to_be_named = is_nameless && lane.head != request;
+        if !is_to_be_named && !self.tell_to_end(client, with_error) {
             return false;
+        }
+        self.shorten_tour(client);
+        if !is_to_be_named {
+            return true;
         }
         // The server is about to say what to call the connection.
         if let Some(blocking) = self.clients[client].modes.blocking()

@@ -74,11 +74,7 @@ impl ClientKind {
 
 impl<'b> Question<'b> {
     /// A request that has found its command, or Redis's error for it.
-    pub(crate) fn parse(
-        command: &Command,
-        bytes: &'b [u8],
-        args: &[Span],
-    ) -> Result<Self, String> {
+    pub(crate) fn parse(command: &Command, bytes: &'b [u8], args: &[Span]) -> Result<Self, String> {
         let words: Vec<&[u8]> = args.iter().skip(2).map(|span| span.of(bytes)).collect();
         match (command.name, &words[..]) {
             ("client|info", _) => Ok(Self::Info),
@@ -334,8 +330,8 @@ impl Engine {
         let pool = &self.pools[client.pool as usize];
         let profile = session.profile.as_deref().cloned().unwrap_or_default();
         let text = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
-        let [channels, patterns, shards] =
-            [Kind::Channel, Kind::Pattern, Kind::Shard].map(|kind| self.topics_of(index, kind).len());
+        let [channels, patterns, shards] = [Kind::Channel, Kind::Pattern, Kind::Shard]
+            .map(|kind| self.topics_of(index, kind).len());
         let queued = client.modes.transaction.as_ref().and_then(|transaction| transaction.queued());
         let queued = queued.map_or(-1, i64::from);
         let mut line = String::with_capacity(512);
@@ -396,7 +392,10 @@ mod tests {
 
     fn parse(line: &str) -> Result<String, String> {
         let mut request = Vec::new();
-        encode::write_command(&mut request, &line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+        encode::write_command(
+            &mut request,
+            &line.split(' ').map(str::as_bytes).collect::<Vec<_>>(),
+        );
         let mut parser = RequestParser::default();
         assert!(matches!(parser.parse(&request, 1 << 16), Parsed::Complete { .. }));
         let Lookup::Found(command) = table::find(&request, parser.args()) else { panic!("{line}") };

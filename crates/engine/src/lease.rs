@@ -358,7 +358,9 @@ impl Engine {
                 self.clients[client].modes.end_turn();
                 self.unblock(client);
             }
-            Turn::No | Turn::Waits | Turn::Over | Turn::HeldBack => self.lose_transaction(client, failure),
+            Turn::No | Turn::Waits | Turn::Over | Turn::HeldBack => {
+                self.lose_transaction(client, failure)
+            }
         }
         self.publish_session(index);
     }

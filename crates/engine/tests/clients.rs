@@ -169,10 +169,7 @@ fn others_are_killed_by_what_is_known_of_them() {
     let addr = format!("10.0.0.1:{}", clients[0].token());
     assert_eq!(ask(&mut world, client, &format!("CLIENT KILL {addr}")), "+OK\r\n");
     assert_eq!(world.closed, clients[..1]);
-    assert_eq!(
-        ask(&mut world, client, &format!("CLIENT KILL {addr}")),
-        "-ERR No such client\r\n"
-    );
+    assert_eq!(ask(&mut world, client, &format!("CLIENT KILL {addr}")), "-ERR No such client\r\n");
     let addr = format!("10.0.0.1:{}", clients[1].token());
     assert_eq!(ask(&mut world, client, &format!("CLIENT KILL ADDR {addr} ID 2")), ":0\r\n");
     assert_eq!(ask(&mut world, client, &format!("CLIENT KILL ADDR {addr} ID 3")), ":1\r\n");
@@ -407,4 +404,21 @@ fn a_blocked_call_is_ended_at_its_server() {
     world.send(lane, "*-1\r\n");
     world.expect(waiting, "*-1\r\n");
     world.assert_idle();
+}
+
+#[test]
+fn a_wait_for_replicas_of_several_servers_ends_with_the_one_it_is_at() {
+    let (mut world, [shared, _]) = World::connected(&pool(OPTIONS, 2));
+    let (client, waiting) = (world.client(), world.client());
+    world.send(waiting, redis("WAIT 1 0"));
+    let lane = world.accept(0);
+    world.received(lane);
+    // What goes ahead is answered: PING, SPUBLISH, CLIENT ID.
+    world.send(lane, "+PONG\r\n:0\r\n:77\r\n");
+    assert_eq!(ask(&mut world, client, "CLIENT UNBLOCK 2"), ":1\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(shared, ":1\r\n");
+    world.send(lane, ":0\r\n");
+    world.expect(waiting, ":0\r\n");
+    assert!(!world.connects_to(1));
 }

@@ -285,6 +285,36 @@ mod tests {
     const THREADS: usize = 4;
 
     #[test]
+    fn pauses_are_seen_by_all_until_they_are_over() {
+        let (fd, shared) = Shared::create().unwrap();
+        let other = Shared::open(&fd).unwrap();
+        let pause = |until_ms, writes_only| Some(Pause { until_ms, writes_only });
+        assert_eq!(other.pause(0, 0), None);
+        assert!(shared.set_pause(0, pause(500, true), 100));
+        assert!(shared.set_pause(QUOTAS_MAX - 1, pause(u64::MAX, false), 100));
+        assert_eq!(other.pause(0, 499), pause(500, true));
+        assert_eq!(other.pause(0, 500), None);
+        assert_eq!(other.pause(1, 0), None);
+        let endless = other.pause(QUOTAS_MAX - 1, 1 << 50).unwrap();
+        assert!(!endless.writes_only && endless.until_ms > 1 << 50);
+        assert!(other.set_pause(0, pause(600, false), 100));
+        assert_eq!(shared.pause(0, 550), pause(600, false));
+        assert!(other.set_pause(0, None, 100));
+        assert_eq!(shared.pause(0, 0), None);
+        // What is over makes room.
+        for quota in 1..PAUSES_MAX as u32 {
+            assert!(shared.set_pause(quota, pause(700, true), 100), "{quota}");
+        }
+        assert!(!shared.set_pause(77, pause(800, true), 699));
+        assert_eq!(shared.pause(77, 0), None);
+        assert!(shared.set_pause(3, pause(800, false), 699));
+        assert!(shared.set_pause(77, pause(800, true), 700));
+        assert_eq!(shared.pause(77, 700), pause(800, true));
+        assert_eq!(shared.pause(3, 700), pause(800, false));
+        assert!(shared.set_pause(78, None, 0), "there is nothing to forget");
+    }
+
+    #[test]
     fn the_limit_is_never_exceeded_and_always_reached() {
         const LIMIT: u32 = 3;
         let (fd, shared) = Shared::create().unwrap();

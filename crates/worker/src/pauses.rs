@@ -20,7 +20,8 @@ impl Core {
     /// The same for one pool.
     pub(crate) fn follow_pause(&mut self, pool: u32) {
         let shared = self.shared.pause(self.engine.quota(pool), monotonic_ms());
-        let (pause, known) = (shared.map(|it| self.engine_pause(it)), self.engine.client_pause(pool));
+        let (pause, known) =
+            (shared.map(|it| self.engine_pause(it)), self.engine.client_pause(pool));
         let is_same = match (pause, known) {
             (Some(pause), Some(known)) => {
                 let apart = pause.until.max(known.until) - pause.until.min(known.until);

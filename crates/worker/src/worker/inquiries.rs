@@ -13,9 +13,12 @@ impl<D: cashew_driver::Driver> Worker<D> {
     pub(super) fn ask(&mut self, ticket: u64, scope: Scope, pool: u32, by: u64, request: &[u8]) {
         // What others have said meanwhile holds, too.
         self.core.follow_pauses();
+        let pause = self.core.engine.client_pause(pool);
         let own = self.own_answer(pool, by, request);
-        // Before anybody is told: who begins to serve now is not among them.
-        self.core.share_pause(pool);
+        if self.core.engine.client_pause(pool) != pause {
+            // Before anybody is told: who begins to serve now is not among them.
+            self.core.share_pause(pool);
+        }
         let now = self.core.now;
         let engine = &mut self.core.engine;
         if scope == Scope::Here {
