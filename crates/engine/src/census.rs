@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
-use cashew_protocol::resp::{self, Version};
+use cashew_protocol::resp;
 
-use crate::client::{Client, State};
+use crate::client::{Client, Profile, State};
 use crate::client_pause::ClientPause;
 use crate::engine::{Closed, Engine};
 use crate::id::ConnId;
@@ -328,24 +328,24 @@ impl Engine {
         let client = &self.clients[index];
         let Client { session, input, output, requests, .. } = client;
         let pool = &self.pools[client.pool as usize];
-        let profile = session.profile.as_deref().cloned().unwrap_or_default();
-        let text = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
+        let profile = session.profile.as_deref();
+        let said = |of: fn(&Profile) -> &[u8]| String::from_utf8_lossy(profile.map_or(b"", of));
         let [channels, patterns, shards] = [Kind::Channel, Kind::Pattern, Kind::Shard]
             .map(|kind| self.topics_of(index, kind).len());
         let queued = client.modes.transaction.as_ref().and_then(|transaction| transaction.queued());
         let queued = queued.map_or(-1, i64::from);
         let mut line = String::with_capacity(512);
-        write!(
+        writeln!(
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub={channels} \
              psub={patterns} ssub={shards} multi={queued} qbuf={} qbuf-free={} argv-mem=0 \
              multi-mem=0 rbs=0 rbp=0 obl=0 oll={requests} omem={} tot-mem={} events={} \
-             cmd={command} user=default redir=-1 resp={} lib-name={} lib-ver={}\n",
+             cmd={command} user=default redir=-1 resp={} lib-name={} lib-ver={}",
             session.id,
             place.peer,
             place.local,
             place.descriptor,
-            text(&profile.name),
+            said(|profile| &profile.name),
             self.age(client),
             self.idle(client),
             self.flags(index, place),
@@ -355,12 +355,9 @@ impl Engine {
             output.len(),
             input.capacity() as u64 + output.len(),
             if output.is_empty() { "r" } else { "rw" },
-            match session.dialect.resp() {
-                Version::Resp2 => 2,
-                Version::Resp3 => 3,
-            },
-            text(&profile.library),
-            text(&profile.library_version),
+            session.dialect.resp().number(),
+            said(|profile| &profile.library),
+            said(|profile| &profile.library_version),
         )
         .expect("text takes any text");
         out.extend_from_slice(line.as_bytes());
