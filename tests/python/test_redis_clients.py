@@ -257,8 +257,13 @@ def test_new_workers_and_those_whom_they_serve_respect_a_pause(gateway, connect)
     gateway.write_config()
     gateway.reload()
     wait_until(lambda: not before & set(worker_processes(gateway.pid)), "all workers are new", 30)
+    # And by those of another program.
+    before = set(gateway.workers())
+    assert gateway.order("upgrade").returncode == 0
+    wait_until(lambda: not before & set(worker_processes(gateway.pid)), "all workers are new", 30)
+    wait_until(lambda: sum(each["flags"] == "b" for each in me.client_list()) == WORKERS,
+               "all are held back again")
     assert not any(write.is_over() for write in writes)
-    assert sum(each["flags"] == "b" for each in me.client_list()) == WORKERS
     assert me.get("a") is None
     assert me.client_unpause()
     assert [write() for write in writes] == [True] * WORKERS
