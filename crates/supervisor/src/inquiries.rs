@@ -9,7 +9,7 @@ use crate::ring::Slot;
 const OPEN_MAX: usize = 256;
 
 /// How long an answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) struct Inquiries {

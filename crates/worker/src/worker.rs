@@ -590,10 +590,7 @@ impl<D: Driver> Worker<D> {
             ToChild::Question { number, pool, by } => {
                 self.answer(number, &pool, by, &descriptors);
             }
-            ToChild::Answer { ticket, rest } => {
-                let (answer, rest) = (inquiries::content(&descriptors), inquiries::rest(rest));
-                self.core.engine.handle_answer(ticket, &answer, rest, now);
-            }
+            ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),

@@ -36,9 +36,29 @@ impl<D: cashew_driver::Driver> Worker<D> {
         }
     }
 
+    /// Takes what another worker answered to a client here.
+    pub(super) fn take_answer(
+        &mut self,
+        ticket: u64,
+        rest: cashew_control::Rest,
+        answer: &[OwnedFd],
+    ) {
+        let (answer, rest) = match content(answer) {
+            Ok(answer) => (answer, as_engine_has_it(rest)),
+            Err(error) => {
+                tracing::error!("an answer cannot be read: {error}");
+                (Vec::new(), Rest::Missing)
+            }
+        };
+        self.core.engine.handle_answer(ticket, &answer, rest, self.core.now);
+    }
+
     /// Answers another worker's question.
     pub(super) fn answer(&mut self, number: u64, pool: &str, by: u64, question: &[OwnedFd]) {
-        let request = content(question);
+        let request = match content(question) {
+            Ok(request) => request,
+            Err(error) => return tracing::error!("a question cannot be read: {error}"),
+        };
         // During a reload it may be that only one of the two still has the pool.
         let answer = match self.core.engine.pool_named(pool) {
             Some(pool) => self.own_answer(pool, by, &request),
@@ -46,11 +66,11 @@ impl<D: cashew_driver::Driver> Worker<D> {
         };
         // It may be out of date already.
         self.core.follow_pauses();
-        let answer = (!answer.is_empty()).then(|| seal(&answer)).transpose();
-        let answer = answer
-            .inspect_err(|error| tracing::error!("a question cannot be answered: {error}"))
-            .unwrap_or_default();
-        self.outbox.say_with(ToMaster::Answer { number }, answer);
+        match (!answer.is_empty()).then(|| seal(&answer)).transpose() {
+            Ok(answer) => self.outbox.say_with(ToMaster::Answer { number }, answer),
+            // Who asked is told that an answer is missing.
+            Err(error) => tracing::error!("a question cannot be answered: {error}"),
+        }
     }
 
     fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
@@ -62,15 +82,11 @@ impl<D: cashew_driver::Driver> Worker<D> {
 }
 
 /// What is in the memfd that came with a message, if one did.
-pub(super) fn content(descriptors: &[OwnedFd]) -> Vec<u8> {
-    let read = |memfd| {
-        unseal(memfd).inspect_err(|error| tracing::error!("a message cannot be read: {error}")).ok()
-    };
-    descriptors.first().and_then(read).unwrap_or_default()
+fn content(descriptors: &[OwnedFd]) -> std::io::Result<Vec<u8>> {
+    descriptors.first().map_or(Ok(Vec::new()), unseal)
 }
 
-/// As the engine has it.
-pub(super) fn rest(rest: cashew_control::Rest) -> Rest {
+fn as_engine_has_it(rest: cashew_control::Rest) -> Rest {
     match rest {
         cashew_control::Rest::Awaited => Rest::Awaited,
         cashew_control::Rest::None => Rest::None,
