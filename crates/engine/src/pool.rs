@@ -9,6 +9,7 @@ use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
 use crate::client::Session;
+use crate::client_pause::ClientPause;
 use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
@@ -60,12 +61,14 @@ pub(crate) struct Pool {
     pub(crate) quota: u32,
     /// Number of the ring in use; grows with every change.
     pub(crate) ring_version: u64,
-    /// Nothing is dispatched: a change of the ring or of the epoch is under way.
+    /// Nothing is dispatched: a change of the ring or of the epoch is under way, or a client said so.
     pub(crate) held: bool,
     /// The change of the ring, if it is that.
     pub(crate) hold: Option<Hold>,
     /// It is held for a change of the epoch.
     pub(crate) paused: bool,
+    /// Its clients are held back by one of them.
+    pub(crate) client_pause: Option<ClientPause>,
 }
 
 /// What a pool is to the epoch in use.
@@ -213,6 +216,7 @@ impl Pool {
             held: false,
             hold: None,
             paused: false,
+            client_pause: None,
             config: Box::new(config),
         };
         pool.configure();
@@ -261,7 +265,7 @@ impl Pool {
 
     /// Dispatches again, unless it is held for another reason.
     pub(crate) fn update_held(&mut self) {
-        self.held = self.hold.is_some() || self.paused;
+        self.held = self.hold.is_some() || self.paused || self.holds_all_back();
     }
 
     /// When a request that starts to wait at `from` has waited long enough.
