@@ -89,6 +89,8 @@ pub(crate) struct Client {
     pub(crate) many: Option<Box<Many>>,
     /// There while it is subscribed to anything, or wants to be.
     pub(crate) subscriber: Option<Box<Subscriber>>,
+    /// It is told what others ask: see [`crate::monitor`].
+    pub(crate) is_monitor: bool,
     pub(crate) session: Session,
 }
 
@@ -265,7 +267,7 @@ impl Client {
 
     /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_special(&mut self) {
-        let has_mode = self.transaction.is_some() || self.subscriber.is_some();
+        let has_mode = self.transaction.is_some() || self.subscriber.is_some() || self.is_monitor;
         let replies_oddly = self.noreply || self.skip != Skip::No;
         self.special = has_mode || self.undecided || replies_oddly;
     }
@@ -312,6 +314,7 @@ impl Client {
             departure: Departure::No,
             many: None,
             subscriber: None,
+            is_monitor: false,
             session,
         }
     }

@@ -159,10 +159,17 @@ impl Engine {
         let pool = &self.pools[*pool as usize];
         let profile = session.profile.as_deref().cloned().unwrap_or_default();
         let text = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
-        let flags = if session.no_evict { "e" } else { "N" };
+        let [sub, psub, ssub] = self.subscription_counts(client);
+        let flags = [
+            (self.clients[client].is_monitor, "O"),
+            (sub + psub + ssub > 0, "P"),
+            (session.no_evict, "e"),
+        ];
+        let flags: String = flags.iter().filter(|(is, _)| *is).map(|(_, flag)| *flag).collect();
+        let flags = if flags.is_empty() { "N" } else { &flags };
         format!(
-            "id={} addr=? laddr=? fd=-1 name={} age={} idle=0 flags={flags} db={} sub=0 psub=0 \
-             ssub=0 multi=-1 qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={} oll={} \
+            "id={} addr=? laddr=? fd=-1 name={} age={} idle=0 flags={flags} db={} sub={sub} psub={psub} \
+             ssub={ssub} multi=-1 qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={} oll={} \
              omem={} tot-mem={} events=r cmd={command} user=default redir=-1 resp={} lib-name={} \
              lib-ver={}\n",
             session.id,

@@ -494,6 +494,9 @@ impl Engine {
         if client.fenced {
             self.abandon_paused();
         }
+        if client.is_monitor {
+            self.end_monitor(index, client.pool);
+        }
         if let Some(subscriber) = client.subscriber.take() {
             self.forget_subscriber(index, client.pool, *subscriber);
         }

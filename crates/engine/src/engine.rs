@@ -123,6 +123,8 @@ pub struct Engine {
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
     pub(crate) clients_seen: u64,
+    /// To be added to its own time for the time of day.
+    pub(crate) wall_offset_us: i64,
     pub(crate) draining: bool,
 }
 
@@ -136,6 +138,8 @@ pub(crate) struct Scratch {
     pub(crate) split: crate::dispatch::Split,
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
+    /// What monitors are told.
+    pub(crate) line: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) calls: Spares<Box<Call>>,
     pub(crate) places: Vec<crate::deliver::Place>,
@@ -205,6 +209,7 @@ impl Engine {
             notes: Notes::default(),
             departed: Vec::new(),
             clients_seen: 0,
+            wall_offset_us: 0,
             draining: false,
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);

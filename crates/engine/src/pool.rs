@@ -42,6 +42,8 @@ pub(crate) struct Pool {
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
     pub(crate) pubsub: PubSub,
+    /// Clients that are told what others ask.
+    pub(crate) monitors: Vec<u32>,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What servers told of them.
@@ -62,6 +64,8 @@ pub(crate) struct Pool {
     pub(crate) ring_version: u64,
     /// Nothing is dispatched: a change of the ring or of the epoch is under way.
     pub(crate) held: bool,
+    /// Requests may take the express way: it is not held, and nobody is told of them.
+    pub(crate) is_clear: bool,
     /// The change of the ring, if it is that.
     pub(crate) hold: Option<Hold>,
     /// It is held for a change of the epoch.
@@ -196,6 +200,7 @@ impl Pool {
             failure_limit: 1,
             large_replies: LargeReplies::new(),
             pubsub: PubSub::new(&config.name),
+            monitors: Vec::new(),
             commands: CustomCommands::default(),
             learnt: Vec::new(),
             commands_version: 0,
@@ -207,6 +212,7 @@ impl Pool {
             quota: 0,
             ring_version: 0,
             held: false,
+            is_clear: true,
             hold: None,
             paused: false,
             config: Box::new(config),
@@ -258,6 +264,7 @@ impl Pool {
     /// Dispatches again, unless it is held for another reason.
     pub(crate) fn update_held(&mut self) {
         self.held = self.hold.is_some() || self.paused;
+        self.is_clear = !self.held && self.monitors.is_empty();
     }
 
     /// When a request that starts to wait at `from` has waited long enough.

@@ -32,6 +32,19 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
+        let is_told = !self.pools[self.clients[client].pool as usize].monitors.is_empty();
+        let plan = self.plan_redis(client, bytes, args);
+        if is_told
+            && !matches!(plan, Plan::Wait)
+            && let Lookup::Found(command) = table::find(bytes, args)
+        {
+            self.tell_monitors(client, command, bytes, args);
+        }
+        plan
+    }
+
+    #[inline]
+    fn plan_redis(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
         let mut lookup = table::find(bytes, args);
         if let Lookup::UnknownCommand = lookup {
             match self.look_further(client, bytes, args) {
@@ -54,6 +67,12 @@ impl Engine {
                     && let Some(text) = self.refused_while_subscribed(client, command) =>
             {
                 self.say_error(client, &text)
+            }
+            Lookup::Found(command)
+                if self.clients[client].special
+                    && let Some(text) = self.refused_while_monitoring(client, command) =>
+            {
+                self.say_error(client, text)
             }
             Lookup::Found(command) => match command.rule {
                 Rule::Forward | Rule::Single(_)

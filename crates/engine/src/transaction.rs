@@ -142,10 +142,7 @@ impl Engine {
             SessionRule::Watch => self.watch(client, command, bytes, args),
             SessionRule::Unwatch => self.unwatch(client),
             SessionRule::Reset => self.reset(client),
-            SessionRule::Monitor => {
-                let text = format!("ERR '{}' is not supported by this gateway yet", command.name);
-                self.say_error(client, &text)
-            }
+            SessionRule::Monitor => self.begin_monitor(client),
         }
     }
 
