@@ -161,7 +161,7 @@ impl Engine {
         let text = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
         let [sub, psub, ssub] = self.subscription_counts(client);
         let flags = [
-            (self.clients[client].is_monitor, "O"),
+            (self.clients[client].modes.monitor.is_some(), "O"),
             (sub + psub + ssub > 0, "P"),
             (session.no_evict, "e"),
         ];

@@ -18,6 +18,7 @@ use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::memcached::{Asking, Notes};
+use crate::monitor::Hearsay;
 use crate::moving::Moving;
 use crate::pool::Pool;
 use crate::pressure::Pressure;
@@ -123,8 +124,7 @@ pub struct Engine {
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
     pub(crate) clients_seen: u64,
-    /// To be added to its own time for the time of day.
-    pub(crate) wall_offset_us: i64,
+    pub(crate) hearsay: Hearsay,
     pub(crate) draining: bool,
 }
 
@@ -138,8 +138,6 @@ pub(crate) struct Scratch {
     pub(crate) split: crate::dispatch::Split,
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
-    /// What monitors are told.
-    pub(crate) line: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) calls: Spares<Box<Call>>,
     pub(crate) places: Vec<crate::deliver::Place>,
@@ -209,7 +207,7 @@ impl Engine {
             notes: Notes::default(),
             departed: Vec::new(),
             clients_seen: 0,
-            wall_offset_us: 0,
+            hearsay: Hearsay::default(),
             draining: false,
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
@@ -416,6 +414,7 @@ impl Engine {
                     self.tend_private_lanes();
                     self.tend_feeds();
                     self.tend_strained();
+                    self.tend_monitors();
                     self.tend_sessions();
                     self.tend_variants();
                     self.check_stall();

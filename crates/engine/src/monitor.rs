@@ -1,181 +1,414 @@
-//! MONITOR: a client that is told what others ask, as far as it can keep up.
+//! MONITOR: clients that are told what others of their pool ask, of this worker and of all others.
 //!
-//! It is told of the requests of its pool that this worker serves, when they are dispatched. While
-//! there is anybody to be told, no request of the pool takes the express way. Who does not read in
-//! time is not closed, but told of a part: a line that finds too many before it is left out.
+//! Requests are told of when they are dispatched. Of a pool that anybody monitors, here or
+//! elsewhere, no request takes the express way. What is overheard is collected, up to a limit for
+//! each turn: whoever drives the engine fetches it ([`Engine::take_overheard`]), fills the clients'
+//! addresses in, and passes the lines to the monitors here ([`Engine::handle_overheard`]) and to the
+//! other workers. What finds no room is left out, and counted.
 
+mod line;
+
+use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
-use cashew_protocol::redis::{Command, Group, Local, Rule, SessionRule};
+use cashew_protocol::redis::{Access, Command, Group, Local, Lookup, Rule, SessionRule};
 
+use crate::action::Action;
 use crate::clients::Plan;
 use crate::engine::Engine;
+use crate::id::ConnId;
+use crate::redis::is_open_to_all;
 use crate::time::Time;
+pub use line::{Hearing, Overheard};
+use line::{head, write_missed, write_request};
 
-/// Bytes that may wait for a monitor; lines beyond them are left out.
-const WAITING_MAX: u64 = 1 << 20;
-/// What is told of one argument.
-const ARGUMENT_MAX: usize = 1024;
-/// Arguments that are told of one request.
-const ARGUMENTS_MAX: usize = 128;
-/// Clients of one pool that may be told on one worker: each costs every request.
-const MONITORS_MAX: usize = 16;
+/// Clients of one pool that may monitor at one worker: each of them costs every request.
+const MONITORS_MAX: usize = 64;
+/// Text of the lines of one turn, for all monitors.
+const TURN_MAX: usize = 1 << 20;
+/// Of that memory, how much is kept for the next turn.
+const KEPT_MAX: usize = 64 * 1024;
+/// For how long other workers are told when nobody asks for it again.
+const WATCHED_MS: u64 = 5_000;
+/// How often a monitor is told that lines are missing.
+const MISSED_MS: u64 = 1_000;
 
-const REFUSED: &str = "ERR Replica can't interact with the keyspace";
+/// A client's part.
+pub(crate) struct Monitor {
+    /// Since when too much waits for it.
+    strained_since: Time,
+}
+
+/// A pool's part.
+pub(crate) struct Watch {
+    /// The clients here that monitor.
+    monitors: Vec<u32>,
+    /// Until when those of other workers want to be told.
+    elsewhere_until: Time,
+    /// Requests that these were not told of.
+    left_out: u64,
+    /// Requests that the monitors here were not told of, nor that there were any.
+    missed: u64,
+    missed_told_at: Time,
+}
+
+impl Watch {
+    pub(crate) const fn new() -> Self {
+        Self {
+            monitors: Vec::new(),
+            elsewhere_until: Time::ZERO,
+            left_out: 0,
+            missed: 0,
+            missed_told_at: Time::ZERO,
+        }
+    }
+
+    fn is_elsewhere(&self) -> bool {
+        self.elsewhere_until > Time::ZERO
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        !self.monitors.is_empty() || self.is_elsewhere()
+    }
+}
+
+/// What was overheard, and how much more may be.
+#[derive(Default)]
+pub(crate) struct Hearsay {
+    overheard: Overheard,
+    /// Bytes that other workers may still be told.
+    allowance: usize,
+    /// A line while it is written.
+    line: Vec<u8>,
+    /// To be added to the engine's own time for the time of day.
+    wall_offset_us: i64,
+}
+
+// Who is told.
 
 impl Engine {
     /// The time of day, in microseconds since 1970; to be told now and then, since nobody says when
     /// it is changed.
     pub fn tell_time(&mut self, wall_us: u64, now: Time) {
-        self.wall_offset_us = wall_us as i64 - now.as_micros() as i64;
+        self.hearsay.wall_offset_us = wall_us as i64 - now.as_micros() as i64;
     }
 
     /// MONITOR
     pub(crate) fn begin_monitor(&mut self, client: u32) -> Plan {
+        if self.clients[client].modes.monitor.is_some() {
+            // As Redis: no answer at all.
+            return Plan::Done;
+        }
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
-        if self.clients[client].is_monitor {
-            return Plan::Done;
+        let pool = self.clients[client].pool;
+        if self.pools[pool as usize].watch.monitors.len() >= MONITORS_MAX {
+            return self.say_error(client, "ERR too many clients monitor this pool already");
         }
-        let pool = self.clients[client].pool as usize;
-        if self.pools[pool].monitors.len() >= MONITORS_MAX {
-            return self.say_error(client, "ERR max number of clients that MONITOR reached");
+        // It cannot ask for anything that this would be for.
+        self.end_transaction(client);
+        self.clients[client].modes.enter().monitor = Some(Monitor { strained_since: Time::NEVER });
+        self.clients[client].update_special();
+        let state = &mut self.pools[pool as usize];
+        state.watch.monitors.push(client);
+        state.update_held();
+        if state.watch.monitors.len() == 1 {
+            self.announce_monitors(pool);
         }
-        self.pools[pool].monitors.push(client);
-        self.pools[pool].update_held();
-        let owner = &mut self.clients[client];
-        owner.is_monitor = true;
-        owner.special = true;
         self.say(client, b"+OK\r\n")
     }
 
-    /// The client is told no more: it was reset, or is gone.
-    pub(crate) fn end_monitor(&mut self, client: u32, pool: u32) {
-        let pool = &mut self.pools[pool as usize];
-        pool.monitors.retain(|&other| other != client);
-        pool.update_held();
+    /// RESET
+    pub(crate) fn end_monitor(&mut self, client: u32) {
+        if self.clients[client].modes.end_monitor().is_some() {
+            self.forget_monitor(client, self.clients[client].pool);
+        }
     }
 
-    /// The error for what a monitor may not ask. Redis says so, too, though in the words for replicas.
+    /// The client is told no more.
+    pub(crate) fn forget_monitor(&mut self, client: u32, pool: u32) {
+        let state = &mut self.pools[pool as usize];
+        state.watch.monitors.retain(|&other| other != client);
+        state.update_held();
+        if state.watch.monitors.is_empty() {
+            state.watch.missed = 0;
+            self.announce_monitors(pool);
+        }
+    }
+
+    fn announce_monitors(&mut self, pool: u32) {
+        let state = &self.pools[pool as usize];
+        let any = !state.watch.monitors.is_empty();
+        self.actions.push_back(Action::Monitors { pool: state.config.name.clone(), any });
+    }
+
+    /// The error for what a monitor may not ask.
     pub(crate) fn refused_while_monitoring(
         &self,
         client: u32,
         command: &Command,
     ) -> Option<&'static str> {
+        self.clients[client].modes.monitor.as_ref()?;
         let is_allowed = matches!(
             command.rule,
-            Rule::Local(Local::Ping | Local::Quit)
-                | Rule::Session(SessionRule::Reset | SessionRule::Monitor)
+            Rule::Local(_) | Rule::Session(SessionRule::Reset | SessionRule::Monitor)
         );
-        (self.clients[client].is_monitor && !is_allowed).then_some(REFUSED)
+        if is_allowed {
+            return None;
+        }
+        Some(match command.access {
+            // In Redis's words: there a monitor is a kind of replica.
+            Access::Read | Access::Write => "ERR Replica can't interact with the keyspace",
+            Access::None => "ERR a client that monitors may ask this gateway only, no server",
+        })
     }
 
-    /// Tells the pool's monitors of a request that a client made.
+    /// Monitors of other workers want to be told of a pool's requests, for a while; or not any more.
+    pub fn handle_watched(&mut self, pool: u32, is_watched: bool, now: Time) {
+        self.now = now;
+        let state = &mut self.pools[pool as usize];
+        state.watch.elsewhere_until =
+            if is_watched { now.plus_millis(WATCHED_MS) } else { Time::ZERO };
+        state.update_held();
+    }
+
+    /// To be called once a second.
+    pub(crate) fn tend_monitors(&mut self) {
+        for pool in 0..self.pools.len() as u32 {
+            let state = &mut self.pools[pool as usize];
+            if !state.watch.is_on() {
+                continue;
+            }
+            if state.watch.elsewhere_until <= self.now {
+                state.watch.elsewhere_until = Time::ZERO;
+                state.update_held();
+            }
+            if !state.watch.monitors.is_empty() {
+                // Who was not there when it was said first has to know, too.
+                self.announce_monitors(pool);
+                self.spread_lines(pool, &[]);
+                self.cut_strained_monitors(pool);
+            }
+        }
+    }
+}
+
+// What is told.
+
+impl Engine {
+    /// Decides about a request of a pool that somebody monitors.
     #[cold]
-    pub(crate) fn tell_monitors(
+    pub(crate) fn plan_overheard(
+        &mut self,
+        client: u32,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let was_queueing = self.is_queueing(client);
+        let is_told = matches!(lookup, Lookup::Found(command) if self.is_told(client, command));
+        let plan = self.plan_redis(client, lookup, bytes, args);
+        if let (Lookup::Found(command), true) = (lookup, is_told)
+            && !matches!(plan, Plan::Wait)
+        {
+            let mut line = std::mem::take(&mut self.hearsay.line);
+            line.clear();
+            write_request(command, bytes, args, 0, &mut line);
+            // What is queued is told when it is executed.
+            match was_queueing && self.is_queueing(client) && is_queued(command) {
+                true => self.queue_line(client, &line),
+                false => self.overhear(client, &line),
+            }
+            self.hearsay.line = line;
+        }
+        plan
+    }
+
+    /// The start of an upload: of the rest of the arguments so many are `missing`.
+    #[cold]
+    pub(crate) fn overhear_upload(
         &mut self,
         client: u32,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
+        missing: usize,
     ) {
-        // What was refused for that is nothing that was done.
-        if is_hidden(command) || !self.clients[client].session.authenticated {
+        let mut line = Vec::new();
+        write_request(command, bytes, args, missing, &mut line);
+        self.overhear(client, &line);
+    }
+
+    /// What is refused before it is executed is not told, nor what Redis does not tell: what
+    /// administers servers, and what has said so itself, but for scripts.
+    fn is_told(&self, client: u32, command: &Command) -> bool {
+        let has = |flag: &str| command.facts.flags.split(' ').any(|word| word == flag);
+        let is_hidden = has("admin") || (has("skip_monitor") && command.group != Group::Scripting);
+        let is_refused = matches!(command.rule, Rule::Refuse(_) | Rule::Unsupported)
+            || !(self.clients[client].session.authenticated || is_open_to_all(command))
+            || self.refused_while_subscribed(client, command).is_some()
+            || self.refused_while_monitoring(client, command).is_some();
+        !is_hidden && !is_refused
+    }
+
+    /// Tells of a request that is dispatched now.
+    fn overhear(&mut self, client: u32, request: &[u8]) {
+        let pool = self.clients[client].pool;
+        let state = &mut self.pools[pool as usize];
+        let has_room = self.hearsay.overheard.len() < TURN_MAX;
+        let (is_here, is_elsewhere) =
+            (!state.watch.monitors.is_empty(), state.watch.is_elsewhere());
+        let here = is_here && has_room;
+        let elsewhere = is_elsewhere && has_room && self.hearsay.allowance > 0;
+        state.watch.left_out += u64::from(is_elsewhere && !elsewhere);
+        if here || elsewhere {
+            let database = state.variant_of(&self.clients[client].session).database;
+            let head = head(self.wall_us(), database);
+            let hearing = Hearing { pool, client: self.client_conn(client), here, elsewhere };
+            let before = self.hearsay.overheard.len();
+            self.hearsay.overheard.push(hearing, &head, request);
+            if elsewhere {
+                let len = self.hearsay.overheard.len() - before;
+                self.hearsay.allowance = self.hearsay.allowance.saturating_sub(len);
+            }
+        }
+        if is_here && !here {
+            self.miss_lines(pool, 1);
+        }
+    }
+
+    fn queue_line(&mut self, client: u32, line: &[u8]) {
+        let Some(transaction) = self.clients[client].modes.transaction() else { return };
+        let before = transaction.size();
+        transaction.overhear(line);
+        self.bufs.charge(transaction.size() - before);
+    }
+
+    /// Tells of what a transaction queued that is executed now.
+    pub(crate) fn overhear_queued(&mut self, client: u32) {
+        let Some(transaction) = self.clients[client].modes.transaction() else { return };
+        let before = transaction.size();
+        let (lines, unheard) = transaction.take_overheard();
+        self.bufs.discharge(before - transaction.size());
+        let pool = self.clients[client].pool;
+        let state = &mut self.pools[pool as usize];
+        if !state.watch.is_on() {
             return;
         }
-        let mut line = std::mem::take(&mut self.scratch.line);
-        line.clear();
-        self.write_line(client, command, bytes, args, &mut line);
-        let pool = self.clients[client].pool as usize;
-        for at in 0..self.pools[pool].monitors.len() {
-            let monitor = self.pools[pool].monitors[at];
-            let waits = self.clients[monitor].output.len() + self.clients[monitor].held;
-            // What it asks itself it is told by the answers.
-            if monitor == client || waits + line.len() as u64 > WAITING_MAX {
-                continue;
+        if state.watch.is_elsewhere() {
+            state.watch.left_out += u64::from(unheard);
+        }
+        if !state.watch.monitors.is_empty() {
+            self.miss_lines(pool, u64::from(unheard));
+        }
+        for line in lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+            self.overhear(client, line);
+        }
+    }
+
+    fn wall_us(&self) -> i64 {
+        self.now.as_micros() as i64 + self.hearsay.wall_offset_us
+    }
+
+    /// The lines since the last call, if any; to be given back with
+    /// [`Engine::return_overheard`].
+    #[inline]
+    pub fn take_overheard(&mut self) -> Option<Overheard> {
+        (!self.hearsay.overheard.is_empty()).then(|| std::mem::take(&mut self.hearsay.overheard))
+    }
+
+    pub fn return_overheard(&mut self, mut overheard: Overheard) {
+        overheard.clear(KEPT_MAX);
+        self.hearsay.overheard = overheard;
+    }
+
+    /// So many bytes of lines, about, may be overheard for other workers from here on.
+    pub fn allow_elsewhere(&mut self, bytes: usize) {
+        self.hearsay.allowance = bytes;
+    }
+
+    /// A pool of which other workers were to be told, and how many requests were left out of that
+    /// since the last call.
+    pub fn poll_left_out(&mut self) -> Option<(u32, u64)> {
+        let mut pools = self.pools.iter_mut().zip(0..);
+        let (state, pool) = pools.find(|(state, _)| state.watch.left_out > 0)?;
+        Some((pool, std::mem::take(&mut state.watch.left_out)))
+    }
+
+    /// Passes lines on to the monitors here; `missed` others were left out on the way.
+    pub fn handle_overheard(&mut self, pool: u32, lines: &[u8], missed: u64, now: Time) {
+        self.now = now;
+        if self.pools[pool as usize].watch.monitors.is_empty() {
+            return;
+        }
+        self.miss_lines(pool, missed);
+        self.spread_lines(pool, lines);
+    }
+
+    fn miss_lines(&mut self, pool: u32, count: u64) {
+        let state = &mut self.pools[pool as usize];
+        state.watch.missed += count;
+        self.metrics.add_pool(state.metrics, PoolCounter::MonitorDropped, count);
+    }
+
+    fn spread_lines(&mut self, pool: u32, lines: &[u8]) {
+        let wall_us = self.wall_us();
+        let state = &mut self.pools[pool as usize];
+        let limits = state.limits;
+        let allowed = limits.pubsub_output_max.min(limits.client_output_max);
+        let watch = &mut state.watch;
+        let mut notice = Vec::new();
+        if watch.missed > 0 && self.now >= watch.missed_told_at.plus_millis(MISSED_MS) {
+            write_missed(wall_us, std::mem::take(&mut watch.missed), &mut notice);
+            watch.missed_told_at = self.now;
+        }
+        if notice.is_empty() && lines.is_empty() {
+            return;
+        }
+        let mut overflowed = Vec::new();
+        for &client in &watch.monitors {
+            let (owner, generation) = self.clients.entry(client);
+            let conn = ConnId::client(client, generation);
+            // It is owed no replies of servers, which a line could come into the middle of.
+            owner.output.push(&notice, &mut self.bufs);
+            owner.output.push(lines, &mut self.bufs);
+            owner.mark(conn, &mut self.dirty_clients, &mut self.patient_clients);
+            let waits = owner.output.len() + owner.held;
+            if waits > allowed {
+                overflowed.push(conn);
+            } else if let Some(monitor) = owner.modes.monitor()
+                && waits > limits.pubsub_output_soft_max
+                && monitor.strained_since == Time::NEVER
+            {
+                monitor.strained_since = self.now;
             }
-            self.clients[monitor].output.push(&line, &mut self.bufs);
-            self.mark_client(monitor);
         }
-        line.shrink_to(WAITING_MAX as usize / 16);
-        self.scratch.line = line;
+        self.cut_overflowed(overflowed);
     }
 
-    /// `+1339518083.107412 [0 client:7] "keys" "*"`. Instead of its address, which the engine does not
-    /// know, a client is told by its id.
-    fn write_line(
-        &self,
-        client: u32,
-        command: &Command,
-        bytes: &[u8],
-        args: &[Span],
-        line: &mut Vec<u8>,
-    ) {
-        let session = &self.clients[client].session;
-        let pool = &self.pools[self.clients[client].pool as usize];
-        let wall_us = self.now.as_micros() as i64 + self.wall_offset_us;
-        let (seconds, micros) = (wall_us / 1_000_000, wall_us % 1_000_000);
-        let (database, id) = (pool.variant_of(session).database, session.id);
-        let head = format!("+{seconds}.{micros:06} [{database} client:{id}]");
-        line.extend_from_slice(head.as_bytes());
-        let is_secret = matches!(command.rule, Rule::Local(Local::Auth | Local::Hello));
-        for (at, arg) in args.iter().take(ARGUMENTS_MAX).enumerate() {
-            line.push(b' ');
-            match is_secret && at > 0 {
-                true => line.extend_from_slice(b"\"(redacted)\""),
-                false => write_quoted(arg.of(bytes), line),
+    /// As it is done to subscribers.
+    fn cut_strained_monitors(&mut self, pool: u32) {
+        let limits = self.pools[pool as usize].limits;
+        for client in self.pools[pool as usize].watch.monitors.clone() {
+            let owner = &mut self.clients[client];
+            let waits = owner.output.len() + owner.held;
+            let Some(monitor) = owner.modes.monitor() else { continue };
+            if waits <= limits.pubsub_output_soft_max {
+                monitor.strained_since = Time::NEVER;
+            } else if self.now.micros_since(monitor.strained_since)
+                >= limits.pubsub_output_soft_ms * 1000
+            {
+                self.cut_client(client, PoolCounter::ClientsOverflowed);
             }
         }
-        if args.len() > ARGUMENTS_MAX {
-            let more = format!(" \"({} more arguments)\"", args.len() - ARGUMENTS_MAX);
-            line.extend_from_slice(more.as_bytes());
-        }
-        line.extend_from_slice(b"\r\n");
     }
 }
 
-/// As Redis: what administers servers is not told, nor what has said so itself. Scripts are.
-fn is_hidden(command: &Command) -> bool {
-    let has = |flag: &str| command.flags.split(' ').any(|word| word == flag);
-    has("admin") || (has("skip_monitor") && command.group != Group::Scripting)
-}
-
-/// As Redis's sdscatrepr.
-fn write_quoted(text: &[u8], out: &mut Vec<u8>) {
-    out.push(b'"');
-    for &byte in text.iter().take(ARGUMENT_MAX) {
-        match byte {
-            b'\\' | b'"' => out.extend_from_slice(&[b'\\', byte]),
-            b'\n' => out.extend_from_slice(b"\\n"),
-            b'\r' => out.extend_from_slice(b"\\r"),
-            b'\t' => out.extend_from_slice(b"\\t"),
-            0x07 => out.extend_from_slice(b"\\a"),
-            0x08 => out.extend_from_slice(b"\\b"),
-            b' '..=b'~' => out.push(byte),
-            _ => out.extend_from_slice(format!("\\x{byte:02x}").as_bytes()),
-        }
-    }
-    if text.len() > ARGUMENT_MAX {
-        let more = format!("... ({} more bytes)", text.len() - ARGUMENT_MAX);
-        out.extend_from_slice(more.as_bytes());
-    }
-    out.push(b'"');
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_are_told_on_one_line() {
-        let quoted = |text: &[u8]| {
-            let mut out = Vec::new();
-            write_quoted(text, &mut out);
-            String::from_utf8(out).unwrap()
-        };
-        assert_eq!(quoted(b"plain 1"), "\"plain 1\"");
-        assert_eq!(quoted(b"\"\\\r\n\t\x07\x08\x00\xff"), r#""\"\\\r\n\t\a\b\x00\xff""#);
-        let long = quoted(&[b'x'; ARGUMENT_MAX + 5]);
-        assert!(long.ends_with("x... (5 more bytes)\"") && long.len() < ARGUMENT_MAX + 30);
-    }
+/// Whether a command of an open transaction is for EXEC to execute.
+fn is_queued(command: &Command) -> bool {
+    !matches!(
+        command.rule,
+        Rule::Session(SessionRule::Multi | SessionRule::Watch | SessionRule::Reset)
+            | Rule::Local(Local::Quit)
+    )
 }

@@ -32,19 +32,6 @@ impl Engine {
         if args.is_empty() {
             return Plan::Done;
         }
-        let is_told = !self.pools[self.clients[client].pool as usize].monitors.is_empty();
-        let plan = self.plan_redis(client, bytes, args);
-        if is_told
-            && !matches!(plan, Plan::Wait)
-            && let Lookup::Found(command) = table::find(bytes, args)
-        {
-            self.tell_monitors(client, command, bytes, args);
-        }
-        plan
-    }
-
-    #[inline]
-    fn plan_redis(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
         let mut lookup = table::find(bytes, args);
         if let Lookup::UnknownCommand = lookup {
             match self.look_further(client, bytes, args) {
@@ -52,6 +39,20 @@ impl Engine {
                 Err(plan) => return plan,
             }
         }
+        match self.pools[self.clients[client].pool as usize].is_monitored {
+            true => self.plan_overheard(client, lookup, bytes, args),
+            false => self.plan_redis(client, lookup, bytes, args),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn plan_redis(
+        &mut self,
+        client: u32,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
         if self.clients[client].special && self.is_queueing(client) {
             return self.queue_redis(client, lookup, bytes, args);
         }
@@ -156,7 +157,10 @@ impl Engine {
             let texts = keys.iter().map(|key| key.of(bytes));
             match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
-                    engine.forward_to(client, Some(server), Expect::Line, bytes.len())
+                    match engine.stray_pattern(client, command, server, bytes, args) {
+                        Some(text) => engine.say_error(client, &text),
+                        None => engine.forward_to(client, Some(server), Expect::Line, bytes.len()),
+                    }
                 }
                 Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),
@@ -297,7 +301,7 @@ impl Engine {
 }
 
 /// What may be asked before AUTH.
-fn is_open_to_all(command: &Command) -> bool {
+pub(crate) fn is_open_to_all(command: &Command) -> bool {
     matches!(
         command.rule,
         Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)

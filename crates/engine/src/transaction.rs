@@ -27,6 +27,9 @@ use crate::slab::NONE;
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
 pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
 
+/// What monitors are told of one transaction.
+const OVERHEARD_SIZE_MAX: usize = 64 * 1024;
+
 const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 const DISCARD: &[u8] = b"*1\r\n$7\r\nDISCARD\r\n";
@@ -47,6 +50,10 @@ pub(crate) struct Transaction {
     /// ends.
     early: Vec<u8>,
     early_ends: Vec<u32>,
+    /// What monitors are to be told of the queued commands when they are executed, a line each, and
+    /// of how many they will not be told.
+    overheard: Vec<u8>,
+    unheard: u32,
     fate: Fate,
 }
 
@@ -73,32 +80,52 @@ impl Transaction {
             lane: NONE,
             early: Vec::new(),
             early_ends: Vec::new(),
+            overheard: Vec::new(),
+            unheard: 0,
             fate: Fate::Good,
         }
     }
 
     /// Bytes allocated.
-    fn size(&self) -> usize {
-        size_of::<Self>() + self.early.capacity() + self.early_ends.capacity() * size_of::<u32>()
+    pub(crate) fn size(&self) -> usize {
+        let early = self.early.capacity() + self.early_ends.capacity() * size_of::<u32>();
+        size_of::<Self>() + early + self.overheard.capacity()
+    }
+
+    pub(crate) fn overhear(&mut self, line: &[u8]) {
+        if self.overheard.len() + line.len() > OVERHEARD_SIZE_MAX {
+            self.unheard += 1;
+            return;
+        }
+        self.overheard.extend_from_slice(line);
+        self.overheard.push(b'\n');
+    }
+
+    pub(crate) fn take_overheard(&mut self) -> (Vec<u8>, u32) {
+        (std::mem::take(&mut self.overheard), std::mem::take(&mut self.unheard))
     }
 }
 
 impl Engine {
     /// Whether what the client asks is queued.
     pub(crate) fn is_queueing(&self, client: u32) -> bool {
-        self.clients[client].transaction.as_ref().is_some_and(|transaction| transaction.is_open)
+        self.clients[client]
+            .modes
+            .transaction
+            .as_ref()
+            .is_some_and(|transaction| transaction.is_open)
     }
 
     /// The client's lease, if it has one of this server.
     pub(crate) fn leased(&self, client: u32, server: u32) -> Option<u32> {
-        let lane = self.clients[client].transaction.as_ref()?.lane;
+        let lane = self.clients[client].modes.transaction.as_ref()?.lane;
         (lane != NONE && self.lane(lane).server == server).then_some(lane)
     }
 
     /// What the client may touch where it would only read: while it has a transaction it asks the
     /// server that has it.
     pub(crate) fn access_of(&self, client: u32, access: Access) -> Access {
-        match self.clients[client].transaction {
+        match self.clients[client].modes.transaction {
             Some(_) => Access::Write,
             None => access,
         }
@@ -107,7 +134,7 @@ impl Engine {
     fn transaction(&mut self, client: u32) -> &mut Transaction {
         let slot = &mut self.clients[client];
         slot.special = true;
-        slot.transaction.get_or_insert_with(|| {
+        slot.modes.enter().transaction.get_or_insert_with(|| {
             self.bufs.charge(size_of::<Transaction>());
             Box::new(Transaction::new())
         })
@@ -115,7 +142,7 @@ impl Engine {
 
     /// Takes the client out of its transaction; says which lane it has leased for it.
     fn close_transaction(&mut self, client: u32) -> u32 {
-        let Some(transaction) = self.clients[client].transaction.take() else { return NONE };
+        let Some(transaction) = self.clients[client].modes.end_transaction() else { return NONE };
         self.bufs.discharge(transaction.size());
         self.clients[client].update_special();
         // By other lanes nothing may overtake what is on its way there.
@@ -153,7 +180,7 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
-        if let Some(transaction) = &self.clients[client].transaction
+        if let Some(transaction) = &self.clients[client].modes.transaction
             && transaction.fate != Fate::Good
         {
             // EXEC will do nothing in any case.
@@ -171,7 +198,7 @@ impl Engine {
                 Err(failure) => return engine.fail(client, failure),
             };
             let key = keys.first().map_or(&b""[..], |key| key.of(bytes));
-            let lane = match engine.clients[client].transaction.as_ref().map(|t| t.lane) {
+            let lane = match engine.clients[client].modes.transaction.as_ref().map(|t| t.lane) {
                 Some(lane) if lane != NONE => {
                     if engine.lane(lane).server != server {
                         let text = engine.elsewhere(client, command, key, server, lane);
@@ -331,7 +358,10 @@ impl Engine {
             let texts = keys.iter().map(|key| key.of(bytes));
             match self.place_keys(pool, texts, Access::Write, &mut split) {
                 Ok(Some(server)) => {
-                    self.queue_at(client, command, server, keys[0].of(bytes), bytes)
+                    match self.stray_pattern(client, command, server, bytes, args) {
+                        Some(text) => self.refuse_queued(client, &text),
+                        None => self.queue_at(client, command, server, keys[0].of(bytes), bytes),
+                    }
                 }
                 Ok(None) => {
                     let text = self.crossing(client, command, bytes, &keys, &split);
@@ -501,6 +531,7 @@ impl Engine {
                 return self.fail(client, Failure::NoServer);
             }
         };
+        self.overhear_queued(client);
         self.close_transaction(client);
         self.send_last(client, lane, EXEC)
     }
@@ -519,7 +550,7 @@ impl Engine {
 
     /// Forgets the client's transaction, on its server too.
     pub(crate) fn end_transaction(&mut self, client: u32) {
-        let is_begun = self.clients[client].transaction.as_ref().is_some_and(|t| t.is_begun);
+        let is_begun = self.clients[client].modes.transaction.as_ref().is_some_and(|t| t.is_begun);
         let lane = self.close_transaction(client);
         if lane != NONE {
             self.clean_up(lane, is_begun);
@@ -549,7 +580,7 @@ impl Engine {
 
     /// The lease is gone.
     pub(crate) fn lose_transaction(&mut self, client: u32, failure: Failure) {
-        let Some(transaction) = &mut self.clients[client].transaction else { return };
+        let Some(transaction) = self.clients[client].modes.transaction() else { return };
         transaction.lane = NONE;
         let fate = match transaction.is_open {
             // Clients know what to do when what they watch has changed.
@@ -571,7 +602,7 @@ impl Engine {
         for client in self.clients.indices().collect::<Vec<u32>>() {
             let conn = self.client_conn(client);
             let state = &self.clients[client];
-            if let Some(blocking) = &state.blocking
+            if let Some(blocking) = &state.modes.blocking
                 && pools(state.pool)
                 && !blocking.is_withdrawn
                 && !self.requests[blocking.request].has_begun()
@@ -583,7 +614,7 @@ impl Engine {
                 }
             }
             let state = &mut self.clients[client];
-            let Some(transaction) = &mut state.transaction else { continue };
+            let Some(transaction) = state.modes.transaction() else { continue };
             if !pools(state.pool) || (transaction.lane == NONE && !transaction.is_begun) {
                 continue;
             }
@@ -599,7 +630,7 @@ impl Engine {
 
     /// The first misfortune counts.
     fn doom(&mut self, client: u32, fate: Fate) {
-        if let Some(transaction) = &mut self.clients[client].transaction
+        if let Some(transaction) = self.clients[client].modes.transaction()
             && transaction.fate == Fate::Good
         {
             transaction.fate = fate;

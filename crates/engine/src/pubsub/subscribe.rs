@@ -103,7 +103,7 @@ impl Engine {
         command: &Command,
     ) -> Option<String> {
         let owner = &self.clients[client];
-        let subscriber = owner.subscriber.as_deref()?;
+        let subscriber = owner.modes.subscriber.as_deref()?;
         let is_confined = owner.session.dialect == Dialect::Resp2 && !subscriber.topics.is_empty();
         let is_allowed = matches!(
             command.rule,
@@ -124,7 +124,11 @@ impl Engine {
     pub(crate) fn is_pinged_as_subscriber(&self, client: u32) -> bool {
         let owner = &self.clients[client];
         owner.session.dialect == Dialect::Resp2
-            && owner.subscriber.as_deref().is_some_and(|subscriber| !subscriber.topics.is_empty())
+            && owner
+                .modes
+                .subscriber
+                .as_deref()
+                .is_some_and(|subscriber| !subscriber.topics.is_empty())
     }
 
     fn subscribe<'n>(
@@ -157,7 +161,7 @@ impl Engine {
     ) -> Option<&'static str> {
         let pool = &self.pools[self.clients[client].pool as usize];
         let limits = &pool.limits;
-        let own = self.clients[client].subscriber.as_deref().map_or(0, |s| s.topics.len());
+        let own = self.clients[client].modes.subscriber.as_deref().map_or(0, |s| s.topics.len());
         let more = names.len();
         if own + more > limits.client_subscriptions_max as usize {
             return Some("ERR max number of subscriptions of a client reached");
@@ -174,7 +178,8 @@ impl Engine {
         owner.special = true;
         // Nothing is dispatched before it is answered.
         owner.fenced = true;
-        let subscriber = owner.subscriber.get_or_insert_with(|| Box::new(Subscriber::new()));
+        let subscriber =
+            owner.modes.enter().subscriber.get_or_insert_with(|| Box::new(Subscriber::new()));
         debug_assert!(subscriber.pending.is_none(), "such requests run alone");
         subscriber.pending = Some(Pending { request, lines });
         self.answer_pending(client);
@@ -210,12 +215,17 @@ impl Engine {
     fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
         let owner = &self.clients[client];
         let topics = &self.pools[owner.pool as usize].pubsub.topics;
-        let subscribed = owner.subscriber.iter().flat_map(|subscriber| subscriber.topics.keys());
+        let subscribed =
+            owner.modes.subscriber.iter().flat_map(|subscriber| subscriber.topics.keys());
         subscribed.copied().filter(|&topic| topics.get(topic).kind == kind).collect()
     }
 
     fn subscriptions(&self, client: u32, kind: Kind) -> u32 {
-        self.clients[client].subscriber.as_deref().map_or(0, |subscriber| subscriber.count(kind))
+        self.clients[client]
+            .modes
+            .subscriber
+            .as_deref()
+            .map_or(0, |subscriber| subscriber.count(kind))
     }
 
     fn unsubscribe_one(&mut self, client: u32, kind: Kind, name: &[u8]) -> Line {
@@ -234,7 +244,7 @@ impl Engine {
     /// it is gone.
     fn leave_topic(&mut self, client: u32, topic: u32) -> Option<TopicId> {
         let pool = self.clients[client].pool;
-        let subscriber = self.clients[client].subscriber.as_deref_mut()?;
+        let subscriber = self.clients[client].modes.subscriber()?;
         let at = subscriber.topics.remove(&topic)?;
         let topics = &self.pools[pool as usize].pubsub.topics;
         subscriber.counts[topics.get(topic).kind as usize] -= 1;
@@ -249,7 +259,7 @@ impl Engine {
         let subscribers = &mut topics.get_mut(topic).subscribers;
         subscribers.swap_remove(at as usize);
         if let Some(&moved) = subscribers.get(at as usize) {
-            let moved = self.clients[moved].subscriber.as_deref_mut().expect("it is subscribed");
+            let moved = self.clients[moved].modes.subscriber().expect("it is subscribed");
             moved.topics.insert(topic, at);
         }
         topics.subscriptions -= 1;
@@ -263,7 +273,7 @@ impl Engine {
         let owner = &mut self.clients[client];
         let pool = &mut self.pools[owner.pool as usize];
         let topics = &mut pool.pubsub.topics;
-        let subscriber = owner.subscriber.as_deref_mut().expect("it is being subscribed");
+        let subscriber = owner.modes.subscriber().expect("it is being subscribed");
         if subscriber.topics.contains_key(&topic) {
             return;
         }
@@ -283,7 +293,7 @@ impl Engine {
         loop {
             let owner = &self.clients[client];
             let pool = owner.pool;
-            let Some(subscriber) = owner.subscriber.as_deref() else { return };
+            let Some(subscriber) = owner.modes.subscriber.as_deref() else { return };
             let Some(pending) = &subscriber.pending else { return };
             let Some(line) = pending.lines.front() else { break };
             let (topic, readiness) = match line {
@@ -299,7 +309,7 @@ impl Engine {
                 return;
             }
             let owner = &mut self.clients[client];
-            let subscriber = owner.subscriber.as_deref_mut().expect("it was just there");
+            let subscriber = owner.modes.subscriber().expect("it was just there");
             let pending = subscriber.pending.as_mut().expect("it was just there");
             let line = pending.lines.pop_front().expect("it was just there");
             match (line, topic) {
@@ -365,7 +375,7 @@ impl Engine {
     /// All is said.
     fn end_pending(&mut self, client: u32) {
         let owner = &mut self.clients[client];
-        let Some(subscriber) = owner.subscriber.as_deref_mut() else { return };
+        let Some(subscriber) = owner.modes.subscriber() else { return };
         let Some(pending) = subscriber.pending.take() else { return };
         if subscriber.topics.is_empty() {
             self.end_subscriber(client);
@@ -377,7 +387,7 @@ impl Engine {
     /// The client is like any other again.
     fn end_subscriber(&mut self, client: u32) {
         let owner = &mut self.clients[client];
-        let Some(subscriber) = owner.subscriber.take() else { return };
+        let Some(subscriber) = owner.modes.end_subscriber() else { return };
         owner.held -= subscriber.held.len() as u64;
         owner.output.push_buf(subscriber.held, &mut self.bufs);
         owner.update_special();
@@ -387,7 +397,7 @@ impl Engine {
 
     /// Ends all subscriptions without a word, as RESET does.
     pub(crate) fn unsubscribe_all(&mut self, client: u32) {
-        let subscribed = self.clients[client].subscriber.as_deref();
+        let subscribed = self.clients[client].modes.subscriber.as_deref();
         let topics: Vec<u32> =
             subscribed.iter().flat_map(|subscriber| subscriber.topics.keys().copied()).collect();
         for topic in topics {
@@ -427,12 +437,13 @@ impl Engine {
 
     /// Whether the client is told what comes from elsewhere, which another worker would miss.
     pub(crate) fn is_pinned(&self, client: u32) -> bool {
-        self.clients[client].subscriber.is_some() || self.clients[client].is_monitor
+        let modes = &self.clients[client].modes;
+        modes.subscriber.is_some() || modes.monitor.is_some()
     }
 
     /// Subscriptions by kind: to channels, patterns and shard channels.
     pub(crate) fn subscription_counts(&self, client: u32) -> [u32; 3] {
-        let subscriber = self.clients[client].subscriber.as_deref();
+        let subscriber = self.clients[client].modes.subscriber.as_deref();
         subscriber.map_or([0; 3], |subscriber| subscriber.counts)
     }
 }

@@ -56,6 +56,10 @@ pub(crate) struct World {
     pub(crate) stuck: Vec<ConnId>,
     /// Clients that have come.
     ids: u64,
+    /// Their numbers, by which monitors are told of them.
+    numbers: HashMap<ConnId, u64>,
+    /// What monitors of other workers are to be told.
+    pub(crate) told_elsewhere: String,
 }
 
 impl World {
@@ -95,6 +99,8 @@ impl World {
             received: HashMap::new(),
             stuck: Vec::new(),
             ids: 0,
+            numbers: HashMap::new(),
+            told_elsewhere: String::new(),
         };
         world.tick();
         world
@@ -105,6 +111,7 @@ impl World {
         loop {
             self.engine.settle(self.now);
             let mut idle = !self.act();
+            self.tell();
             while let Some(conn) = self.engine.poll_dirty() {
                 idle = false;
                 self.write(conn);
@@ -114,6 +121,22 @@ impl World {
             }
             self.engine.handle_timeout(self.now);
         }
+    }
+
+    /// Passes what was overheard on.
+    fn tell(&mut self) {
+        let Some(overheard) = self.engine.take_overheard() else { return };
+        for (hearing, head, tail) in overheard.lines() {
+            let address = format!("127.0.0.1:{}", self.numbers[&hearing.client]);
+            let line = [head, address.as_bytes(), tail].concat();
+            if hearing.elsewhere {
+                self.told_elsewhere.push_str(std::str::from_utf8(&line).unwrap());
+            }
+            if hearing.here {
+                self.engine.handle_overheard(hearing.pool, &line, 0, self.now);
+            }
+        }
+        self.engine.return_overheard(overheard);
     }
 
     fn act(&mut self) -> bool {
@@ -192,6 +215,7 @@ impl World {
     pub(crate) fn client_of(&mut self, pool: u32) -> ConnId {
         self.ids += 1;
         let conn = self.engine.handle_accepted(pool, Admission::Welcome, self.ids, self.now);
+        self.numbers.insert(conn, self.ids);
         self.tick();
         conn
     }
