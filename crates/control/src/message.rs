@@ -74,6 +74,12 @@ pub enum ToChild {
     /// by [`ToMaster::Adopted`] before anything is done with it: the session of a worker that dies
     /// without that can be given to another one.
     Adopt { session: Session },
+    /// Clients of other workers monitor the pool of that name: tell what its clients ask here, with
+    /// [`ToMaster::Overheard`], for some seconds or until this is said again. Or they do not any more.
+    Watched { pool: String, on: bool },
+    /// What clients of other workers asked of the pool of that name, for the clients here that
+    /// monitor it: lines as they are told, and how many are missing.
+    Overheard { pool: String, lines: String, missed: u64 },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the one in use.
@@ -124,6 +130,19 @@ pub enum ToMaster {
     /// Serves by that epoch.
     Committed {
         epoch: u64,
+    },
+    /// Clients here monitor the pool of that name, which is said again every second; or none do any
+    /// more.
+    Monitors {
+        pool: String,
+        any: bool,
+    },
+    /// What clients here ask of the pool of that name, for clients elsewhere that monitor it: lines
+    /// as they are told, and how many are missing.
+    Overheard {
+        pool: String,
+        lines: String,
+        missed: u64,
     },
     /// A session at rest, for another worker. Carries what [`ToChild::Adopt`] does.
     HandOver {

@@ -588,6 +588,11 @@ impl Engine {
         &self.pools[pool as usize].config
     }
 
+    /// What that pool is called, if there is one of that number.
+    pub fn pool_name(&self, pool: u32) -> Option<&str> {
+        self.pools.get(pool as usize).map(|pool| pool.config.name.as_str())
+    }
+
     /// The pool in use of that name, or one that was removed and has clients still.
     pub fn pool_named(&self, name: &str) -> Option<u32> {
         let names = self.pools.iter().zip(0..).filter(|(pool, _)| pool.serves());

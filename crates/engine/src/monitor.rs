@@ -338,7 +338,9 @@ impl Engine {
     /// Passes lines on to the monitors here; `missed` others were left out on the way.
     pub fn handle_overheard(&mut self, pool: u32, lines: &[u8], missed: u64, now: Time) {
         self.now = now;
-        if self.pools[pool as usize].watch.monitors.is_empty() {
+        // It may be gone since.
+        let state = self.pools.get(pool as usize);
+        if state.is_none_or(|state| state.watch.monitors.is_empty()) {
             return;
         }
         self.miss_lines(pool, missed);

@@ -456,7 +456,7 @@ impl Gateway {
                     self.place(pool, server);
                 }
                 Action::HandOff { conn } => self.detach(conn.token(), fabric),
-                Action::Pressed { .. } | Action::Shed { .. } => {}
+                Action::Pressed { .. } | Action::Shed { .. } | Action::Monitors { .. } => {}
             }
         }
     }

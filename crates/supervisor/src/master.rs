@@ -4,6 +4,7 @@
 mod children;
 mod clients;
 mod log;
+mod monitors;
 mod operators;
 mod reload;
 mod stop;
@@ -36,6 +37,7 @@ use crate::interests::Interests;
 use crate::limits::raise_open_files;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member};
+use crate::monitors::Monitors;
 use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
@@ -108,6 +110,7 @@ struct Master {
     operators: Operators,
     notify: Notify,
     sessions: Sessions,
+    monitors: Monitors,
     balance: Balance,
     members: BTreeMap<Role, Member>,
     /// Workers of an earlier one are replaced.
@@ -212,6 +215,7 @@ impl Master {
             operators,
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
+            monitors: Monitors::default(),
             balance: Balance::new(),
             members: ranks.chain(admin).map(member).collect(),
             generation: 0,
@@ -408,11 +412,19 @@ impl Master {
                     running.adopted();
                 }
             }
+            (ToMaster::Monitors { pool, any }, Role::Worker { slot }) => {
+                self.take_monitors(slot, pool, any, now);
+            }
+            (ToMaster::Overheard { pool, lines, missed }, Role::Worker { slot }) => {
+                self.relay_overheard(slot, &pool, &lines, missed, now);
+            }
             (
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
                 | ToMaster::ServerUp { .. }
                 | ToMaster::Paused { .. }
+                | ToMaster::Monitors { .. }
+                | ToMaster::Overheard { .. }
                 | ToMaster::HandOver { .. }
                 | ToMaster::Adopted),
                 Role::Admin,

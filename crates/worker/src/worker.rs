@@ -1,6 +1,7 @@
 //! The loop: wait, handle, time out, flush.
 
 mod epochs;
+mod monitors;
 mod moving;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -27,6 +28,7 @@ use crate::resolver::Resolver;
 use crate::sessions::Outbox;
 use crate::start::{Error, Start, reopen_log};
 use epochs::Change;
+use monitors::Monitors;
 
 /// How often the heartbeat is renewed, also when there is nothing else to do.
 const HEARTBEAT_MS: u64 = 100;
@@ -64,6 +66,7 @@ pub(crate) struct Worker<D> {
     preparer: Option<Preparer>,
     change: Change,
     outbox: Outbox,
+    monitors: Monitors,
     is_master_alive: bool,
     /// Clients at rest that are to go to another worker.
     leaving: VecDeque<ConnId>,
@@ -180,6 +183,7 @@ impl<D: Driver> Worker<D> {
             preparer: None,
             change: Change::None,
             outbox: Outbox::default(),
+            monitors: Monitors::default(),
             is_master_alive: true,
             leaving: VecDeque::new(),
             arrivals: VecDeque::new(),
@@ -257,6 +261,7 @@ impl<D: Driver> Worker<D> {
             core.engine.handle_timeout(core.now);
         }
         core.engine.settle(core.now);
+        self.tell_monitors();
         self.act();
         // Writing may end connections, and what they owed is answered before the next wait.
         while self.flush() {
@@ -316,6 +321,7 @@ impl<D: Driver> Worker<D> {
                 self.outbox.say(ToMaster::Paused { epoch, unfinished });
             }
             Action::HandOff { conn } => self.leaving.push_back(conn),
+            Action::Monitors { pool, any } => self.announce_monitors(pool, any),
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.say(ToMaster::ServerDown { pool, server, why });
@@ -450,6 +456,7 @@ impl<D: Driver> Worker<D> {
         }
         if now_ms >= self.last_return_ms + RETURN_MS {
             self.last_return_ms = now_ms;
+            self.monitors.forget_addresses();
             self.return_memory();
             // Removed pools may be gone for good by now.
             self.core.reserve_files();
@@ -468,7 +475,8 @@ impl<D: Driver> Worker<D> {
     }
 
     fn timeout(&self) -> Duration {
-        let ends = [self.deadline, self.retiring.as_ref().map(|retiring| retiring.until)];
+        let retired = self.retiring.as_ref().map(|retiring| retiring.until);
+        let ends = [self.deadline, retired, self.monitors.due()];
         let at = ends.into_iter().flatten().fold(self.core.engine.poll_timeout(), Time::min);
         let mut timeout = Duration::from_millis(HEARTBEAT_MS);
         if at != Time::NEVER {
@@ -584,6 +592,8 @@ impl<D: Driver> Worker<D> {
             ToChild::Shed { permille } => {
                 self.core.engine.leave_share(permille, now);
             }
+            ToChild::Watched { pool, on } => self.watch(&pool, on),
+            ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
@@ -703,6 +713,10 @@ mod tests {
         fn resume(&mut self, _: Token) {}
 
         fn acknowledge(&mut self, _: Token) {}
+
+        fn descriptor(&self, _: Token) -> Option<BorrowedFd<'_>> {
+            None
+        }
 
         fn send(&mut self, conn: Token, handler: &mut impl Handler) {
             if self.broken.contains(&conn) {

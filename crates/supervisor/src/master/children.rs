@@ -117,6 +117,9 @@ impl Master {
             }
         }
         self.post(role, ToChild::Start, Vec::new(), now);
+        if let Role::Worker { slot } = role {
+            self.brief_on_monitors(slot, now);
+        }
     }
 
     /// False where there is none.
@@ -193,6 +196,7 @@ impl Master {
         self.epochs.left(slot, is_missed, now);
         self.rings.left(slot, now);
         self.deal.left(slot);
+        self.forget_monitors(slot, now);
         self.is_unsettled = true;
         for (session, descriptors) in sessions {
             self.sessions.push_back(Parcel { from: slot, session, descriptors });

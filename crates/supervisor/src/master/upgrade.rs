@@ -442,6 +442,8 @@ impl Master {
             // As at the first start: the environment stays over an exec.
             notify: Notify::from_env(now),
             sessions: Default::default(),
+            // Who has any says so again.
+            monitors: Default::default(),
             balance: crate::balance::Balance::new(),
             members,
             generation: state.generation,

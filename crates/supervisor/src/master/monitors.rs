@@ -1,0 +1,84 @@
+//! MONITOR over all workers: what clients of one ask, told to those who monitor at others.
+
+use std::time::Instant;
+
+use cashew_control::ToChild;
+
+use super::Master;
+use crate::child::Role;
+use crate::monitors::Relieved;
+
+/// With so many messages waiting for a worker it is sent no lines: what it needs comes first.
+const MAIL_MAX: usize = 16;
+
+impl Master {
+    /// Clients of a worker monitor a pool, or none do any more.
+    pub(super) fn take_monitors(&mut self, slot: u32, pool: String, any: bool, now: Instant) {
+        if any {
+            self.monitors.begin(slot, &pool);
+            // Those who know it already had better hear it again.
+            self.tell_watched(&pool, true, |other| other != slot, now);
+        } else {
+            let relieved = self.monitors.end(slot, &pool);
+            self.relieve(&pool, relieved, now);
+        }
+    }
+
+    /// The worker is gone.
+    pub(super) fn forget_monitors(&mut self, slot: u32, now: Instant) {
+        for (pool, relieved) in self.monitors.left(slot) {
+            self.relieve(&pool, relieved, now);
+        }
+    }
+
+    /// Tells a worker that begins what it is to tell others.
+    pub(super) fn brief_on_monitors(&mut self, slot: u32, now: Instant) {
+        for pool in self.monitors.watched(slot).collect::<Vec<String>>() {
+            self.tell_watched(&pool, true, |other| other == slot, now);
+        }
+    }
+
+    /// Passes lines on to the workers that want them.
+    pub(super) fn relay_overheard(
+        &mut self,
+        from: u32,
+        pool: &str,
+        lines: &str,
+        missed: u64,
+        now: Instant,
+    ) {
+        let listeners = self.monitors.listeners(from, pool);
+        if listeners.is_empty() {
+            return self.tell_watched(pool, false, |other| other == from, now);
+        }
+        for slot in listeners {
+            let role = Role::Worker { slot };
+            let running = self.members.get(&role).and_then(|member| member.running.as_ref());
+            let Some(mail) = running.and_then(|running| running.mail()) else { continue };
+            if mail >= MAIL_MAX {
+                self.monitors.miss(slot, pool, lines.lines().count() as u64 + missed);
+                continue;
+            }
+            let missed = missed + self.monitors.take_missed(slot, pool);
+            let (pool, lines) = (pool.to_owned(), lines.to_owned());
+            self.post(role, ToChild::Overheard { pool, lines, missed }, Vec::new(), now);
+        }
+    }
+
+    fn relieve(&mut self, pool: &str, relieved: Relieved, now: Instant) {
+        match relieved {
+            Relieved::Nobody => {}
+            Relieved::Only(slot) => self.tell_watched(pool, false, |other| other == slot, now),
+            Relieved::All => self.tell_watched(pool, false, |_| true, now),
+        }
+    }
+
+    fn tell_watched(&mut self, pool: &str, on: bool, whom: impl Fn(u32) -> bool, now: Instant) {
+        let slots: Vec<u32> =
+            self.workers().map(|(slot, _)| slot).filter(|&slot| whom(slot)).collect();
+        for slot in slots {
+            let message = ToChild::Watched { pool: pool.to_owned(), on };
+            self.post(Role::Worker { slot }, message, Vec::new(), now);
+        }
+    }
+}
