@@ -75,8 +75,11 @@ pub enum ToChild {
     /// without that can be given to another one.
     Adopt { session: Session },
     /// Clients of other workers monitor the pool of that name: tell what its clients ask here, with
-    /// [`ToMaster::Overheard`], for some seconds or until this is said again. Or they do not any more.
+    /// [`ToMaster::Overheard`], for some seconds or until this is said again, and answer
+    /// [`ToMaster::Watching`]. Or they do not any more.
     Watched { pool: String, on: bool },
+    /// All workers tell what is asked of the pool of that name, which clients here monitor.
+    Monitored { pool: String },
     /// What clients of other workers asked of the pool of that name, for the clients here that
     /// monitor it: lines as they are told, and how many are missing.
     Overheard { pool: String, lines: String, missed: u64 },
@@ -136,6 +139,10 @@ pub enum ToMaster {
     Monitors {
         pool: String,
         any: bool,
+    },
+    /// Begins to tell what clients here ask of that pool, or does so already.
+    Watching {
+        pool: String,
     },
     /// What clients here ask of the pool of that name, for clients elsewhere that monitor it: lines
     /// as they are told, and how many are missing.

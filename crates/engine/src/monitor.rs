@@ -29,19 +29,30 @@ const TURN_MAX: usize = 1 << 20;
 const KEPT_MAX: usize = 64 * 1024;
 /// For how long other workers are told when nobody asks for it again.
 const WATCHED_MS: u64 = 5_000;
+/// How long other workers are waited for.
+const CONFIRM_MS: u64 = 1_000;
 /// How often a monitor is told that lines are missing.
 const MISSED_MS: u64 = 1_000;
 
 /// A client's part.
 pub(crate) struct Monitor {
+    /// Its request, until it is known that all workers tell.
+    pending: Option<Pending>,
     /// Since when too much waits for it.
     strained_since: Time,
+}
+
+struct Pending {
+    request: u32,
+    since: Time,
 }
 
 /// A pool's part.
 pub(crate) struct Watch {
     /// The clients here that monitor.
     monitors: Vec<u32>,
+    /// All other workers tell them.
+    is_confirmed: bool,
     /// Until when those of other workers want to be told.
     elsewhere_until: Time,
     /// Requests that these were not told of.
@@ -55,6 +66,7 @@ impl Watch {
     pub(crate) const fn new() -> Self {
         Self {
             monitors: Vec::new(),
+            is_confirmed: false,
             elsewhere_until: Time::ZERO,
             left_out: 0,
             missed: 0,
@@ -92,7 +104,7 @@ impl Engine {
         self.hearsay.wall_offset_us = wall_us as i64 - now.as_micros() as i64;
     }
 
-    /// MONITOR
+    /// MONITOR. Answered when all workers have begun to tell: what is asked after that is told.
     pub(crate) fn begin_monitor(&mut self, client: u32) -> Plan {
         if self.clients[client].modes.monitor.is_some() {
             // As Redis: no answer at all.
@@ -107,21 +119,50 @@ impl Engine {
         }
         // It cannot ask for anything that this would be for.
         self.end_transaction(client);
-        self.clients[client].modes.enter().monitor = Some(Monitor { strained_since: Time::NEVER });
-        self.clients[client].update_special();
+        let pending = Pending { request: self.new_request(client), since: self.now };
+        let owner = &mut self.clients[client];
+        // Nothing is dispatched before it is answered.
+        owner.fenced = true;
+        owner.modes.enter().monitor =
+            Some(Monitor { pending: Some(pending), strained_since: Time::NEVER });
+        owner.update_special();
         let state = &mut self.pools[pool as usize];
         state.watch.monitors.push(client);
         state.update_held();
-        if state.watch.monitors.len() == 1 {
+        if state.watch.is_confirmed {
+            self.confirm_monitors(pool);
+        } else if state.watch.monitors.len() == 1 {
             self.announce_monitors(pool);
         }
-        self.say(client, b"+OK\r\n")
+        Plan::Done
+    }
+
+    /// All other workers tell of the requests of a pool that is monitored here.
+    pub fn handle_monitored(&mut self, pool: u32, now: Time) {
+        self.now = now;
+        self.confirm_monitors(pool);
+    }
+
+    fn confirm_monitors(&mut self, pool: u32) {
+        let watch = &mut self.pools[pool as usize].watch;
+        watch.is_confirmed = !watch.monitors.is_empty();
+        for client in watch.monitors.clone() {
+            let Some(monitor) = self.clients[client].modes.monitor() else { continue };
+            let Some(Pending { request, .. }) = monitor.pending.take() else { continue };
+            const OK: &[u8] = b"+OK\r\n";
+            self.clients[client].held += OK.len() as u64;
+            self.requests[request].hold(OK, &mut self.bufs);
+            self.requests[request].done = true;
+            self.client_ready(client);
+        }
     }
 
     /// RESET
     pub(crate) fn end_monitor(&mut self, client: u32) {
         if self.clients[client].modes.end_monitor().is_some() {
             self.forget_monitor(client, self.clients[client].pool);
+            // It could not be told to leave before.
+            self.leave_new(client);
         }
     }
 
@@ -132,6 +173,7 @@ impl Engine {
         state.update_held();
         if state.watch.monitors.is_empty() {
             state.watch.missed = 0;
+            state.watch.is_confirmed = false;
             self.announce_monitors(pool);
         }
     }
@@ -186,9 +228,24 @@ impl Engine {
             if !state.watch.monitors.is_empty() {
                 // Who was not there when it was said first has to know, too.
                 self.announce_monitors(pool);
+                self.confirm_late_monitors(pool);
                 self.spread_lines(pool, &[]);
                 self.cut_strained_monitors(pool);
             }
+        }
+    }
+}
+
+impl Engine {
+    /// Some worker hangs, or is too old to tell.
+    fn confirm_late_monitors(&mut self, pool: u32) {
+        let late = |&client: &u32| {
+            let monitor = self.clients[client].modes.monitor.as_ref();
+            let pending = monitor.and_then(|monitor| monitor.pending.as_ref());
+            pending.is_some_and(|pending| self.now.micros_since(pending.since) >= CONFIRM_MS * 1000)
+        };
+        if self.pools[pool as usize].watch.monitors.iter().any(late) {
+            self.confirm_monitors(pool);
         }
     }
 }
@@ -371,6 +428,9 @@ impl Engine {
         for &client in &watch.monitors {
             let (owner, generation) = self.clients.entry(client);
             let conn = ConnId::client(client, generation);
+            if owner.modes.monitor.as_ref().is_none_or(|monitor| monitor.pending.is_some()) {
+                continue;
+            }
             // It is owed no replies of servers, which a line could come into the middle of.
             owner.output.push(&notice, &mut self.bufs);
             owner.output.push(lines, &mut self.bufs);

@@ -339,3 +339,38 @@ fn monitors_are_told_how_much_they_missed_once_a_second() {
     world.engine.handle_overheard(0, line.as_bytes(), 3, world.now);
     assert_eq!(world.metrics.pool_counter(pool, PoolCounter::MonitorDropped), 7);
 }
+
+#[test]
+fn monitor_is_answered_when_all_workers_tell() {
+    let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    world.is_unconfirmed = true;
+    world.engine.tell_time(WALL_US + world.now.as_micros(), world.now);
+    let [monitor, client, second] = std::array::from_fn(|_| world.client());
+    world.send(monitor, redis("MONITOR") + &redis("PING"));
+    world.send(client, redis("GET a"));
+    world.send(lane, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.expect(monitor, "");
+    world.engine.handle_monitored(0, world.now);
+    world.tick();
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    assert!(told.starts_with("+OK\r\n+PONG\r\n+17") && told.ends_with("\"PING\"\r\n"), "{told}");
+    // Now they do.
+    world.send(second, redis("MONITOR"));
+    world.expect(second, "+OK\r\n");
+    for conn in [monitor, second] {
+        world.close(conn, CloseReason::Eof);
+    }
+    // Nobody waits for ever, and who leaves meanwhile does no harm.
+    let [monitor, second] = std::array::from_fn(|_| world.client());
+    world.send(monitor, redis("MONITOR"));
+    world.send(second, redis("MONITOR"));
+    world.close(second, CloseReason::Eof);
+    world.expect(monitor, "");
+    world.wait_ms(2500);
+    world.expect(monitor, "+OK\r\n");
+    for conn in [monitor, client] {
+        world.close(conn, CloseReason::Eof);
+    }
+    world.assert_idle();
+}

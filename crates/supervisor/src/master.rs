@@ -415,6 +415,9 @@ impl Master {
             (ToMaster::Monitors { pool, any }, Role::Worker { slot }) => {
                 self.take_monitors(slot, pool, any, now);
             }
+            (ToMaster::Watching { pool }, Role::Worker { slot }) => {
+                self.take_watching(slot, &pool, now);
+            }
             (ToMaster::Overheard { pool, lines, missed }, Role::Worker { slot }) => {
                 self.relay_overheard(slot, &pool, &lines, missed, now);
             }
@@ -424,6 +427,7 @@ impl Master {
                 | ToMaster::ServerUp { .. }
                 | ToMaster::Paused { .. }
                 | ToMaster::Monitors { .. }
+                | ToMaster::Watching { .. }
                 | ToMaster::Overheard { .. }
                 | ToMaster::HandOver { .. }
                 | ToMaster::Adopted),

@@ -10,6 +10,8 @@ pub(crate) struct Monitors {
     pools: BTreeMap<String, BTreeSet<Slot>>,
     /// Lines that a worker was not sent, nor that there were any.
     missed: BTreeMap<(Slot, String), u64>,
+    /// By whose clients have begun to monitor a pool: who has not said yet that it tells.
+    unconfirmed: BTreeMap<(Slot, String), BTreeSet<Slot>>,
 }
 
 /// Who need not tell of a pool any more.
@@ -22,14 +24,46 @@ pub(crate) enum Relieved {
 }
 
 impl Monitors {
-    /// Clients of that worker monitor the pool.
-    pub(crate) fn begin(&mut self, slot: Slot, pool: &str) {
-        self.pools.entry(pool.to_owned()).or_default().insert(slot);
+    /// Clients of that worker monitor the pool, and did already or not: then it wants to know when
+    /// the others `serving` all tell. Says whether they do.
+    pub(crate) fn begin(
+        &mut self,
+        slot: Slot,
+        pool: &str,
+        serving: impl Iterator<Item = Slot>,
+    ) -> bool {
+        if !self.pools.entry(pool.to_owned()).or_default().insert(slot) {
+            return false;
+        }
+        let others: BTreeSet<Slot> = serving.filter(|&other| other != slot).collect();
+        let is_alone = others.is_empty();
+        if !is_alone {
+            self.unconfirmed.insert((slot, pool.to_owned()), others);
+        }
+        is_alone
+    }
+
+    /// A worker tells of the pool. Returns whom all tell from here on.
+    pub(crate) fn confirm(&mut self, from: Slot, pool: &str) -> Vec<Slot> {
+        self.settle(from, |of| of == pool).into_iter().map(|(slot, _)| slot).collect()
+    }
+
+    fn settle(&mut self, from: Slot, which: impl Fn(&str) -> bool) -> Vec<(Slot, String)> {
+        let mut confirmed = Vec::new();
+        self.unconfirmed.retain(|(slot, pool), missing| {
+            if which(pool) && missing.remove(&from) && missing.is_empty() {
+                confirmed.push((*slot, pool.clone()));
+            }
+            !missing.is_empty()
+        });
+        confirmed
     }
 
     /// None of its clients do any more.
     pub(crate) fn end(&mut self, slot: Slot, pool: &str) -> Relieved {
-        self.missed.remove(&(slot, pool.to_owned()));
+        let key = (slot, pool.to_owned());
+        self.missed.remove(&key);
+        self.unconfirmed.remove(&key);
         let Some(slots) = self.pools.get_mut(pool) else { return Relieved::Nobody };
         if !slots.remove(&slot) {
             return Relieved::Nobody;
@@ -44,7 +78,12 @@ impl Monitors {
         }
     }
 
-    /// The worker is gone.
+    /// The worker is gone. Returns whom all tell who are left.
+    pub(crate) fn unneeded(&mut self, slot: Slot) -> Vec<(Slot, String)> {
+        self.settle(slot, |_| true)
+    }
+
+    /// The worker is gone. Returns who need not tell any more.
     pub(crate) fn left(&mut self, slot: Slot) -> Vec<(String, Relieved)> {
         let pools: Vec<String> = self.pools_of(|slots| slots.contains(&slot)).collect();
         pools
@@ -97,14 +136,14 @@ mod tests {
     fn everybody_tells_those_who_monitor_but_themselves() {
         let mut monitors = Monitors::default();
         assert!(monitors.listeners(0, "p").is_empty());
-        monitors.begin(1, "p");
-        monitors.begin(1, "p");
+        monitors.begin(1, "p", 0..4);
+        monitors.begin(1, "p", 0..4);
         assert_eq!((monitors.listeners(0, "p"), monitors.listeners(1, "p")), (vec![1], vec![]));
         assert!(monitors.listeners(0, "q").is_empty());
         assert_eq!(watched(&monitors, 0), ["p"]);
         assert!(watched(&monitors, 1).is_empty());
-        monitors.begin(2, "p");
-        monitors.begin(2, "q");
+        monitors.begin(2, "p", 0..4);
+        monitors.begin(2, "q", 0..4);
         assert_eq!((monitors.listeners(0, "p"), monitors.listeners(1, "p")), (vec![1, 2], vec![2]));
         assert_eq!(watched(&monitors, 1), ["p", "q"]);
     }
@@ -113,7 +152,9 @@ mod tests {
     fn whom_nobody_hears_need_not_tell() {
         let mut monitors = Monitors::default();
         assert_eq!(monitors.end(1, "p"), Relieved::Nobody);
-        (1..4).for_each(|slot| monitors.begin(slot, "p"));
+        for slot in 1..4 {
+            monitors.begin(slot, "p", 0..4);
+        }
         assert_eq!(monitors.end(0, "p"), Relieved::Nobody);
         assert_eq!(monitors.end(1, "p"), Relieved::Nobody);
         assert_eq!(monitors.end(2, "p"), Relieved::Only(3));
@@ -125,8 +166,10 @@ mod tests {
     #[test]
     fn the_dead_hear_nothing() {
         let mut monitors = Monitors::default();
-        (1..3).for_each(|slot| monitors.begin(slot, "p"));
-        monitors.begin(1, "q");
+        for slot in 1..3 {
+            monitors.begin(slot, "p", 0..4);
+        }
+        monitors.begin(1, "q", 0..4);
         monitors.miss(1, "q", 3);
         let relieved = [("p".to_owned(), Relieved::Only(2)), ("q".to_owned(), Relieved::All)];
         assert_eq!(monitors.left(1), relieved);
@@ -135,9 +178,26 @@ mod tests {
     }
 
     #[test]
+    fn who_monitors_is_told_when_everybody_else_tells() {
+        let mut monitors = Monitors::default();
+        assert!(monitors.begin(1, "q", 1..2), "there is nobody else");
+        assert!(!monitors.begin(1, "p", 0..3));
+        assert!(monitors.confirm(0, "p").is_empty() && monitors.confirm(2, "q").is_empty());
+        assert!(!monitors.begin(1, "p", 0..3), "it says so again");
+        assert!(!monitors.begin(3, "p", 0..4));
+        assert_eq!(monitors.confirm(2, "p"), [1]);
+        assert!(monitors.confirm(2, "p").is_empty());
+        monitors.confirm(1, "p");
+        assert_eq!(monitors.unneeded(0), [(3, "p".to_owned())]);
+        monitors.begin(2, "p", 0..4);
+        monitors.left(2);
+        (0..4).for_each(|slot| assert!(monitors.confirm(slot, "p").is_empty()));
+    }
+
+    #[test]
     fn what_is_missing_is_told_once() {
         let mut monitors = Monitors::default();
-        monitors.begin(1, "p");
+        monitors.begin(1, "p", 0..4);
         assert_eq!(monitors.take_missed(1, "p"), 0);
         monitors.miss(1, "p", 3);
         monitors.miss(1, "p", 4);

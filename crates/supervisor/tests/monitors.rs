@@ -43,7 +43,7 @@ fn lines_go_to_those_who_monitor_and_to_nobody_else() {
     instance.tell(pids[0], "monitor alpha");
     watched(["", "alpha", "alpha"]);
     instance.tell(pids[1], "overhear alpha one");
-    wait_until(|| all(&instance, &pids, "pid heard") == ["alpha:1:one,", "", ""]);
+    wait_until(|| all(&instance, &pids, "pid heard") == ["alpha!alpha:1:one,", "", ""]);
 
     instance.tell(pids[1], "monitor alpha");
     watched(["alpha", "alpha", "alpha"]);
@@ -51,8 +51,8 @@ fn lines_go_to_those_who_monitor_and_to_nobody_else() {
     instance.tell(pids[0], "overhear alpha three");
     wait_until(|| {
         let [first, second, third] = all(&instance, &pids, "pid heard").try_into().unwrap();
-        let both = ["alpha:1:two,alpha:1:three,", "alpha:1:three,alpha:1:two,"];
-        first == "alpha:1:one,alpha:1:two," && both.contains(&&*second) && third.is_empty()
+        let both = ["alpha!alpha:1:two,alpha:1:three,", "alpha!alpha:1:three,alpha:1:two,"];
+        first == "alpha!alpha:1:one,alpha:1:two," && both.contains(&&*second) && third.is_empty()
     });
 
     instance.tell(pids[0], "unmonitor alpha");
@@ -74,7 +74,7 @@ fn who_tells_what_nobody_wants_to_know_is_told_to_stop() {
     wait_until(|| all(&instance, &pids, "pid watched") == ["", "alpha"]);
     instance.tell(pids[0], "overhear alpha self");
     instance.tell(pids[1], "overhear alpha other");
-    wait_until(|| all(&instance, &pids, "pid heard") == ["alpha:1:other,", ""]);
+    wait_until(|| all(&instance, &pids, "pid heard") == ["alpha!alpha:1:other,", "beta!"]);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn the_dead_are_told_nothing_and_their_successors_tell() {
     wait_until(|| watched_by(next).as_deref() == Some("pools:alpha"));
     instance.tell(next, "overhear alpha one");
     let heard = || instance.collect(2, "pid heard");
-    wait_until(|| heard().contains(&format!("{} lines:alpha:1:one,", pids[0])));
+    wait_until(|| heard().contains(&format!("{} lines:alpha!alpha:1:one,", pids[0])));
     // When the one that had the monitor dies, nobody needs to tell any more.
     kill(pids[0], Signal::KILL);
     wait_until(|| watched_by(next).as_deref() == Some("pools:"));

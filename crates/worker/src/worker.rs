@@ -592,7 +592,8 @@ impl<D: Driver> Worker<D> {
             ToChild::Shed { permille } => {
                 self.core.engine.leave_share(permille, now);
             }
-            ToChild::Watched { pool, on } => self.watch(&pool, on),
+            ToChild::Watched { pool, on } => self.watch(pool, on),
+            ToChild::Monitored { pool } => self.monitored(&pool),
             ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),

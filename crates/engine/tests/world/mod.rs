@@ -60,6 +60,8 @@ pub(crate) struct World {
     numbers: HashMap<ConnId, u64>,
     /// What monitors of other workers are to be told.
     pub(crate) told_elsewhere: String,
+    /// Other workers do not say that they tell monitors.
+    pub(crate) is_unconfirmed: bool,
 }
 
 impl World {
@@ -101,6 +103,7 @@ impl World {
             ids: 0,
             numbers: HashMap::new(),
             told_elsewhere: String::new(),
+            is_unconfirmed: false,
         };
         world.tick();
         world
@@ -157,6 +160,10 @@ impl World {
                 }
                 Action::PauseRead { conn } => self.paused.push(conn),
                 Action::ResumeRead { conn } => self.paused.retain(|&other| other != conn),
+                Action::Monitors { ref pool, any: true } if !self.is_unconfirmed => {
+                    let pool = self.engine.pool_named(pool).expect("it is monitored");
+                    self.engine.handle_monitored(pool, self.now);
+                }
                 _ => {}
             }
             self.actions.push(action);

@@ -6,6 +6,7 @@ use cashew_control::ToChild;
 
 use super::Master;
 use crate::child::Role;
+use crate::member::Member;
 use crate::monitors::Relieved;
 
 /// With so many messages waiting for a worker it is sent no lines: what it needs comes first.
@@ -15,19 +16,41 @@ impl Master {
     /// Clients of a worker monitor a pool, or none do any more.
     pub(super) fn take_monitors(&mut self, slot: u32, pool: String, any: bool, now: Instant) {
         if any {
-            self.monitors.begin(slot, &pool);
+            let tells = |(slot, member): (u32, &Member)| {
+                let running = member.running.as_ref()?;
+                (running.is_ready && !running.is_foreign()).then_some(slot)
+            };
+            let serving: Vec<u32> = self.workers().filter_map(tells).collect();
+            let is_alone = self.monitors.begin(slot, &pool, serving.into_iter());
             // Those who know it already had better hear it again.
             self.tell_watched(&pool, true, |other| other != slot, now);
+            if is_alone {
+                self.tell_monitored(slot, pool, now);
+            }
         } else {
             let relieved = self.monitors.end(slot, &pool);
             self.relieve(&pool, relieved, now);
         }
     }
 
+    /// A worker tells of a pool from here on.
+    pub(super) fn take_watching(&mut self, slot: u32, pool: &str, now: Instant) {
+        for slot in self.monitors.confirm(slot, pool) {
+            self.tell_monitored(slot, pool.to_owned(), now);
+        }
+    }
+
+    fn tell_monitored(&mut self, slot: u32, pool: String, now: Instant) {
+        self.post(Role::Worker { slot }, ToChild::Monitored { pool }, Vec::new(), now);
+    }
+
     /// The worker is gone.
     pub(super) fn forget_monitors(&mut self, slot: u32, now: Instant) {
         for (pool, relieved) in self.monitors.left(slot) {
             self.relieve(&pool, relieved, now);
+        }
+        for (slot, pool) in self.monitors.unneeded(slot) {
+            self.tell_monitored(slot, pool, now);
         }
     }
 

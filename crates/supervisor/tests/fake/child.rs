@@ -229,8 +229,12 @@ impl Worker {
                     self.hand_over(self.clients.len());
                 }
             }
-            ToChild::Watched { pool, on: true } => drop(self.watched.insert(pool)),
+            ToChild::Watched { pool, on: true } => {
+                self.watched.insert(pool.clone());
+                self.say(&ToMaster::Watching { pool });
+            }
             ToChild::Watched { pool, on: false } => drop(self.watched.remove(&pool)),
+            ToChild::Monitored { pool } => self.heard += &format!("{pool}!"),
             ToChild::Overheard { pool, lines, missed } => {
                 self.heard += &format!("{pool}:{missed}:{}", lines.replace("\r\n", ","));
             }

@@ -168,16 +168,29 @@ impl<D: Driver> Worker<D> {
         if any && self.outbox.len() >= UNSENT_MAX {
             return;
         }
+        if !self.is_master_alive {
+            return self.monitored(&pool);
+        }
         self.outbox.say(ToMaster::Monitors { pool, any });
     }
 
-    /// Clients elsewhere do.
-    pub(super) fn watch(&mut self, pool: &str, on: bool) {
+    /// All other workers tell those here.
+    pub(super) fn monitored(&mut self, pool: &str) {
         if let Some(pool) = self.core.engine.pool_named(pool) {
+            self.core.engine.handle_monitored(pool, self.core.now);
+        }
+    }
+
+    /// Clients elsewhere monitor a pool, or none do any more.
+    pub(super) fn watch(&mut self, pool: String, on: bool) {
+        if let Some(pool) = self.core.engine.pool_named(&pool) {
             self.core.engine.handle_watched(pool, on, self.core.now);
             if self.monitors.due.is_none() {
                 self.allow_elsewhere();
             }
+        }
+        if on {
+            self.outbox.say(ToMaster::Watching { pool });
         }
     }
 
