@@ -407,21 +407,3 @@ def test_subscribers_of_a_worker_that_retires_are_closed_in_time(place):
         except (EOFError, ConnectionError):
             pass
     assert open_still == left
-
-
-def test_a_monitor_is_told_what_others_ask(place):
-    gateway, _ = gateway_of(place, 2)
-    other = client(place, gateway)
-    other.ping()
-    with client(place, gateway).monitor() as monitor:
-        before = time.time()
-        for number in range(100):
-            other.set(f"key:{number}", "a value with \"quotes\"\r\n")
-        for number in range(100):
-            told = monitor.next_command()
-            assert told["command"].startswith(f'SET key:{number} a value with')
-            assert told["db"] == 0 and abs(told["time"] - before) < 60
-            assert int(told["client_port"]) == other.client_id()
-            assert monitor.next_command()["command"] == "CLIENT ID"
-    # Nobody is told any more.
-    assert other.get("key:7") == b'a value with "quotes"\r\n'
