@@ -214,6 +214,20 @@ def test_reloads_and_other_numbers_of_workers(place):
     ask_and_hear(monitor, [mine[0] for mine in found.values()])
 
 
+def test_workers_of_an_upgrade_tell_monitors_that_are_left(place):
+    """A monitor stays with its worker as long as `worker_shutdown_timeout` lets it."""
+    gateway = gateway_of(place, 2, settings={"worker_shutdown_timeout": 60})
+    monitor = monitor_of(place, gateway)
+    before = set(worker_processes(gateway.pid))
+    done = gateway.order("upgrade")
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{gateway.log()[-2000:]}"
+    for _ in range(4):
+        conn = place.keep(gateway.connect("alpha"))
+        assert worker_of(gateway, port_of(conn)) not in before
+        ask_until_heard(monitor, conn)
+    ask_and_hear(monitor, [conn])
+
+
 def test_what_is_too_much_is_left_out_and_counted(place):
     gateway = gateway_of(place, 3)
     found = clients_of_all(place, gateway)

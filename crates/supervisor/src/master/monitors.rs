@@ -76,8 +76,7 @@ impl Master {
         }
         for slot in listeners {
             let role = Role::Worker { slot };
-            let running = self.members.get(&role).and_then(|member| member.running.as_ref());
-            let Some(mail) = running.and_then(|running| running.mail()) else { continue };
+            let Some(mail) = self.mail_of(slot) else { continue };
             if mail >= MAIL_MAX {
                 self.monitors.miss(slot, pool, lines.lines().count() as u64 + missed);
                 continue;
@@ -86,6 +85,10 @@ impl Master {
             let (pool, lines) = (pool.to_owned(), lines.to_owned());
             self.post(role, ToChild::Overheard { pool, lines, missed }, Vec::new(), now);
         }
+    }
+
+    fn mail_of(&self, slot: u32) -> Option<usize> {
+        self.members.get(&Role::Worker { slot })?.running.as_ref()?.mail()
     }
 
     fn relieve(&mut self, pool: &str, relieved: Relieved, now: Instant) {
@@ -97,8 +100,10 @@ impl Master {
     }
 
     fn tell_watched(&mut self, pool: &str, on: bool, whom: impl Fn(u32) -> bool, now: Instant) {
-        let slots: Vec<u32> =
-            self.workers().map(|(slot, _)| slot).filter(|&slot| whom(slot)).collect();
+        // It is said again, and forgotten when it is not.
+        let reads = |slot| self.mail_of(slot).is_some_and(|mail| mail < MAIL_MAX);
+        let slots = self.workers().map(|(slot, _)| slot);
+        let slots: Vec<u32> = slots.filter(|&slot| whom(slot) && reads(slot)).collect();
         for slot in slots {
             let message = ToChild::Watched { pool: pool.to_owned(), on };
             self.post(Role::Worker { slot }, message, Vec::new(), now);
