@@ -1,5 +1,6 @@
 //! What few clients have: a transaction, a blocked request, a request that is being taken apart,
-//! subscriptions, MONITOR, a place in line for a lane. A client at rest has none of it and pays a pointer.
+//! subscriptions, MONITOR, a place in line for a lane. A client at rest has none of it and pays a
+//! pointer.
 
 use std::ops::Deref;
 

@@ -119,12 +119,16 @@ fn write_more(arguments: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(format!("\"... ({arguments} more arguments)\"").as_bytes());
 }
 
-/// As Redis, which tells of AUTH and of HELLO's AUTH only that they were there.
+/// As Redis, which tells of AUTH, of HELLO's and of MIGRATE's only that they were there.
 fn is_secret(command: &Command, bytes: &[u8], args: &[Span], at: usize) -> bool {
-    let names_auth = |at: usize| args[at].of(bytes).eq_ignore_ascii_case(b"auth");
+    let is = |at: usize, word: &[u8]| args[at].of(bytes).eq_ignore_ascii_case(word);
+    let behind = |from: usize, count: usize, word: &[u8]| {
+        (from..at).rev().take(count).any(|at| is(at, word))
+    };
     match command.rule {
         Rule::Local(Local::Auth) => at > 0,
-        Rule::Local(Local::Hello) => (2..at).rev().take(2).any(names_auth),
+        Rule::Local(Local::Hello) => behind(2, 2, b"auth"),
+        _ if command.name == "migrate" => behind(6, 1, b"auth") || behind(6, 2, b"auth2"),
         _ => false,
     }
 }
@@ -180,7 +184,7 @@ mod tests {
         assert_eq!(told(&[b"get", b"plain 1"], 0), r#""get" "plain 1""#);
         let odd = b"\"\\\r\n\t\x07\x08\x00\xff";
         assert_eq!(told(&[b"GET", odd], 0), r#""GET" "\"\\\r\n\t\a\b\x00\xff""#);
-        assert_eq!(told(&[b"SET", b"k"], 1), r#""SET" "k" "... (1 more arguments)""#);
+        assert_eq!(told(&[b"GET", b"k"], 1), r#""GET" "k" "... (1 more arguments)""#);
         let long = told(&[b"ECHO", &[b'x'; ARGUMENT_MAX + 5]], 0);
         assert!(long.ends_with("x... (5 more bytes)\"") && long.len() < ARGUMENT_MAX + 40);
         let mut many = vec![&b"del"[..]];
@@ -208,6 +212,14 @@ mod tests {
             "rather too little than too much"
         );
         assert_eq!(text("HELLO 3"), r#""HELLO" "3""#);
+        assert_eq!(
+            text("migrate host 6379 k 0 5000 COPY AUTH pw"),
+            r#""migrate" "host" "6379" "k" "0" "5000" "COPY" "AUTH" "(redacted)""#
+        );
+        assert_eq!(
+            text("migrate host 6379 auth 0 5000 AUTH2 me pw KEYS a"),
+            r#""migrate" "host" "6379" "auth" "0" "5000" "AUTH2" "(redacted)" "(redacted)" "KEYS" "a""#
+        );
         assert_eq!(text("HELLO 2 AUTH pw"), r#""HELLO" "2" "AUTH" "(redacted)""#);
     }
 }
