@@ -170,7 +170,7 @@ mod tests {
         let mut bytes = Vec::new();
         encode::write_command(&mut bytes, words);
         let mut parser = RequestParser::default();
-        assert!(matches!(parser.parse(&bytes, 1 << 20), Parsed::Complete { .. }));
+        assert!(matches!(parser.parse(&bytes, 1 << 23), Parsed::Complete { .. }));
         let Lookup::Found(command) = redis::find(&bytes, parser.args()) else {
             panic!("{words:?}")
         };
