@@ -66,6 +66,15 @@ pub enum Action {
         pool: String,
         any: bool,
     },
+    /// The client `by` asks something of all workers: have this one answer by `handle_question`,
+    /// and the others, too, if they are in the scope. Their answers are for `handle_answer`.
+    Ask {
+        ticket: u64,
+        scope: Scope,
+        pool: u32,
+        by: u64,
+        request: Vec<u8>,
+    },
     /// News for the log: so many bytes are held that no new requests are taken for now.
     Pressed {
         held: u64,
@@ -86,4 +95,12 @@ pub enum Action {
         pool: u32,
         server: u32,
     },
+}
+
+/// Which workers something concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// This one.
+    Here,
+    Everywhere,
 }

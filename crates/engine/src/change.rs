@@ -592,6 +592,13 @@ impl Engine {
                 }
                 None => false,
             },
+            Action::Ask { pool, .. } => match places.pool(*pool) {
+                Some(place) => {
+                    *pool = place;
+                    true
+                }
+                None => false,
+            },
             Action::PauseRead { .. }
             | Action::ResumeRead { .. }
             | Action::HandOff { .. }

@@ -16,6 +16,7 @@ use crate::crowd::Crowd;
 use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
+use crate::inquiry::Inquiries;
 use crate::lane::Lane;
 use crate::memcached::{Asking, Notes};
 use crate::monitor::Hearsay;
@@ -118,6 +119,7 @@ pub struct Engine {
     pub(crate) crowd: Crowd,
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
+    pub(crate) inquiries: Inquiries,
     pub(crate) scratch: Scratch,
     pub(crate) asking: Asking,
     pub(crate) notes: Notes,
@@ -202,6 +204,7 @@ impl Engine {
             crowd: Crowd::default(),
             resumable: Vec::new(),
             moving: Moving::default(),
+            inquiries: Inquiries::default(),
             scratch: Scratch::default(),
             asking: Asking::default(),
             notes: Notes::default(),
@@ -249,7 +252,7 @@ impl Engine {
         let client = Client {
             has_place,
             undecided,
-            special: undecided,
+            special: undecided || self.pools[pool as usize].holds_writes_back(),
             ..Client::new(pool, lane_choice, session)
         };
         let (index, generation) = self.clients.insert(client);
@@ -408,10 +411,12 @@ impl Engine {
                     self.tend_leaving();
                 }
                 Timer::Line => self.tend_lines(),
+                Timer::ClientPause => self.end_client_pauses(),
                 Timer::Housekeeping => {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_inquiries();
                     self.tend_feeds();
                     self.tend_strained();
                     self.tend_monitors();
@@ -454,7 +459,7 @@ impl Engine {
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }
-                Timer::Change | Timer::Line | Timer::Housekeeping => true,
+                Timer::Change | Timer::Line | Timer::ClientPause | Timer::Housekeeping => true,
             });
         }
     }
@@ -591,6 +596,11 @@ impl Engine {
     /// What that pool is called, if there is one of that number.
     pub fn pool_name(&self, pool: u32) -> Option<&str> {
         self.pools.get(pool as usize).map(|pool| pool.config.name.as_str())
+    }
+
+    /// All pools there are are named by numbers below this one.
+    pub fn pools(&self) -> u32 {
+        self.pools.len() as u32
     }
 
     /// The pool in use of that name, or one that was removed and has clients still.

@@ -125,7 +125,7 @@ impl Engine {
         owner.fenced = true;
         owner.modes.enter().monitor =
             Some(Monitor { pending: Some(pending), strained_since: Time::NEVER });
-        owner.update_special();
+        self.update_special(client);
         let state = &mut self.pools[pool as usize];
         state.watch.monitors.push(client);
         state.update_held();

@@ -9,6 +9,7 @@ use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
 use crate::client::Session;
+use crate::client_pause::ClientPause;
 use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
@@ -63,7 +64,7 @@ pub(crate) struct Pool {
     pub(crate) quota: u32,
     /// Number of the ring in use; grows with every change.
     pub(crate) ring_version: u64,
-    /// Nothing is dispatched: a change of the ring or of the epoch is under way.
+    /// Nothing is dispatched: a change of the ring or of the epoch is under way, or a client said so.
     pub(crate) held: bool,
     /// Somebody is told of its requests.
     pub(crate) is_monitored: bool,
@@ -73,6 +74,8 @@ pub(crate) struct Pool {
     pub(crate) hold: Option<Hold>,
     /// It is held for a change of the epoch.
     pub(crate) paused: bool,
+    /// Its clients are held back by one of them.
+    pub(crate) client_pause: Option<ClientPause>,
 }
 
 /// What a pool is to the epoch in use.
@@ -219,6 +222,7 @@ impl Pool {
             is_clear: true,
             hold: None,
             paused: false,
+            client_pause: None,
             config: Box::new(config),
         };
         pool.configure();
@@ -268,7 +272,7 @@ impl Pool {
     /// Dispatches again, unless it is held for another reason; or who is told of its requests has
     /// changed.
     pub(crate) fn update_held(&mut self) {
-        self.held = self.hold.is_some() || self.paused;
+        self.held = self.hold.is_some() || self.paused || self.holds_all_back();
         self.is_monitored = self.watch.is_on();
         self.is_clear = !self.held && !self.is_monitored;
     }

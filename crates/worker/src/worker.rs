@@ -1,6 +1,7 @@
 //! The loop: wait, handle, time out, flush.
 
 mod epochs;
+mod inquiries;
 mod monitors;
 mod moving;
 
@@ -322,6 +323,9 @@ impl<D: Driver> Worker<D> {
             }
             Action::HandOff { conn } => self.leaving.push_back(conn),
             Action::Monitors { pool, any } => self.announce_monitors(pool, any),
+            Action::Ask { ticket, scope, pool, by, request } => {
+                self.ask(ticket, scope, pool, by, &request);
+            }
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.say(ToMaster::ServerDown { pool, server, why });
@@ -453,6 +457,7 @@ impl<D: Driver> Worker<D> {
             self.writer.beat(now_ms);
             self.core.tick();
             self.core.engine.tell_time(wall_us(), self.core.now);
+            self.core.follow_pauses();
         }
         if now_ms >= self.last_return_ms + RETURN_MS {
             self.last_return_ms = now_ms;
@@ -595,6 +600,10 @@ impl<D: Driver> Worker<D> {
             ToChild::Watched { pool, on } => self.watch(pool, on),
             ToChild::Monitored { pool } => self.monitored(&pool),
             ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
+            ToChild::Question { number, pool, by } => {
+                self.answer(number, &pool, by, &descriptors);
+            }
+            ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
@@ -658,7 +667,7 @@ mod tests {
     use cashew_control::{SESSION_VERSION, Session};
     use cashew_driver::{CloseKind, Handler};
     use cashew_engine::Plan;
-    use cashew_metrics::{Layout, PoolCounter, Segments, Shared};
+    use cashew_metrics::{Layout, Pause, PoolCounter, Segments, Shared};
 
     use super::*;
     use crate::sessions::UNSENT_MAX;
@@ -859,6 +868,31 @@ mod tests {
         assert_eq!(core.engine.clients(), clients.len() + 1);
         core.closed(clients[1], CloseKind::Reset);
         assert!(core.accepted(7).is_err());
+    }
+
+    #[test]
+    fn clients_are_held_back_as_all_workers_have_it() {
+        let mut worker = worker(Fake::default());
+        let paused = |worker: &Worker<Fake>| worker.core.engine.client_pause(0);
+        let client = worker.core.accepted(7).expect("it is welcome");
+        worker.core.received(client, &mut b"CLIENT PAUSE 60000 WRITE\r\n".to_vec());
+        worker.end_tick();
+        // The other workers have not answered, but whoever starts knows already.
+        let now_ms = monotonic_ms();
+        let shared = worker.core.shared.pause(0, now_ms).expect("all are to know");
+        assert!(shared.writes_only && shared.until_ms.abs_diff(now_ms + 60_000) < 30_000);
+        assert!(!worker.driver.written.contains_key(&client));
+        let pause = paused(&worker).expect("its own clients are held back");
+        worker.core.follow_pauses();
+        assert_eq!(paused(&worker), Some(pause), "it is the same");
+        // Another worker's client ends it, or begins one, and this one was not asked.
+        worker.core.shared.set_pause(0, None, now_ms);
+        worker.core.follow_pauses();
+        assert_eq!(paused(&worker), None);
+        let pause = Pause { until_ms: now_ms + 60_000, writes_only: false };
+        worker.core.shared.set_pause(0, Some(pause), now_ms);
+        let _ = worker.core.accepted(7).expect("it is welcome");
+        assert!(paused(&worker).is_some_and(|pause| !pause.writes_only));
     }
 
     #[test]

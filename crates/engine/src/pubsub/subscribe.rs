@@ -212,7 +212,7 @@ impl Engine {
         Plan::Done
     }
 
-    fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
+    pub(crate) fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
         let owner = &self.clients[client];
         let topics = &self.pools[owner.pool as usize].pubsub.topics;
         let subscribed =
@@ -390,7 +390,7 @@ impl Engine {
         let Some(subscriber) = owner.modes.end_subscriber() else { return };
         owner.held -= subscriber.held.len() as u64;
         owner.output.push_buf(subscriber.held, &mut self.bufs);
-        owner.update_special();
+        self.update_special(client);
         // It could not be told to leave before.
         self.leave_new(client);
     }
@@ -439,11 +439,5 @@ impl Engine {
     pub(crate) fn is_pinned(&self, client: u32) -> bool {
         let modes = &self.clients[client].modes;
         modes.subscriber.is_some() || modes.monitor.is_some()
-    }
-
-    /// Subscriptions by kind: to channels, patterns and shard channels.
-    pub(crate) fn subscription_counts(&self, client: u32) -> [u32; 3] {
-        let subscriber = self.clients[client].modes.subscriber.as_deref();
-        subscriber.map_or([0; 3], |subscriber| subscriber.counts)
     }
 }

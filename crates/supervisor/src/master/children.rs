@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use cashew_control::{MasterChannel, ToChild};
+use cashew_control::{MasterChannel, Rest, ToChild};
 use cashew_metrics::SLOTS_MAX;
 use tracing::{debug, error, info, warn};
 
@@ -197,6 +197,9 @@ impl Master {
         self.rings.left(slot, now);
         self.deal.left(slot);
         self.forget_monitors(slot, now);
+        for asker in self.inquiries.gone(slot) {
+            self.tell_asker(asker, Rest::None, Vec::new(), now);
+        }
         self.is_unsettled = true;
         for (session, descriptors) in sessions {
             self.sessions.push_back(Parcel { from: slot, session, descriptors });
