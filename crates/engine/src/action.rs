@@ -90,6 +90,17 @@ pub enum Action {
         server: u32,
         why: Failure,
     },
+    /// News for the log: a server that let requests wait for too long gives no sign of life.
+    ServerSilent {
+        pool: u32,
+        server: u32,
+    },
+    /// News for the log: it does again, after so many milliseconds.
+    ServerSpeaks {
+        pool: u32,
+        server: u32,
+        lasted_ms: u64,
+    },
     /// News for the log: a failing server is connected again.
     ServerRecovered {
         pool: u32,

@@ -206,7 +206,8 @@ impl Engine {
         let (peer, pool, server) = (lane.peer_id, lane.pool, lane.server);
         let is_sent = lane.in_flight > 0 && matches!(lane.link, Link::Ready { .. });
         let messenger = self.pools[pool as usize].servers[server as usize].lane(0, 0);
-        let can_tell = !matches!(self.lane(messenger).link, Link::Backoff { .. });
+        let is_silent = self.pools[pool as usize].servers[server as usize].is_silent();
+        let can_tell = !is_silent && !matches!(self.lane(messenger).link, Link::Backoff { .. });
         if peer == 0 || !is_sent || !can_tell {
             return false;
         }

@@ -89,6 +89,9 @@ impl Engine {
                 self.release(lane);
             }
         }
+        if self.pools[pool as usize].servers[server as usize].is_silent() {
+            return Lease::Failed(Failure::Silent);
+        }
         let is_first = self.pools[pool as usize].servers[server as usize].line.is_empty();
         let lane = match is_first {
             true => self.session_lane(pool, server, variant),

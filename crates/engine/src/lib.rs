@@ -51,6 +51,7 @@ mod rng;
 mod router;
 mod scripts;
 mod session;
+mod silence;
 mod slab;
 mod spares;
 mod tally;

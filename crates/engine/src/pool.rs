@@ -117,6 +117,10 @@ pub(crate) struct Server {
     pub(crate) failed_at: Time,
     /// The last attempt to reach it failed.
     pub(crate) failing: bool,
+    /// When any bytes came from it last.
+    pub(crate) heard_at: Time,
+    /// Since when what is for it fails at once, since it answers nothing: see [`crate::silence`].
+    pub(crate) silent_since: Time,
     /// Left out of the ring, by agreement of all workers.
     pub(crate) ejected: bool,
     /// When its ejection may be asked for. It was just before, and whoever decides may have reasons
@@ -300,6 +304,8 @@ impl Server {
             failures: 0,
             failed_at: Time::NEVER,
             failing: false,
+            heard_at: Time::ZERO,
+            silent_since: Time::NEVER,
             ejected: false,
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,

@@ -290,6 +290,9 @@ impl Engine {
                 return self.refuse_with(client, |out| table::wrong_arity_error(out, command));
             }
         };
+        if command.facts.flags.split(' ').any(|flag| flag == "no_multi") {
+            return self.refuse_queued(client, "ERR Command not allowed inside a transaction");
+        }
         if may_write(command) {
             self.transaction(client).is_writing = true;
         }

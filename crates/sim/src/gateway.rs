@@ -452,6 +452,8 @@ impl Gateway {
                 }
                 Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
                 Action::ServerFailing { pool, server, .. }
+                | Action::ServerSilent { pool, server }
+                | Action::ServerSpeaks { pool, server, .. }
                 | Action::ServerRecovered { pool, server } => {
                     self.place(pool, server);
                 }

@@ -356,6 +356,19 @@ impl<D: Driver> Worker<D> {
                 let (pool, server) = self.names(pool, server);
                 tracing::warn!("pool {pool}: server {server} fails: {}", why.text());
             }
+            Action::ServerSilent { pool, server } => {
+                let (pool, server) = self.names(pool, server);
+                tracing::warn!(
+                    "pool {pool}: server {server} does not answer: its requests fail at once"
+                );
+            }
+            Action::ServerSpeaks { pool, server, lasted_ms } => {
+                let (pool, server) = self.names(pool, server);
+                let (seconds, millis) = (lasted_ms / 1000, lasted_ms % 1000);
+                tracing::info!(
+                    "pool {pool}: server {server} answers again, after {seconds}.{millis:03} s"
+                );
+            }
             Action::ServerRecovered { pool, server } => {
                 let (pool, server) = self.names(pool, server);
                 tracing::info!("pool {pool}: server {server} is connected again");
