@@ -593,14 +593,14 @@ impl Engine {
         &self.pools[pool as usize].config
     }
 
-    /// All pools there are are named by numbers below this one.
-    pub fn pools(&self) -> u32 {
-        self.pools.len() as u32
-    }
-
     /// What that pool is called, if there is one of that number.
     pub fn pool_name(&self, pool: u32) -> Option<&str> {
         self.pools.get(pool as usize).map(|pool| pool.config.name.as_str())
+    }
+
+    /// All pools there are are named by numbers below this one.
+    pub fn pools(&self) -> u32 {
+        self.pools.len() as u32
     }
 
     /// The pool in use of that name, or one that was removed and has clients still.
