@@ -383,6 +383,7 @@ impl Engine {
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;
+            slot.is_tagged = self.asking.is_tagged;
             slot.asked = self.asking.asked;
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;

@@ -39,6 +39,8 @@ pub(crate) struct Request {
     pub(crate) failed: bool,
     /// What to say of it if its server fails is noted: see [`crate::memcached::Notes`].
     pub(crate) is_noted: bool,
+    /// Uniques of its server come in the reply in text and get a tag.
+    pub(crate) is_tagged: bool,
     pub(crate) expect: Expect,
     /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
     pub(crate) asked: Asked,
@@ -191,6 +193,7 @@ impl Request {
             silent: false,
             failed: false,
             is_noted: false,
+            is_tagged: false,
             expect: Expect::Line,
             asked: Asked::default(),
             started: Time::ZERO,
@@ -222,6 +225,7 @@ impl Request {
         self.silent = false;
         self.failed = false;
         self.is_noted = false;
+        self.is_tagged = false;
         self.expect = Expect::Line;
         self.started = started;
         self.wire_len = 0;

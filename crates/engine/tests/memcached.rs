@@ -6,10 +6,13 @@ use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 use world::{World, pool};
 
+/// Uniques pass as they are: what becomes of them otherwise is in `memcached_uniques`.
+const OPTIONS: &str = "timeout: 400\npreconnect: true\ncas_uniques: plain";
+
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
 /// `d h l` of the fourth.
 fn four_servers() -> (World, ConnId, [ConnId; 4]) {
-    let (mut world, lanes) = World::connected(&pool("timeout: 400\npreconnect: true", 4));
+    let (mut world, lanes) = World::connected(&pool(OPTIONS, 4));
     let client = world.client();
     (world, client, lanes)
 }
