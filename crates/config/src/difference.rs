@@ -10,8 +10,8 @@ use cashew_placement::HashTag;
 
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Memcached,
-    OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
+    Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
+    Memcached, OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
 };
 use crate::value::RoundSize;
 

@@ -15,8 +15,8 @@ use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::memory;
 use crate::snapshot::{
-    CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server, Snapshot, Topology,
-    Wire,
+    CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server, Snapshot,
+    Topology, Wire,
 };
 use crate::value::{CredentialList, Memory, StatsListen, WORKERS_MAX, Workers};
 

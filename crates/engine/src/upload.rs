@@ -48,8 +48,8 @@ pub(crate) struct Head {
     pub(crate) cut: Option<Span>,
     /// The second byte as it is passed on: a packet's opcode.
     pub(crate) opcode: Option<u8>,
-    /// What is passed on in place of all of it.
-    pub(crate) text: Option<Vec<u8>>,
+    /// What is passed on in place of its first bytes, and of how many.
+    pub(crate) text: Option<(usize, Vec<u8>)>,
 }
 
 /// Finds the end of the rest.
@@ -215,9 +215,9 @@ impl Engine {
         let upload = self.upload(client);
         let index = upload.lane;
         let head = std::mem::take(&mut upload.head);
-        if let Some(text) = head.text {
+        if let Some((len, text)) = head.text {
             self.bufs.discharge(buf.capacity());
-            buf.splice(..head.len, text);
+            buf.splice(..len, text);
             self.bufs.charge(buf.capacity());
         } else {
             if let (Some(opcode), Some(byte)) = (head.opcode, buf.get_mut(1)) {
@@ -386,7 +386,7 @@ impl Engine {
 impl Upload {
     /// Has the server get to see another head.
     pub(crate) fn replace_head(&mut self, text: Vec<u8>) {
-        self.head.text = Some(text);
+        self.head.text = Some((self.head.len, text));
     }
 
     /// Returns the length of what belongs to the request, if it ends in `buf`; or what is wrong with

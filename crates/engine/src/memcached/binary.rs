@@ -4,10 +4,10 @@
 //! but not all of them can: a key of more than 186 bytes that is not text has no form there, and a
 //! server older than 1.6 knows no meta commands.
 
+use cashew_protocol::memcached::Expect;
 use cashew_protocol::memcached::binary::{
     HEADER_SIZE, Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
 };
-use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Access;
 
 use super::Asked;

@@ -78,12 +78,7 @@ impl Engine {
     }
 
     /// The head of an upload that names uniques.
-    pub(super) fn untagged_head(
-        &self,
-        lane: u32,
-        parser: &RequestParser,
-        head: &[u8],
-    ) -> Vec<u8> {
+    pub(super) fn untagged_head(&self, lane: u32, parser: &RequestParser, head: &[u8]) -> Vec<u8> {
         let mut text = Vec::new();
         self.write_untagged_head(lane, parser, head, &mut text);
         text

@@ -33,11 +33,9 @@ impl Tag {
     /// A tag of its own for each identity, but for one in eight million.
     pub fn of(identity: &[u8]) -> Self {
         const PRIME: u64 = 0x0000_0100_0000_01b3;
-        let fnv = identity
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(PRIME)
-            });
+        let fnv = identity.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(PRIME)
+        });
         // Neighbouring ports differ in the last byte only: let each bit have a part in all.
         let mixed = (fnv ^ (fnv >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
