@@ -52,6 +52,11 @@ impl Tag {
     pub fn apply(self, unique: u64) -> u64 {
         if unique == 0 || unique == self.0 { unique } else { unique ^ self.0 }
     }
+
+    /// Takes the tag off what has any.
+    fn take_off(self, unique: u64) -> u64 {
+        if unique >> Self::SHIFT == 0 { unique } else { self.apply(unique) }
+    }
 }
 
 /// Where a request has to do with uniques.
@@ -117,6 +122,13 @@ fn named<'r>(
     word.into_iter().chain(flag).filter_map(|span| Some((span, unsigned(span.of(line))?)))
 }
 
+/// Whether an older unique than the item's is as good, and an answer of its own. A number without a
+/// tag is then taken for the server's own, so that it is older.
+fn compares_by_size(parser: &RequestParser, request: &[u8]) -> bool {
+    let has = |byte: u8| flags(parser, request).any(|flag| flag.of(request)[0] == byte);
+    parser.verb() == Verb::MetaSet && has(b'I') && !has(b'E')
+}
+
 /// Writes the start of a request with the tag taken off the uniques that it names, and without
 /// `cut`. Returns how much of the request that was.
 pub fn write_untagged(
@@ -127,13 +139,14 @@ pub fn write_untagged(
     out: &mut Vec<u8>,
 ) -> usize {
     let mut at = 0;
+    let is_compared = compares_by_size(parser, request);
     for (span, unique) in named(parser, request) {
         if let Some(cut) = cut.take_if(|cut| cut.start < span.start) {
             out.extend_from_slice(&request[at..cut.start as usize]);
             at = cut.end();
         }
         out.extend_from_slice(&request[at..span.start as usize]);
-        write_number(tag.apply(unique), out);
+        write_number(if is_compared { tag.take_off(unique) } else { tag.apply(unique) }, out);
         at = span.end();
     }
     if let Some(cut) = cut {
@@ -358,6 +371,9 @@ mod tests {
             ("ms a 1 q CTAG\r\nx\r\n", named, Some(" q"), "ms a 1 C17"),
             ("ms a 1 CTAG q\r\nx\r\n", named, Some(" q"), "ms a 1 C17"),
             ("ms a 1 Cx C\r\nx\r\n", named, None, ""),
+            ("ms a 1 C18 I\r\nx\r\n", named, None, "ms a 1 C18"),
+            ("ms a 1 I CTAG\r\nx\r\n", named, None, "ms a 1 I C17"),
+            ("ms a 1 CTAG I ETAG\r\nx\r\n", named, None, "ms a 1 C17 I E17"),
             ("md a CTAG I\r\n", named, None, "md a C17"),
             ("ma a CTAG c\r\n", both, None, "ma a C17"),
         ] {
