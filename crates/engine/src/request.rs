@@ -109,11 +109,11 @@ pub(crate) enum Merge {
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
     /// memcached's `OK`, or the first answer that is something else.
-    FirstOdd,
+    Told(Box<Aggregate>),
     /// memcached's statistics.
     Stats(Box<Aggregate>),
-    /// The same in packets; or a packet that tells of success, or the first that does not.
-    Packets(Option<Box<Aggregate>>),
+    /// Either in packets.
+    Packets(Box<Aggregate>),
     /// As the command says, which has no keys.
     Fan(redis::Fan),
     /// The sum for each channel, to which so much is to be added.

@@ -11,6 +11,7 @@ use cashew_protocol::memcached::binary::{
 use cashew_protocol::redis::Access;
 
 use super::Asked;
+use super::stats::Kind;
 use crate::buffer::LARGE;
 use crate::client::{Parser, State};
 use crate::clients::{Plan, Step};
@@ -234,7 +235,8 @@ impl Engine {
             Opcode::Flush => {
                 let mut text = bytes.to_vec();
                 text[1] = opcode.byte();
-                let plan = self.tell_all(client, &text, Expect::Packet, Merge::Packets(None));
+                let merge = Merge::Packets(self.aggregate(client, Kind::Told));
+                let plan = self.tell_all(client, &text, Expect::Packet, merge);
                 let owner = &self.clients[client];
                 if owner.head != NONE {
                     // The last request is this one, or an answer that is complete.
@@ -265,7 +267,8 @@ impl Engine {
         self.clients[client].noreply = true;
         self.clients[client].variant = 0;
         self.asking.expect = Expect::Line;
-        self.broadcast(client, line.as_bytes());
+        let merge = Merge::Told(self.aggregate(client, Kind::Told));
+        self.tell_all(client, line.as_bytes(), Expect::Line, merge);
         self.clients[client].variant = variant;
         self.clients[client].noreply = false;
         self.answer_binary(client, parser, Status::Success, b"");

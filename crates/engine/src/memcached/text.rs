@@ -9,6 +9,7 @@ use cashew_protocol::redis::Access;
 use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
 use super::many::PART_KEYS;
 use super::meta::{FENCE, plain_key};
+use super::stats::Kind;
 use crate::buffer::LARGE;
 use crate::client::{Parser, State};
 use crate::clients::{Plan, Step};
@@ -181,11 +182,13 @@ impl Engine {
             }
             Verb::FlushAll | Verb::Verbosity => {
                 let text = told(parser, bytes);
-                self.broadcast(client, &text)
+                let merge = Merge::Told(self.aggregate(client, Kind::Told));
+                self.tell_all(client, &text, Expect::Line, merge)
             }
             Verb::Tune => {
                 let text = told(parser, bytes);
-                self.tell_all(client, &text, Expect::Line, Merge::FirstOdd)
+                let merge = Merge::Told(self.aggregate(client, Kind::Told));
+                self.tell_all(client, &text, Expect::Line, merge)
             }
             Verb::Stats => self.stats_by_text(client, parser.line().of(bytes)),
             Verb::Version => self.forward_anywhere(client, Access::Read, bytes.len()),
