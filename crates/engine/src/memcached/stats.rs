@@ -243,24 +243,34 @@ impl<'r> Failed<'r> {
         })
     }
 
+    /// Another one. Where all are named it stands between the others.
+    fn add(&mut self, aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Table<'r>) {
+        self.0.push(one);
+        if aggregate.kind.names_servers() {
+            add_error(aggregate, one, table);
+        }
+    }
+
     /// The rows that name them.
     fn add_to(&self, aggregate: &Aggregate, table: &mut Table<'r>, count: &'r [u8]) {
         if !aggregate.kind.names_servers() && count != b"0" {
             table.add(b"STAT", b"servers_failed".to_vec(), count);
-        }
-        let error = |name: &str| [name.as_bytes(), b":error"].concat();
-        for &(server, said) in &self.0 {
-            let name = aggregate.servers.get(server).map_or("", |name| name);
-            table.add(b"STAT", error(name), said.trim_ascii_end());
+            self.0.iter().for_each(|&one| add_error(aggregate, one, table));
         }
         for name in &aggregate.ejected {
-            table.add(b"STAT", error(name), b"ejected");
+            table.add(b"STAT", [name.as_bytes(), b":error"].concat(), b"ejected");
         }
     }
 
     fn count(&self, aggregate: &Aggregate) -> Vec<u8> {
         (self.0.len() + aggregate.ejected.len()).to_string().into_bytes()
     }
+}
+
+fn add_error<'r>(aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Table<'r>) {
+    let (server, said) = one;
+    let name = aggregate.servers.get(server).map_or("", |name| name);
+    table.add(b"STAT", [name.as_bytes(), b":error"].concat(), said.trim_ascii_end());
 }
 
 /// Puts replies in text together.
@@ -282,7 +292,7 @@ pub(crate) fn merge_stats(
         let mut stats = Stats::new(reply);
         while stats.next().is_some() {}
         if stats.rest() != b"END\r\n" {
-            failed.0.push((server, stats.rest()));
+            failed.add(aggregate, (server, stats.rest()), &mut table);
             continue;
         }
         has_table = true;
@@ -355,7 +365,7 @@ pub(crate) fn merge_packets(
         let last = Packets::new(reply).last()?;
         if last.status != 0 {
             refusal = refusal.or(Some(last));
-            failed.0.push((server, last.value));
+            failed.add(aggregate, (server, last.value), &mut table);
             continue;
         }
         for packet in Packets::new(reply) {
