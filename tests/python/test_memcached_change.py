@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from harness import server_lines
+from harness import server_lines, wait_until
 
-SET = 0x01
+SET, NOOP, SASL_AUTH = 0x01, 0x0A, 0x21
 EXISTS = 2
 # By these keys are dealt, whatever addresses they stand for.
 NAMES = ["one", "two"]
@@ -133,3 +133,105 @@ def test_one_server_gives_its_own_uniques(place):
     with gateway.connect() as conn, server.connect() as direct:
         store(conn, b"k")
         assert unique_of(conn, b"k") == unique_of(direct, b"k")
+
+
+def test_statistics_name_a_server_that_is_down(place):
+    servers = [place.memcached() for _ in range(3)]
+    gateway = place.cashew({"beta": {"servers": server_lines(servers, ["one", "two", "three"])}}, {"worker_processes": 2})
+    with gateway.connect() as conn:
+        for number in range(30):
+            store(conn, b"key-%d" % number)
+        servers[1].stop()
+
+        def statistics(words):
+            conn.send(words + b"\r\n")
+            lines = conn.read_until(b"END\r\n").split(b"\r\n")[:-2]
+            return dict(line.split(b" ", 2)[1:] for line in lines if line.startswith(b"STAT "))
+
+        for _ in range(2):
+            told = statistics(b"stats")
+            assert told[b"servers_failed"] == b"1" and told[b"two:error"].startswith(b"SERVER_ERROR ")
+            assert 0 < int(told[b"curr_items"]) < 30 and int(told[b"threads"]) == 2
+        assert statistics(b"stats settings")[b"cas_enabled"] == b"yes"
+        told = statistics(b"stats servers")
+        assert b"one:pid" in told and b"three:pid" in told and b"two:error" in told and b"two:pid" not in told
+        conn.send(b"flush_all\r\n")
+        assert conn.read_line().startswith(b"SERVER_ERROR two: ")
+        for server in (servers[0], servers[2]):
+            with server.connect() as direct:
+                direct.send(b"get " + b" ".join(b"key-%d" % number for number in range(30)) + b"\r\n")
+                direct.expect(b"END\r\n")
+        servers[1].start()
+        wait_until(lambda: b"servers_failed" not in statistics(b"stats"), "the server is back")
+
+
+def test_a_worker_that_retires_gives_the_whole_of_very_many_values(place):
+    servers = [place.memcached() for _ in range(3)]
+    pools = {"beta": {"servers": server_lines(servers)}}
+    gateway = place.cashew(pools, {"worker_processes": 3})
+    gateway.wait_serving()
+    keys = [b"key-%d" % number for number in range(10_000)]
+    values = {key: (key + b"-") * 200 for key in keys}
+    with gateway.connect() as conn:
+        conn.send(b"".join(b"set %b 0 0 %d noreply\r\n%b\r\n" % (key, len(value), value) for key, value in values.items()))
+        conn.send(b"mn\r\n")
+        conn.expect(b"MN\r\n")
+    answer = b"".join(b"VALUE %b 0 %d\r\n%b\r\n" % (key, len(value), value) for key, value in values.items())
+    answer += b"END\r\n"
+    conns = [gateway.connect(timeout=60.0) for _ in range(6)]
+    for conn in conns:
+        conn.send(b"get " + b" ".join(keys) + b"\r\nmn\r\n")
+        conn.expect(answer[:1000])
+    # Two of three workers retire while nobody has read more than the start.
+    gateway.configure(pools, worker_processes=1)
+    gateway.reload()
+    for conn in conns:
+        conn.expect(answer[1000:] + b"MN\r\n")
+    wait_until(lambda: len(gateway.workers()) == 1, "one worker")
+    for conn in conns:
+        conn.send(b"get key-1\r\n")
+        conn.expect(b"VALUE key-1 0 %d\r\n%b\r\nEND\r\n" % (len(values[b"key-1"]), values[b"key-1"]))
+        conn.close()
+
+
+def test_a_reload_of_users_and_of_the_protocol_is_for_who_comes(place):
+    servers = [place.memcached() for _ in range(2)]
+    pool = {"servers": server_lines(servers)}
+    gateway = place.cashew({"beta": pool}, {"worker_processes": 2})
+    noop = packet(NOOP)
+
+    def become(options):
+        gateway.configure({"beta": {**pool, **options}})
+        gateway.reload()
+
+    with gateway.connect() as first, gateway.connect() as binary:
+        store(first, b"k")
+        binary.send(noop)
+        assert status(binary) == 0
+        become({"client_auth": "u:secret"})
+        store(first, b"k")
+        binary.send(noop)
+        assert status(binary) == 0
+        with gateway.connect() as second, gateway.connect() as third:
+            second.send(b"get k\r\n")
+            second.expect(b"CLIENT_ERROR unauthenticated\r\n")
+            store(second, b"login", b"u secret")
+            store(second, b"k")
+            third.send(packet(SASL_AUTH, b"PLAIN", b"\0u\0secret"))
+            assert status(third) == 0
+        become({"protocol": "text"})
+        store(first, b"k")
+        binary.send(noop)
+        assert status(binary) == 0
+        with gateway.connect() as second:
+            second.send(b"mn\r\n" + noop + b"\r\n")
+            second.expect(b"MN\r\nERROR\r\n")
+        become({"protocol": "binary"})
+        store(first, b"k")
+        with gateway.connect() as second, gateway.connect() as third:
+            second.send(packet(SET, b"k", b"y", bytes(8)))
+            assert status(second) == 0
+            third.send(b"mn\r\n")
+            third.expect_closed()
+        first.send(b"get k\r\n")
+        first.expect(b"VALUE k 0 1\r\ny\r\nEND\r\n")
