@@ -8,8 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::counts::Counts;
+use crate::packet::{Packet, TEMPORARY_FAILURE};
 use crate::redis_server::OUT_OF_MEMORY;
-use crate::request::{Answer, Outcome, Part, Request, Variant};
+use crate::request::{Answer, Framing, Outcome, Part, Request, Variant};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
 
@@ -91,6 +92,11 @@ struct Entry {
 }
 
 impl Entry {
+    /// Its commands are executed before all of it is read.
+    fn is_batch(&self) -> bool {
+        matches!(self.request.answer, Answer::Batch(_))
+    }
+
     fn is_upload(&self) -> bool {
         self.request.bytes.len() >= UPLOAD_SIZE_MIN
     }
@@ -242,9 +248,10 @@ impl Oracle {
         // The gateway parses a request when its last byte is there, and no sooner, but what it
         // refuses it may refuse by the first line.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
-        assert!(entry.read_at <= now || is_local, "{} before it was sent", what());
+        let is_early = is_local || entry.is_batch();
+        assert!(entry.read_at <= now || is_early, "{} before it was sent", what());
         let (read_at, access) = (entry.read_at.min(now), entry.request.access);
-        let read_at = if is_local || entry.is_upload() { entry.sent_at } else { read_at };
+        let read_at = if is_early || entry.is_upload() { entry.sent_at } else { read_at };
         self.counts.uploads += u64::from(entry.is_upload());
         if !is_broadcast {
             let mut open = entry.request.parts.iter_mut().filter(|part| {
@@ -326,6 +333,32 @@ impl Oracle {
             self.counts.aborts += 1;
             return;
         }
+        if let Answer::Batch(fence) = &entry.request.answer {
+            let mut pieces = entry.request.pieces(reply);
+            let fits = pieces.pop() == Some(fence) && fits(&entry.request, 0, &pieces);
+            let errors: Vec<Vec<u8>> = pieces
+                .into_iter()
+                .map(error_text)
+                .filter(|piece| is_gateway_error(piece))
+                .collect();
+            let count = errors.len() as u64;
+            let blamed = errors.iter().all(|error| self.is_blamed(client, index, error, now));
+            let request = &self.ledgers[client as usize].requests[index as usize].request;
+            assert!(
+                fits && blamed && count > 0,
+                "I1: client {client}, request {index}, {}, is answered {} instead of {}",
+                show(&request.bytes),
+                show(reply),
+                request.expected().map_or("what servers have yet to say".to_owned(), |e| show(&e))
+            );
+            self.counts.errors += count;
+            return;
+        }
+        let text = error_text(reply);
+        let reply = match entry.request.framing {
+            Framing::Packet => &text,
+            _ => reply,
+        };
         let is_refusal = |part: &Part| {
             part.outcome.as_ref().is_some_and(|outcome| outcome.refused && outcome.reply == reply)
         };
@@ -583,6 +616,37 @@ fn is_abort(request: &Request, reply: &[u8]) -> bool {
     is_session && (reply == ABORT || NILS.contains(&reply) || reply == OUT_OF_MEMORY)
 }
 
+/// An error in a packet as it would be in text; whatever else as it is.
+fn error_text(reply: &[u8]) -> Vec<u8> {
+    match Packet::read(reply) {
+        Some((packet, _)) if packet.magic == 0x81 && packet.status == TEMPORARY_FAILURE => {
+            [b"SERVER_ERROR ", packet.value, b"\r\n"].concat()
+        }
+        _ => reply.to_vec(),
+    }
+}
+
+/// Whether pieces answer the parts of a batch from the one of that number on, in their order: each
+/// with what is due to it, which may be nothing, or with an error.
+fn fits(request: &Request, at: usize, pieces: &[&[u8]]) -> bool {
+    let Some(part) = request.parts.get(at) else { return pieces.is_empty() };
+    let due = request.quiet_answer(part);
+    let is_done = match due.as_deref() {
+        Some(b"") => fits(request, at + 1, pieces),
+        Some(due) => pieces.first() == Some(&due) && fits(request, at + 1, &pieces[1..]),
+        None => false,
+    };
+    let is_own = |piece: &[u8]| match (Packet::read(piece), request.framing) {
+        (Some((packet, _)), Framing::PacketBatch) => {
+            Some(&packet.opaque.to_be_bytes()[3])
+                == part.payload.as_ref().map(|payload| &payload[1])
+        }
+        (_, framing) => framing == Framing::MetaBatch,
+    };
+    let is_error = |piece: &&&[u8]| is_own(piece) && is_gateway_error(&error_text(piece));
+    is_done || (pieces.first().filter(is_error).is_some() && fits(request, at + 1, &pieces[1..]))
+}
+
 /// There was no connection for a transaction or a blocking call.
 fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
     let wants_one = matches!(request.answer, Answer::Session { .. } | Answer::Wait { .. });
@@ -606,6 +670,9 @@ fn is_gateway_error(reply: &[u8]) -> bool {
     ];
     let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
     let text = text.strip_prefix(b"-ERR ").or_else(|| text.strip_prefix(b"SERVER_ERROR "));
+    // What all servers are told names who has not done it.
+    let colon = text.and_then(|text| text.windows(2).position(|two| two == b": "));
+    let text = text.map(|text| &text[colon.map_or(0, |colon| colon + 2)..]);
     text.is_some_and(|text| TEXTS.iter().any(|known| known.as_bytes() == text))
 }
 
