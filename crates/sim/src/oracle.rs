@@ -359,6 +359,11 @@ impl Oracle {
             Framing::Packet => &text,
             _ => reply,
         };
+        // Large values are passed on while they arrive: an error may take the place of END.
+        let reply = match entry.request.answer {
+            Answer::Values => behind_values(&entry.request, reply),
+            _ => reply,
+        };
         let is_refusal = |part: &Part| {
             part.outcome.as_ref().is_some_and(|outcome| outcome.refused && outcome.reply == reply)
         };
@@ -515,7 +520,7 @@ impl Oracle {
             End::Gone => true,
             End::HalfClosed => is_settled || ledger.may_wait(),
             End::Announced => is_settled,
-            End::Draining => rest.is_empty(),
+            End::Draining => rest.is_empty() || ledger.is_amidst_batch(rest),
             End::Open => false,
         };
         if !allowed {
@@ -577,6 +582,17 @@ impl Ledger {
         (part.key == key && part.outcome.is_some()).then_some(part)
     }
 
+    /// Whether this is what comes first of the replies to a batch: each of its commands is a request
+    /// for itself.
+    fn is_amidst_batch(&self, rest: &[u8]) -> bool {
+        let first = self.owed.front().map(|&index| &self.requests[index as usize].request);
+        first.filter(|request| matches!(request.answer, Answer::Batch(_))).is_some_and(|request| {
+            let pieces = request.pieces(rest);
+            let is_whole = pieces.iter().map(|piece| piece.len()).sum::<usize>() == rest.len();
+            is_whole && (0..request.parts.len()).any(|end| fits_up_to(request, 0, end + 1, &pieces))
+        })
+    }
+
     /// Whether it is owed the answer to a call that waits: who says no more is not waited for.
     fn may_wait(&self) -> bool {
         let may_wait = |&index: &u32| {
@@ -626,14 +642,28 @@ fn error_text(reply: &[u8]) -> Vec<u8> {
     }
 }
 
+/// What comes behind values of some of the parts, in their order.
+fn behind_values<'r>(request: &Request, mut reply: &'r [u8]) -> &'r [u8] {
+    let outcomes = request.parts.iter().filter_map(|part| part.outcome.as_ref());
+    for outcome in outcomes.filter(|outcome| !outcome.refused) {
+        reply = reply.strip_prefix(&*outcome.reply).unwrap_or(reply);
+    }
+    reply
+}
+
 /// Whether pieces answer the parts of a batch from the one of that number on, in their order: each
 /// with what is due to it, which may be nothing, or with an error.
 fn fits(request: &Request, at: usize, pieces: &[&[u8]]) -> bool {
-    let Some(part) = request.parts.get(at) else { return pieces.is_empty() };
+    fits_up_to(request, at, request.parts.len(), pieces)
+}
+
+/// The same of the parts before the one of the number `end`.
+fn fits_up_to(request: &Request, at: usize, end: usize, pieces: &[&[u8]]) -> bool {
+    let Some(part) = request.parts[..end].get(at) else { return pieces.is_empty() };
     let due = request.quiet_answer(part);
     let is_done = match due.as_deref() {
-        Some(b"") => fits(request, at + 1, pieces),
-        Some(due) => pieces.first() == Some(&due) && fits(request, at + 1, &pieces[1..]),
+        Some(b"") => fits_up_to(request, at + 1, end, pieces),
+        Some(due) => pieces.first() == Some(&due) && fits_up_to(request, at + 1, end, &pieces[1..]),
         None => false,
     };
     let is_own = |piece: &[u8]| match (Packet::read(piece), request.framing) {
@@ -644,7 +674,9 @@ fn fits(request: &Request, at: usize, pieces: &[&[u8]]) -> bool {
         (_, framing) => framing == Framing::MetaBatch,
     };
     let is_error = |piece: &&&[u8]| is_own(piece) && is_gateway_error(&error_text(piece));
-    is_done || (pieces.first().filter(is_error).is_some() && fits(request, at + 1, &pieces[1..]))
+    is_done
+        || (pieces.first().filter(is_error).is_some()
+            && fits_up_to(request, at + 1, end, &pieces[1..]))
 }
 
 /// There was no connection for a transaction or a blocking call.
