@@ -527,7 +527,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         reuseport: false,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         memcached: Memcached {
-            cas_uniques: if index % 2 == 0 { CasUniques::Tagged } else { CasUniques::Plain },
+            cas_uniques: [CasUniques::Tagged, CasUniques::Plain][index as usize % 2],
             ..Memcached::default()
         },
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
