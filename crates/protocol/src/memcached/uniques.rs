@@ -192,7 +192,7 @@ impl Tagger {
                 write_line(tag, &self.start, out)
             };
             self.start.clear();
-            self.left = size.map_or(0, |size| size + LINE_END_SIZE);
+            self.left = size.map_or(0, |size| size.saturating_add(LINE_END_SIZE));
         }
         self.start.extend_from_slice(bytes);
     }
@@ -419,6 +419,18 @@ mod tests {
                 assert_eq!(String::from_utf8(out).unwrap(), expected, "{reply:?} {cut}");
                 tagger.reset();
             }
+        }
+    }
+
+    #[test]
+    fn takes_whatever_a_scanner_takes_for_a_line() {
+        for line in
+            ["VA 18446744073709551615\r\n", "\n", "  \n", "HD c\r\n", "HD cx  c-1 \r\n", "VA x\n"]
+        {
+            let mut tagger = Tagger::default();
+            let mut out = Vec::new();
+            tagger.write_text(TAG, line.as_bytes(), &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), line);
         }
     }
 
