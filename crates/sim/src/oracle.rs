@@ -298,6 +298,7 @@ impl Oracle {
         self.counts.replies += 1;
         let ledger = &self.ledgers[client as usize];
         let entry = &ledger.requests[index as usize];
+        self.counts.batches += u64::from(entry.is_batch());
         let what = || {
             format!(
                 "client {client}, request {index}, {}: {}",
@@ -352,6 +353,7 @@ impl Oracle {
                 request.expected().map_or("what servers have yet to say".to_owned(), |e| show(&e))
             );
             self.counts.errors += count;
+            self.counts.torn_batches += 1;
             return;
         }
         let text = error_text(reply);
