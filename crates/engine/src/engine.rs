@@ -140,6 +140,8 @@ pub(crate) struct Scratch {
     pub(crate) split: crate::dispatch::Split,
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
+    /// Part of a reply whose uniques have got their tags.
+    pub(crate) tagged: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) calls: Spares<Box<Call>>,
     pub(crate) places: Vec<crate::deliver::Place>,
@@ -157,6 +159,8 @@ impl Scratch {
         shrink(&mut self.keys);
         shrink(&mut self.places);
         self.split.shrink();
+        self.tagged.clear();
+        self.tagged.shrink_to(LARGE);
     }
 }
 
