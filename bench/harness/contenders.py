@@ -165,6 +165,9 @@ class Nutcracker(Contender):
         line = machine.first_line(self.path(), "-V")
         return f"{line}, verbosity {self.verbosity}" if self.verbosity is not None else line
 
+    def supports(self, scenario):
+        return scenario.protocol in ("redis", "memcached")
+
     def configuration(self, listen, ports, protocol):
         return pools(listen, ports, protocol)
 
@@ -193,6 +196,9 @@ class Cashew(Nutcracker):
     def require(self):
         if not os.access(self.program, os.X_OK):
             raise machine.Missing(f"{self.program} is missing; build it: cargo build --release")
+
+    def supports(self, _scenario):
+        return True
 
     def configuration(self, listen, ports, protocol):
         settings = ["worker_processes: 1", *self.settings]

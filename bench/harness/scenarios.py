@@ -36,6 +36,11 @@ class Scenario:
     default: bool = True
 
     @property
+    def server(self):
+        """Which server's protocol this is: memcached has several."""
+        return "redis" if self.protocol == "redis" else "memcached"
+
+    @property
     def open_loop(self):
         return bool(self.rate or self.share)
 
@@ -118,6 +123,24 @@ SCENARIOS = [
         mget=10,
         get_percent=100,
         default=False,
+    ),
+    speed("meta-p1", "memcached's meta commands, 50 clients, pipeline 1", protocol="meta"),
+    speed("meta-p16", "as `meta-p1`, pipeline 16", protocol="meta", pipeline=16),
+    speed("binary-p1", "memcached's binary protocol, 50 clients, pipeline 1", protocol="binary"),
+    speed("binary-p16", "as `binary-p1`, pipeline 16", protocol="binary", pipeline=16),
+    speed(
+        "meta-one",
+        "memcached's meta commands, 200 clients, one server",
+        protocol="meta",
+        connections=200,
+        servers=1,
+    ),
+    speed(
+        "binary-one",
+        "memcached's binary protocol, 200 clients, one server",
+        protocol="binary",
+        connections=200,
+        servers=1,
     ),
     tails("lone", "one client, pipeline 1", connections=1),
     tails("calm", "10 clients, open loop", connections=10, share=0.1, saturation="p1"),

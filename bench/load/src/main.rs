@@ -172,6 +172,9 @@ fn check(arguments: &Arguments) -> Result<(), String> {
     if arguments.value_size.min(arguments.large_size) < KEY_LEN {
         return Err(format!("a value holds its key and has at least {KEY_LEN} bytes"));
     }
+    if arguments.mget.is_some() && matches!(arguments.protocol, Protocol::Meta | Protocol::Binary) {
+        return Err("--mget is for redis and memcached: other requests have one key".into());
+    }
     if arguments.mget.is_some_and(|count| count > arguments.keys) {
         return Err("--mget needs at least as many --keys".into());
     }
