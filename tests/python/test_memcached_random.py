@@ -1,8 +1,8 @@
 """Random streams of commands in all three protocols: a real memcached, and Cashew before one and
 before four, answer them byte for byte alike.
 
-What is a server's own is left out: uniques become the order in which they were first seen, and the
-seconds of TTLs and ages are masked. CASHEW_SEED=N runs one stream again, of one seed.
+What is a server's own is left out: uniques become the order in which they were first seen with
+their keys, and the seconds of TTLs and ages are masked. CASHEW_SEED=N runs one stream again, of one seed.
 """
 
 import os
@@ -82,7 +82,7 @@ def text_answer(address, data, pieces):
     known = {}
 
     def unique(found):
-        return b"%b%b U%d\r\n" % (found[1], found[2], known.setdefault(found[3], len(known)))
+        return b"%b%b U%d\r\n" % (found[1], found[2], known.setdefault((found[1], found[3]), len(known)))
 
     return re.sub(rb"(VALUE k\d+ )(\d+ \d+) (\d+)\r\n", unique, bytes(said))
 
@@ -114,7 +114,7 @@ def meta(chance):
 
 def meta_answer(address, data, pieces):
     said = text_answer(address, data, pieces)
-    return re.sub(rb"( [clth])(\d+)(?=[ \r])", rb"\1#", said)
+    return re.sub(rb"( [clt])(\d+)(?=[ \r])", rb"\1#", said)
 
 
 # --------------------------------------------------------------------------------------- binary
