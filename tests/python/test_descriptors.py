@@ -8,9 +8,12 @@ import pytest
 
 from harness import ReplyError, resp, server_lines, wait_until
 
-# Of 64 files: 32 for the worker and sessions on their way, a listener, and 6 for each of 3 servers.
-LIMIT = 64
-MOST = LIMIT - 32 - 1 - 3 * 6
+# For each server: a shared connection and one for what is large, of two variants each, four private
+# ones, one that messages come on, and one that clients lease.
+SERVER = 2 * 2 + 4 + 1 + 1
+# Of 80 files: 32 for the worker and sessions on their way, a listener, and those of 3 servers.
+LIMIT = 80
+MOST = LIMIT - 32 - 1 - 3 * SERVER
 LARGE = 300_000
 
 
@@ -41,7 +44,7 @@ def test_clients_leave_descriptors_to_servers(place, io_engine):
     redises = [place.redis() for _ in range(3)]
     gateway = place.cashew(
         {"alpha": {"redis": True, "timeout": 5000, "server_failure_limit": 1,
-                   "servers": server_lines(redises)}},
+                   "session_connections": 1, "servers": server_lines(redises)}},
         {"worker_processes": 1, "max_openfiles": LIMIT, "io_engine": io_engine})
     [worker] = wait_until(gateway.workers, "a worker")
     with contextlib.ExitStack() as stack:
@@ -88,7 +91,7 @@ def test_clients_leave_descriptors_to_servers(place, io_engine):
         for conn in welcome:
             served(conn)
     log = gateway.log()
-    assert "and the rest of the 64 files is for servers" in log
+    assert f"and the rest of the {LIMIT} files is for servers" in log
     # io_uring accepts on its own: a burst is in before it can be refused.
     if io_engine == "epoll":
         assert "Too many open files" not in log and "out of file descriptors" not in log
@@ -98,14 +101,17 @@ def test_clients_leave_descriptors_to_servers(place, io_engine):
 def test_some_clients_are_let_in_by_the_smallest_limit(place):
     redis = place.redis()
     gateway = place.cashew(
-        {"alpha": {"redis": True, "servers": server_lines([redis])}},
+        {"alpha": {"redis": True, "session_connections": 1, "servers": server_lines([redis])}},
         {"worker_processes": 1, "max_openfiles": LIMIT})
     names = [f"s{number}" for number in range(8)]
     assert "are for servers and for itself" not in gateway.log()
     gateway.configure(
-        {"alpha": {"redis": True, "servers": server_lines([redis] * len(names), names)}})
+        {"alpha": {"redis": True, "session_connections": 1,
+                   "servers": server_lines([redis] * len(names), names)}})
     gateway.reload()
-    told = "of 64 files that each worker may open 81 are for servers and for itself: 8 clients"
+    reserved, least = 32 + 1 + len(names) * SERVER, LIMIT // 8
+    told = (f"of {LIMIT} files that each worker may open {reserved} are for servers and for itself: "
+            f"{least} clients")
     assert gateway.log().count(told) == 1
     with contextlib.ExitStack() as stack:
         conns = [stack.enter_context(gateway.connect()) for _ in range(30)]

@@ -33,8 +33,8 @@ def stack(running):
     return running
 
 
-SENTINEL = b"mn\r\nget the-sentinel\r\n"
-SENTINEL_REPLY = b"MN\r\nEND\r\n"
+SENTINEL = b"mn\r\nmg the-sentinel k\r\n"
+SENTINEL_REPLY = b"MN\r\nEN kthe-sentinel\r\n"
 
 
 def answer(address, data, sizes=None, timeout=20.0):
@@ -174,7 +174,10 @@ def test_random_streams(stack):
                 b"mg %b s%b%b%b\r\n" % (key, opaque, quiet, name),
                 b"mg %b N30 v%b%b\r\n" % (key, quiet, name),
                 b"md %b%b%b%b\r\n" % (key, quiet, opaque, name),
-                b"md %b I T30%b\r\n" % (key, quiet),
+                # Others than are counted: whether a stale number stays stale depends on other replies.
+                b"md s%d I T30%b\r\n" % (n % 7, quiet),
+                b"mg s%d v%b%b\r\n" % (n % 5, quiet, opaque),
+                b"ms s%d 1%b\r\n1\r\n" % (n % 5, quiet),
                 b"ma %b v%b%b D%d\r\n" % (key, quiet, opaque, n),
                 b"ma %b N0 J5%b%b\r\n" % (key, quiet, name),
                 b"mn\r\n", b"get %b p1 p2 p3\r\n" % key, b"incr %b 5\r\n" % key,

@@ -50,11 +50,12 @@ class Differences:
 
     A section is `[WHERE] REASON`; WHERE says in front of how many servers (`one`, `three`), and
     `resp2` or `resp3` where it is so in one protocol only. A test after `!` would not end, or end
-    others, and is not begun.
+    others, and is not begun; one after `?` passes or not as it happens. `*` is all of a unit, which
+    is not begun.
     """
 
     def __init__(self, servers, protocol):
-        self.reasons, self.never = {}, set()
+        self.reasons, self.never, self.sometimes = {}, set(), set()
         others = {"one", "three"} - {servers}, {"resp2", "resp3"} - {f"resp{protocol}"}
         for section, unit, test in entries(DIFFERENCES):
             where, _, reason = section.partition("] ")
@@ -64,9 +65,11 @@ class Differences:
                 raise ValueError(f"{DIFFERENCES.name}: [{section}: unknown {unknown} or no reason")
             if servers not in words or words & others[1] and f"resp{protocol}" not in words:
                 continue
-            if test.startswith("!"):
-                test = test[1:]
+            mark, test = (test[0], test[1:]) if test[0] in "!?" else ("", test)
+            if mark == "!" or test == "*":
                 self.never.add((unit, test))
+            if mark == "?":
+                self.sometimes.add((unit, test))
             self.reasons[unit, test] = reason
 
 

@@ -32,6 +32,8 @@ NOT_IN_RESP3 = {"unit/protocol", "unit/tracking"}
 OMITTED = {
     # 40 seconds of damaged values, which the server looks at.
     "unit/hyperloglog": {"Fuzzing dense/sparse encoding: Redis should always detect errors"},
+    # 20 seconds of random geometry.
+    "unit/geo": {"GEOSEARCH fuzzy test - byradius", "GEOSEARCH fuzzy test - bybox"},
     # 15 seconds of sleep, and then a look at the server's own connections.
     "unit/dump": {"MIGRATE cached connections are released after some time"},
 }

@@ -59,7 +59,7 @@ proc test args {
     set retval [uplevel 1 [list suite_test {*}$args]]
     if {$::num_failed != $failed_before} {
         relieve_servers
-        catch {reconnect}
+        reconnect_in_time
     }
     return $retval
 }
@@ -69,11 +69,21 @@ proc relieve_servers {} {
     foreach port [split $::servers_behind ,] {
         catch {
             set server [plain_client 127.0.0.1 $port]
-            foreach command {{script kill} {function kill} {client unpause}} {
+            foreach command {
+                {script kill} {function kill} {client unpause} {debug set-active-expire 1}
+            } {
                 catch {$server {*}$command}
             }
             $server close
         }
+    }
+}
+
+# Whoever cuts the connections of a test that does not end starts what it talks to anew.
+proc reconnect_in_time {} {
+    for {set pause 1} {$pause < 5000} {set pause [expr {2 * $pause}]} {
+        if {![catch {reconnect}]} return
+        after $pause
     }
 }
 
@@ -83,7 +93,7 @@ proc block_step {what code} {
     if {[catch {uplevel 1 $code} error]} {
         incr ::num_failed
         tell err "(block) $what" 0 "$error\n$::errorInfo"
-        catch {reconnect}
+        reconnect_in_time
     }
 }
 

@@ -53,9 +53,15 @@ pub(crate) struct Change {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Preparing { until: Time },
+    Preparing {
+        until: Time,
+    },
     Prepared,
-    Pausing { until: Time },
+    /// Servers are asked what they have published when nothing else is on its way to them.
+    Pausing {
+        until: Time,
+        is_sounded: bool,
+    },
     Paused,
 }
 
@@ -172,17 +178,11 @@ impl Engine {
         self.now = now;
         let until = now.plus_millis(drain_ms);
         let Some(change) = &mut self.change else { return };
-        change.phase = Phase::Pausing { until };
-        let mut sounded = Vec::new();
-        for step in &change.steps {
-            let Some(pool) = step.paused() else { continue };
-            sounded.extend([Some(pool), step.coming()]);
+        change.phase = Phase::Pausing { until, is_sounded: false };
+        for pool in change.steps.iter().filter_map(Step::paused) {
             let pool = &mut self.pools[pool as usize];
             pool.paused = true;
             pool.update_held();
-        }
-        for pool in sounded.into_iter().flatten() {
-            self.sound_feeds(pool);
         }
         let pools = &self.pools;
         let paused: Vec<bool> = pools.iter().map(|pool| pool.paused).collect();
@@ -338,17 +338,28 @@ impl Engine {
                 self.actions.push_back(Action::Prepared { epoch });
                 Phase::Prepared
             }
-            Phase::Pausing { until } => {
+            Phase::Pausing { until, is_sounded } => {
                 let paused = || change.steps.iter().filter_map(Step::paused);
-                let mut concerned = change.steps.iter().filter(|step| step.paused().is_some());
-                let hears = |step: &Step| {
-                    let mut pools = step.paused().into_iter().chain(step.coming());
-                    pools.any(|pool| self.awaits_feeds(pool))
-                };
-                let is_awaited = paused().any(|pool| self.is_awaited(pool)) || concerned.any(hears);
-                if self.now < until && is_awaited {
-                    return true;
+                if self.now < until {
+                    if paused().any(|pool| self.is_awaited(pool)) {
+                        return true;
+                    }
+                    let concerned = change.steps.iter().filter(|step| step.paused().is_some());
+                    let concerned: Vec<u32> = concerned
+                        .flat_map(|step| step.paused().into_iter().chain(step.coming()))
+                        .collect();
+                    if !is_sounded {
+                        concerned.iter().for_each(|&pool| self.sound_feeds(pool));
+                    }
+                    if concerned.iter().any(|&pool| self.awaits_sound(pool)) {
+                        if let Some(change) = &mut self.change {
+                            change.phase = Phase::Pausing { until, is_sounded: true };
+                        }
+                        return true;
+                    }
                 }
+                let Some(change) = &self.change else { return false };
+                let paused = || change.steps.iter().filter_map(Step::paused);
                 let unfinished = paused().map(|pool| self.requests_on_lanes(pool)).sum();
                 self.actions.push_back(Action::Paused { epoch, unfinished });
                 Phase::Paused

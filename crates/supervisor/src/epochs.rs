@@ -1,8 +1,9 @@
 //! The change from one epoch to the next, agreed on by all workers.
 //!
 //! First every worker *prepares* the new epoch beside the old one. When all have, every worker
-//! *pauses*: it dispatches nothing more in the pools whose keys may move. When all have paused
-//! everybody *commits*. So at no instant do two workers dispatch by different rings of one pool.
+//! *pauses*: it dispatches nothing more in the pools whose keys may move. When all have paused they
+//! are told so once more, since only then nothing is published any more, and what was published is
+//! what a worker has to have read before it says that it pauses. Then everybody *commits*. So at no instant do two workers dispatch by different rings of one pool.
 //! Up to the commit a refusal, a death or a delay aborts the change, and the old epoch goes on as
 //! if nothing had been. From the commit on nothing can stop it: who does not confirm is condemned.
 //! So is, at any time, who delays it and has never served anybody; the others go on when it is
@@ -23,6 +24,9 @@ pub(crate) const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a worker may take to pause beyond the time that it has for what is in flight.
 pub(crate) const PAUSE_GRACE: Duration = Duration::from_secs(2);
+
+/// The most time for that when all have paused already.
+pub(crate) const SETTLE_MAX_MS: u64 = 200;
 
 /// How long whoever is condemned may take to die.
 pub(crate) const DEATH_GRACE: Duration = Duration::from_secs(3);
@@ -78,6 +82,8 @@ struct Change {
 enum Phase {
     Preparing,
     Pausing,
+    /// All have paused, and are asked again.
+    Settling,
     Committing,
 }
 
@@ -132,11 +138,12 @@ impl Epochs {
     pub(crate) fn paused(&mut self, slot: Slot, epoch: u64, unfinished: u64, now: Instant) {
         if let Some(change) = &mut self.change
             && change.epoch == epoch
-            && change.phase == Phase::Pausing
+            && matches!(change.phase, Phase::Pausing | Phase::Settling)
         {
             change.unfinished += unfinished;
+            let phase = change.phase;
+            self.answered(slot, epoch, phase, now);
         }
-        self.answered(slot, epoch, Phase::Pausing, now);
     }
 
     pub(crate) fn committed(&mut self, slot: Slot, epoch: u64, now: Instant) {
@@ -185,7 +192,7 @@ impl Epochs {
         let condemn = |why| move |&slot: &Slot| Output::Condemn(slot, why);
         let late = match change.phase {
             Phase::Preparing => "prepared",
-            Phase::Pausing => "paused",
+            Phase::Pausing | Phase::Settling => "paused",
             Phase::Committing => {
                 let why = "it does not confirm a commit";
                 self.outputs.extend(change.waiting.iter().map(condemn(why)));
@@ -234,7 +241,14 @@ impl Epochs {
                     change.deadline = now + Duration::from_millis(drain_ms) + PAUSE_GRACE;
                     self.tell(Step::Pause { drain_ms });
                 }
-                Phase::Pausing => {
+                // Whose requests go on publishes perhaps, and one worker knows what it has published.
+                Phase::Pausing if change.workers.len() > 1 && change.unfinished == 0 => {
+                    let drain_ms = change.drain_ms.min(SETTLE_MAX_MS);
+                    change.phase = Phase::Settling;
+                    change.deadline = now + Duration::from_millis(drain_ms) + PAUSE_GRACE;
+                    self.tell(Step::Pause { drain_ms });
+                }
+                Phase::Pausing | Phase::Settling => {
                     change.phase = Phase::Committing;
                     change.deadline = now + COMMIT_TIMEOUT;
                     let unfinished = change.unfinished;
@@ -328,13 +342,39 @@ mod tests {
         for slot in [0, 1] {
             epochs.prepared(slot, 2, now);
         }
-        for slot in [0, 1] {
+        for slot in [0, 1, 0, 1] {
             epochs.paused(slot, 2, 0, now);
         }
         epochs.committed(0, 2, now);
         outputs(&mut epochs);
         epochs.left(1, true, now);
         assert_eq!(outputs(&mut epochs), [Output::Done]);
+    }
+
+    #[test]
+    fn who_has_paused_is_asked_again_when_all_have() {
+        let (mut epochs, now) = begun([0, 1]);
+        for slot in [0, 1] {
+            epochs.prepared(slot, 2, now);
+        }
+        outputs(&mut epochs);
+        for slot in [0, 1] {
+            assert_eq!(outputs(&mut epochs), []);
+            epochs.paused(slot, 2, 0, now);
+        }
+        assert_eq!(outputs(&mut epochs), tell([0, 1], Step::Pause { drain_ms: SETTLE_MAX_MS }));
+        assert!(epochs.is_undecided());
+        epochs.paused(0, 2, 0, now);
+        assert_eq!(outputs(&mut epochs), []);
+        epochs.left(1, false, now);
+        let committed = [Output::Switch { unfinished: 0 }, Output::Tell(0, Step::Commit)];
+        assert_eq!(outputs(&mut epochs), committed);
+        // One alone knows what it has published.
+        let (mut epochs, now) = begun([0]);
+        epochs.prepared(0, 2, now);
+        outputs(&mut epochs);
+        epochs.paused(0, 2, 0, now);
+        assert_eq!(outputs(&mut epochs), committed);
     }
 
     #[test]

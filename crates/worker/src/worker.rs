@@ -813,7 +813,7 @@ mod tests {
         let mut worker = worker(Fake::default());
         let core = &mut worker.core;
         let all = OpenFiles { limit: 96, ..core.files };
-        assert_eq!((all.listeners, all.server_connections), (1, 8));
+        assert_eq!((all.listeners, all.server_connections), (1, 9));
         core.files = all;
         let clients: Vec<Token> =
             (0..all.clients()).map(|_| core.accepted(7).expect("it is welcome")).collect();

@@ -399,7 +399,15 @@ impl Engine {
         }
     }
 
-    /// Whether answers of the pool's servers may still come.
+    /// Whether servers of the pool that are well have yet to say what they were asked.
+    pub(crate) fn awaits_sound(&self, pool: u32) -> bool {
+        let servers = self.pools[pool as usize].servers.iter().filter(|server| server.is_up());
+        servers.filter_map(|server| server.feed.as_deref()).any(|feed| {
+            matches!(self.lane(feed.lane).link, Link::Ready { .. }) && !feed.is_settled()
+        })
+    }
+
+    /// Whether the pool's servers may still be connected and confirm.
     pub(crate) fn awaits_feeds(&self, pool: u32) -> bool {
         let servers = self.pools[pool as usize].servers.iter();
         servers.filter_map(|server| server.feed.as_deref()).any(|feed| {
