@@ -213,6 +213,55 @@ if {$protocol eq "resp3"} {
     proc ::redis::resp3_reply {id fd} [string map [list $double {[::redis::read_double $id $fd]}] $body]
 }
 
+# ------------------------------------------------------------------------------------------ order
+# Of two clients the suite expects that what the one has sent, without waiting for the answer, is
+# done before what the other sends then. One server that reads from both does it so as a rule; with
+# a gateway between, which has the one of them served on a connection of its own, nobody can say.
+# So this waits until a server has the first: it blocks a client more than before, or answers.
+
+set ::settling {BLPOP BRPOP BLMOVE BRPOPLPUSH BLMPOP BZPOPMIN BZPOPMAX BZMPOP XREAD XREADGROUP EXEC}
+set ::direct {}
+
+proc blocked_clients {} {
+    if {$::direct eq {}} {
+        foreach port [split $::servers_behind ,] {
+            lappend ::direct [plain_client 127.0.0.1 $port]
+        }
+    }
+    set sum 0
+    foreach server $::direct {
+        incr sum [getInfoProperty [$server info clients] blocked_clients]
+    }
+    return $sum
+}
+
+proc answered {fd} {
+    set ::answered 1
+    fileevent $fd readable {}
+}
+
+rename ::redis::__dispatch__raw__ ::redis::__dispatch__unsettled__
+proc ::redis::__dispatch__raw__ {id method argv} {
+    if {!($::redis::deferred($id) && [string toupper $method] in $::settling)} {
+        return [::redis::__dispatch__unsettled__ $id $method $argv]
+    }
+    if {[catch {blocked_clients} before]} {
+        # A server that runs a script for long answers nobody.
+        set ::direct {}
+        return [::redis::__dispatch__unsettled__ $id $method $argv]
+    }
+    ::redis::__dispatch__unsettled__ $id $method $argv
+    set fd $::redis::fd($id)
+    set ::answered 0
+    fileevent $fd readable [list answered $fd]
+    for {set try 0} {$try < 100 && !$::answered} {incr try} {
+        if {[catch {blocked_clients} now] || $now > $before} break
+        after 2
+        update
+    }
+    fileevent $fd readable {}
+}
+
 if {[catch {execute_test_file $unit} error]} {
     tell err "(block) end of $::curfile" 0 "$error\n$::errorInfo"
 }

@@ -864,8 +864,9 @@ impl Engine {
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
         let mut queues = server.session_queues;
-        for range in server.own_lanes() {
-            for lane in &self.lanes[range.start as usize..range.end as usize] {
+        // Most servers have lanes of one variant only.
+        for first in [server.first_lane].iter().chain(&server.others) {
+            for lane in &self.lanes[*first as usize..][..=server.lanes as usize] {
                 queues.add(lane);
             }
         }

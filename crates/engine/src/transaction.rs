@@ -22,6 +22,7 @@ use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
 use crate::request::Own;
 use crate::session::NO_DATABASE;
+use crate::session::NO_DATABASE;
 use crate::slab::NONE;
 
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
@@ -276,13 +277,19 @@ impl Engine {
             {
                 self.refuse_queued(client, NO_DATABASE)
             }
+            Rule::Forward | Rule::Single(_)
+                if command.names_database()
+                    && self.names_other_database(client, command, bytes, args) =>
+            {
+                self.refuse_queued(client, NO_DATABASE)
+            }
             Rule::Forward | Rule::Split(_) | Rule::Block => {
                 self.queue_by_keys(client, command, bytes, args)
             }
             Rule::Publish => {
                 let channel = args[1].of(bytes);
                 let pool = self.clients[client].pool;
-                match self.route(pool, channel, Access::Write) {
+                match self.channel_server(pool, channel) {
                     Some(server) => self.queue_at(client, command, server, channel, bytes),
                     None => self.refuse_for(client, Failure::NoServer),
                 }
