@@ -866,7 +866,9 @@ impl Engine {
         let mut queues = server.session_queues;
         // Most servers have lanes of one variant only.
         for first in [server.first_lane].iter().chain(&server.others) {
-            for lane in &self.lanes[*first as usize..][..=server.lanes as usize] {
+            // A server that is no more has none.
+            let of_variant = self.lanes.get(*first as usize..).unwrap_or_default();
+            for lane in of_variant.iter().take(server.lanes as usize + 1) {
                 queues.add(lane);
             }
         }

@@ -22,7 +22,6 @@ use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
 use crate::request::Own;
 use crate::session::NO_DATABASE;
-use crate::session::NO_DATABASE;
 use crate::slab::NONE;
 
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
@@ -270,12 +269,6 @@ impl Engine {
             | Rule::Fan(Fan::AnyServer)
             | Rule::Local(Local::Ping | Local::Echo | Local::Command) => {
                 self.queue_anywhere(client, bytes)
-            }
-            Rule::Forward | Rule::Single(_)
-                if command.names_database()
-                    && self.names_other_database(client, command, bytes, args) =>
-            {
-                self.refuse_queued(client, NO_DATABASE)
             }
             Rule::Forward | Rule::Single(_)
                 if command.names_database()
