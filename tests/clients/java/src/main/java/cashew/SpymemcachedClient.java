@@ -47,6 +47,7 @@ public final class SpymemcachedClient {
                 .add("many-" + protocol, with(protocol, SpymemcachedClient::many))
                 .add("large-" + protocol, with(protocol, SpymemcachedClient::large));
         }
+        sections.add("get-and-touch", with(Protocol.BINARY, SpymemcachedClient::getAndTouch));
         sections.run(chosen);
     }
 
@@ -61,7 +62,6 @@ public final class SpymemcachedClient {
         is(client.prepend("s:b", "w"), true);
         equal(client.get("s:b"), "wxy");
         is(client.touch("s:b", 100), true);
-        equal(client.getAndTouch("s:b", 100).getValue(), "wxy");
         is(client.delete("s:b"), true);
         is(client.delete("s:b"), false);
         equal(client.incr("s:n", 1, 41), 41L);
@@ -70,6 +70,13 @@ public final class SpymemcachedClient {
         equal(client.incr("s:none", 1), -1L);
         is(client.set("s:e", 0, ""), true);
         equal(client.get("s:e"), "");
+    }
+
+    /** Not to be had in text. */
+    private static void getAndTouch(MemcachedClient client) throws Exception {
+        is(client.set("s:g", 0, "x"), true);
+        equal(client.getAndTouch("s:g", 100).getValue(), "x");
+        equal(client.getAndTouch("s:none", 100), null);
     }
 
     private static void unique(MemcachedClient client) throws Exception {
