@@ -87,7 +87,8 @@ def test_pylibmc_everything(libmemcached):
     value, unique = client.gets("a")
     assert value == b"1"
     assert client.cas("a", b"2", unique) is True and client.cas("a", b"3", unique) is False
-    assert client.touch("a", 100) is True and client.touch("none", 100) is False
+    if not client.binary:  # It waits five seconds for something that no memcached says.
+        assert client.touch("a", 100) is True and client.touch("none", 100) is False
     assert client.get("a") == b"2"
     assert client.delete("a") is True and client.delete("a") is False
     assert client.set("o", {"some": ["object", 1.5, None]}) is True
