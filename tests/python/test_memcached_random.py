@@ -6,7 +6,8 @@ their keys, and the seconds of TTLs and ages are masked. So is what the protocol
 and a memcached does by chance:
 
 - A number that gets shorter is padded with blanks, or not if a reply with it is still to be written.
-  Here numbers have twenty digits always. Nor is a counted item asked whether it was hit before.
+  Here numbers have twenty digits always, nor are counted items made stale, or asked whether they were
+  hit before: what is made anew is neither.
 - A `get` of a key that is too long drops the replies to what came in one piece with it.
 
 CASHEW_SEEDS=FIRST-LAST runs other streams, as many as one likes.
@@ -136,7 +137,7 @@ def without_uniques(said):
 
 def meta(chance):
     (key, value), any_key = item_of(chance), key_of(chance)
-    counter = chance.choice([*COUNTERS * 3, *KEYS])
+    counter = chance.choice(COUNTERS)  # which they are made if they are not there
 
     def flags(*known):
         chosen = chance.sample(known, chance.randint(0, min(4, len(known))))
@@ -148,7 +149,9 @@ def meta(chance):
     bad = chance.choice([
         b"mg\r\n", b"mg %b !\r\n" % key, b"mg %b v v\r\n" % key, b"ma %b MX\r\n" % counter, b"mg A b v\r\n",
         b"ms %b x\r\n" % key, b"ms %b 2 T1 T2\r\nab\r\n" % key])
-    set_flags, change_flags = flags(b"F7", b"T0", b"I", b"k", b"c"), flags(b"k", b"I", b"T30", b"x")
+    stale = [b"I"] if key in KEYS else []
+    set_flags = flags(b"F7", b"T0", *stale, b"k", b"c")
+    change_flags = flags(b"k", *stale, b"T30", b"x")
     return chance.choice([
         b"mg %b%b\r\n" % (chance.choice(KEYS), flags(b"v", b"f", b"s", b"k", b"t", b"c", b"h", b"T100",
                                                      b"N30", b"R20")),
@@ -159,9 +162,10 @@ def meta(chance):
         b"ms %b %d C999999999999%b\r\n%b\r\n" % (key, len(value), set_flags, value),
         b"ms aw== %d b%b\r\n%b\r\n" % (len(value), flags(b"k", b"T0"), value),
         b"mg aw== b%b\r\n" % flags(b"k", b"v", b"s"),
-        b"md %b%b\r\n" % (any_key, flags(b"k", b"I", b"T30")),
-        Unique(any_key, lambda unique: b"md %b C%d%b\r\n" % (any_key, unique, change_flags)),
-        b"ma %b%b\r\n" % (counter, flags(b"v", b"t", b"k", b"D5", b"J%d" % NUMBER, b"N30",
+        b"md %b%b\r\n" % (any_key, flags(b"k")),
+        b"md %b%b\r\n" % (key, flags(b"k", b"T30", *stale)),
+        Unique(key, lambda unique: b"md %b C%d%b\r\n" % (key, unique, change_flags)),
+        b"ma %b%b\r\n" % (counter, flags(b"v", b"t", b"k", b"D5", b"N30 J%d" % NUMBER,
                                          chance.choice([b"MI", b"MD"]))),
         b"mn\r\n", bad, text(chance),
     ])
@@ -176,7 +180,7 @@ def without_seconds(said):
 
 def binary(chance):
     (key, value), any_key = item_of(chance), key_of(chance)
-    counter = chance.choice([*COUNTERS * 3, *KEYS])
+    counter = chance.choice(COUNTERS)  # which they are made if they are not there
     opaque = chance.randbytes(4)
     stored = struct.pack(">II", chance.choice([0, 5, 4294967295]), chance.choice([0, 100]))
     forever = chance.choice([0, 0xFFFFFFFF])
