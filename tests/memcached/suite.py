@@ -40,8 +40,8 @@ OMITTED = {
 OMITTED_PREFIXES = {"ssl_": "TLS of the server"}
 
 #: Files that fill one server's memory and count what becomes of that: three have three times as much.
-ONE_MEMORY = {"dash-M.t", "dyn-maxbytes.t", "evictions.t", "issue_14.t", "lru.t", "lru-crawler.t",
-              "slabs-reassign2.t", "slabs_reassign.t"}
+ONE_MEMORY = {"dash-M.t", "dyn-maxbytes.t", "evictions.t", "issue_14.t", "issue_22.t", "lru.t",
+              "lru-crawler.t", "slabs-reassign2.t", "slabs_reassign.t"}
 
 #: Seconds for a file, and without a word from it: some take ten for a loop that says nothing.
 FILE_SECONDS = 150.0
