@@ -8,8 +8,11 @@ import subprocess
 import threading
 
 import bmemcached
+import meta_memcache
 import pylibmc
 import pytest
+from meta_memcache import Key, SetMode
+from meta_memcache.configuration import LeasePolicy, RecachePolicy, StalePolicy
 
 from harness import HOST, server_lines
 from test_languages import CLIENTS, java_classes, must, node_modules
@@ -131,6 +134,73 @@ def test_pylibmc_threads(address, binary):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+# ------------------------------------------------------------------------- meta-memcache (Python)
+
+
+@pytest.fixture
+def meta(gateway):
+    return meta_memcache.CacheClient.cache_client_from_servers(
+        servers=[meta_memcache.ServerAddress(host=HOST, port=gateway.address)],
+        connection_pool_factory_fn=meta_memcache.connection_pool_factory_builder(
+            connection_timeout=20, recv_timeout=20))
+
+
+def test_meta_memcache_everything(meta):
+    assert meta.set("a", "1", ttl=100) is True and meta.get("a") == "1"
+    assert meta.get("none") is None
+    assert meta.set("a", "2", ttl=0, set_mode=SetMode.ADD) is False
+    assert meta.refill("b", "2", ttl=100) is True and meta.refill("b", "3", ttl=100) is False
+    assert meta.set("c", "3", ttl=0, set_mode=SetMode.REPLACE) is False
+    assert meta.set("b", "y", ttl=0, set_mode=SetMode.APPEND) is True
+    assert meta.set("b", "w", ttl=0, set_mode=SetMode.PREPEND) is True and meta.get("b") == "w2y"
+    value, unique = meta.get_cas("a")
+    assert value == "1" and meta.set_cas("a", "2", ttl=0, cas_token=unique) > 0
+    assert meta.set("a", "3", ttl=0, cas_token=unique) is False and meta.get("a") == "2"
+    assert meta.touch("a", ttl=100) is True and meta.touch("none", ttl=100) is False
+    assert meta.delete("b", cas_token=unique + 10**9) is False
+    assert meta.delete("b") is True and meta.delete("b") is False and meta.invalidate("b") is True
+    assert meta.delta("n", 1) is False
+    assert meta.delta_initialize_and_get("n", 1, initial_value=41, initial_ttl=0) == 41
+    assert meta.delta_and_get("n", 1) == 42 and meta.delta_and_get("n", -40) == 2
+    assert meta.set("large", LARGE, ttl=0) is True and meta.get("large") == LARGE
+    # These go as base64.
+    for key in ("caf\u00e9", "\U0001f37a" * 40, "with space"):
+        assert meta.set(key, key, ttl=0) is True and meta.get(key) == key
+        assert meta.delete(key) is True and meta.get(key) is None
+
+
+def test_meta_memcache_many(meta):
+    keys = [f"key-{n}" for n in range(500)]
+    for key in keys:
+        meta.set(key, key, ttl=0, no_reply=True)
+    found = meta.multi_get([*keys, "none"])
+    assert {key.key: value for key, value in found.items()} == {key: key for key in keys} | {"none": None}
+    for key in keys[::2]:
+        meta.delete(key, no_reply=True)
+    found = meta.multi_get(keys)
+    assert [found[Key(key)] for key in keys] == [None if n % 2 == 0 else key for n, key in enumerate(keys)]
+
+
+def test_meta_memcache_stale_and_leases(meta):
+    # One of those who find a stale value is asked to make it anew.
+    assert meta.set("s", "old", ttl=1000) is True
+    assert meta.invalidate("s", stale_policy=StalePolicy(mark_stale_on_deletion_ttl=30)) is True
+    assert [meta.get("s") for _ in range(3)] == [None, "old", "old"]
+    assert meta.set("s", "new", ttl=1000) is True and meta.get("s") == "new"
+    # So is one of those who find a value that will not live long.
+    assert meta.set("r", "soon over", ttl=30) is True
+    recache = RecachePolicy(ttl=60)
+    assert [meta.get("r", recache_policy=recache) for _ in range(3)] == [None, "soon over", "soon over"]
+    # And one of those who find nothing.
+    waited = []
+    lease = LeasePolicy(ttl=30, miss_retries=3)
+    assert meta.get_or_lease("l", lease_policy=lease) is None
+    assert meta.get_or_lease("l", lease_policy=lease, lease_wait_fn=waited.append) is None
+    assert len(waited) == 2
+    assert meta.set("l", "made", ttl=100) is True
+    assert meta.get_or_lease("l", lease_policy=lease) == "made"
 
 
 # ---------------------------------------------------------------------- python-binary-memcached

@@ -311,7 +311,8 @@ impl Checker {
         self.value = None;
         self.outcome.hits += 1;
         // memcached's text says END after the values; elsewhere the last value is the end.
-        Ok((wire.protocol != Protocol::Memcached && self.element_done(request)).then(|| self.take()))
+        Ok((wire.protocol != Protocol::Memcached && self.element_done(request))
+            .then(|| self.take()))
     }
 
     fn line_piece(
@@ -410,10 +411,9 @@ impl Checker {
                 self.outcome.misses = 1;
                 Some(Step::Finished(self.take()))
             }
-            (Op::Get, _) if line.starts_with(b"VA ") => {
-                (number(&line[3..])? == wire.value_len(request.key))
-                    .then_some(Step::Value(request.key))
-            }
+            (Op::Get, _) if line.starts_with(b"VA ") => (number(&line[3..])?
+                == wire.value_len(request.key))
+            .then_some(Step::Value(request.key)),
             _ if line.starts_with(b"SERVER_ERROR")
                 || line.starts_with(b"CLIENT_ERROR")
                 || line == b"ERROR" =>
