@@ -13,6 +13,7 @@ and a memcached does by chance:
 CASHEW_SEEDS=FIRST-LAST runs other streams, as many as one likes.
 """
 
+import binascii
 import os
 import random
 import re
@@ -27,6 +28,8 @@ from test_memcached_binary import packet, packets
 SEEDS = range(12)
 SEGMENTS, REQUESTS = 10, 40
 KEYS = [b"k%d" % n for n in range(20)]
+#: Keys that only the binary protocol can say, and the meta commands in base64.
+BINARY_KEYS = [b"\0\r\n \xff", b"get a\r\n", bytes(range(250))]
 COUNTERS = [b"n%d" % n for n in range(6)]
 NUMBER = 15 * 10**18
 
@@ -82,7 +85,7 @@ def text(chance):
     (key, value), any_key = item_of(chance), key_of(chance)
     counter = chance.choice([*COUNTERS * 3, *KEYS])
     noreply = chance.choice([b"", b"", b"", b" noreply"])
-    some = b" ".join(key_of(chance) for _ in range(chance.randint(1, 12)))
+    some = b" ".join(key_of(chance) for _ in range(chance.choice([1, 2, 5, 12, 12, 300])))
     flags = chance.choice([0, 1, 65535, 4294967295])
     return chance.choice([
         b"%b %b %d %d %d%b\r\n%b\r\n" % (
@@ -145,6 +148,7 @@ def meta(chance):
         chosen += chance.choice([[], [b"O%d" % chance.randrange(999)]])
         return b"".join(b" " + flag for flag in chosen)
 
+    base64 = binascii.b2a_base64(chance.choice(BINARY_KEYS), newline=False)
     mode = chance.choice([b"MS", b"ME", b"MA", b"MP", b"MR"])
     bad = chance.choice([
         b"mg\r\n", b"mg %b !\r\n" % key, b"mg %b v v\r\n" % key, b"ma %b MX\r\n" % counter, b"mg A b v\r\n",
@@ -160,8 +164,9 @@ def meta(chance):
         Unique(key, lambda unique: b"ms %b %d C%d%b\r\n%b\r\n" % (
             key, len(value), unique, set_flags, value)),
         b"ms %b %d C999999999999%b\r\n%b\r\n" % (key, len(value), set_flags, value),
-        b"ms aw== %d b%b\r\n%b\r\n" % (len(value), flags(b"k", b"T0"), value),
-        b"mg aw== b%b\r\n" % flags(b"k", b"v", b"s"),
+        b"ms %b %d b%b\r\n%b\r\n" % (base64, len(value), flags(b"k", b"T0"), value),
+        # It would tell the key of what was stored in binary as it is, line ends included.
+        b"mg %b b%b\r\n" % (base64, flags(b"v", b"s", b"f")),
         b"md %b%b\r\n" % (any_key, flags(b"k")),
         b"md %b%b\r\n" % (key, flags(b"k", b"T30", *stale)),
         Unique(key, lambda unique: b"md %b C%d%b\r\n" % (key, unique, change_flags)),
@@ -180,6 +185,8 @@ def without_seconds(said):
 
 def binary(chance):
     (key, value), any_key = item_of(chance), key_of(chance)
+    if key in KEYS and chance.random() < 0.2:
+        key = any_key = chance.choice(BINARY_KEYS)
     counter = chance.choice(COUNTERS)  # which they are made if they are not there
     opaque = chance.randbytes(4)
     stored = struct.pack(">II", chance.choice([0, 5, 4294967295]), chance.choice([0, 100]))
@@ -189,7 +196,8 @@ def binary(chance):
     unique = chance.choice([0, 0, 0, 999999999999])
     touched = struct.pack(">I", chance.choice([0, 100]))
     store = chance.choice([0x01, 0x02, 0x03, 0x11, 0x12, 0x13])
-    get = [packet(chance.choice([0x00, 0x09, 0x0c, 0x0d]), key_of(chance), opaque=opaque) for _ in range(2)]
+    get = [packet(chance.choice([0x00, 0x09, 0x0c, 0x0d]), asked, opaque=opaque)
+           for asked in (key_of(chance), any_key)]
     return chance.choice([
         *get,
         packet(store, key, value, stored, opaque, unique), packet(store, key, value, stored, opaque),
@@ -283,3 +291,19 @@ def test_answers_are_those_of_memcached(stack, kind):
                 assert one == other, (
                     f"{name}, CASHEW_SEEDS={seed}, segment {number}: {one[max(0, at - 60):at + 100]!r}, "
                     f"where memcached says {other[max(0, at - 60):at + 100]!r}")
+
+
+def test_no_key_makes_a_reply(stack):
+    """A server tells the key of what was stored in binary as it is, which could be anything."""
+    key = b"k\r\nVALUE victim 0 6\r\nforged\r\nEND\r\n"
+    base64 = binascii.b2a_base64(key, newline=False)
+    address = stack.gateway.addresses["one"]
+    with Conn(address) as attacker, Conn(address) as other:
+        assert [found[1] for found in packets(binary_answer(
+            attacker, packet(0x01, key, b"x", bytes(8)), None))] == [0, 0]
+        for request in (b"mg %b b k v\r\n", b"mg %b k b q\r\n", b"me %b b\r\n"):
+            other.send(request % base64 + b"get victim\r\nmn\r\n")
+            said = other.read_until(b"MN\r\n")
+            assert said.startswith(b"CLIENT_ERROR a key with a line feed") and b"forged" not in said
+        other.send(b"mg %b b v\r\n" % base64)
+        other.expect(b"VA 1\r\nx\r\n")
