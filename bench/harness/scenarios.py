@@ -33,6 +33,8 @@ class Scenario:
     #: load (a measured window), idle or peak (memory).
     kind: str = "load"
     short: bool = False
+    #: Clients say HELLO 3 first.
+    resp3: bool = False
     default: bool = True
 
     @property
@@ -56,6 +58,8 @@ class Scenario:
             chosen.append(f"--greedy={self.greedy}")
         if self.short:
             chosen.append("--short")
+        if self.resp3:
+            chosen.append("--resp3")
         if self.kind == "idle":
             chosen.append("--idle")
         return chosen
@@ -92,6 +96,8 @@ MIX = {"large_percent": 5, "keys": 2000}
 SCENARIOS = [
     speed("p1", "50 clients, pipeline 1"),
     speed("p16", "50 clients, pipeline 16", pipeline=16),
+    speed("resp3-p1", "as `p1`, RESP3", resp3=True, default=False),
+    speed("resp3-p16", "as `p16`, RESP3", pipeline=16, resp3=True, default=False),
     speed("c500", "500 clients, pipeline 1", connections=500),
     speed("mget", "MGET of 10 keys over 4 servers, 50 clients", mget=10, get_percent=100),
     speed("v4k", "4 KiB values, 50 clients", value_size=4096, keys=2000, default=False),

@@ -358,6 +358,8 @@ impl Checker {
                 self.elements = (number(rest)? == wire.multi as usize).then_some(wire.multi)?;
                 Some(Step::Continues)
             }
+            (b'_', Op::Get) => Some(self.missed(request)),
+            (b'_', Op::MultiGet) if self.elements > 0 => Some(self.missed(request)),
             (b'$', Op::Get) => self.redis_value(wire, request, rest, request.key),
             (b'$', Op::MultiGet) if self.elements > 0 => {
                 let key = wire.multi_key(request.key, wire.multi - self.elements);
@@ -371,9 +373,13 @@ impl Checker {
         if len != b"-1" {
             return (number(len)? == wire.value_len(key)).then_some(Step::Value(key));
         }
+        Some(self.missed(request))
+    }
+
+    fn missed(&mut self, request: Pending) -> Step {
         self.outcome.misses += 1;
         let done = self.element_done(request);
-        Some(if done { Step::Finished(self.take()) } else { Step::Continues })
+        if done { Step::Finished(self.take()) } else { Step::Continues }
     }
 
     fn memcached_line(&mut self, wire: &Wire, request: Pending, line: &[u8]) -> Option<Step> {

@@ -1,5 +1,7 @@
 //! A client's connection.
 
+use std::num::NonZero;
+
 use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
@@ -66,7 +68,10 @@ pub(crate) struct Client {
     /// front, or 0.
     pub(crate) looked_up: u8,
     pub(crate) skip: Skip,
-    /// Its requests mean something else than those of most clients: none takes the express way.
+    /// Its requests have to be looked at one by one, see [`Engine::update_special`]: none takes the
+    /// express way.
+    ///
+    /// [`Engine::update_special`]: crate::Engine::update_special
     pub(crate) special: bool,
     /// Its connection is not read. One that waits for its server or for a lease is paused, but
     /// read, up to a limit.
@@ -112,8 +117,7 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) protocol: Protocol,
     pub(crate) dialect: Dialect,
-    /// Selected by the client; `None` as long as it is to have its pool's.
-    pub(crate) database: Option<u32>,
+    pub(crate) database: Selected,
     pub(crate) authenticated: bool,
     /// If it has said anything about itself.
     pub(crate) profile: Option<Box<Profile>>,
@@ -122,6 +126,25 @@ pub(crate) struct Session {
     /// When the client connected, in microseconds of the engine's time: perhaps to another process,
     /// before that began.
     pub(crate) since_us: i64,
+}
+
+/// The database that a client has selected, if it has: as long as it has not it is to have its pool's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Selected(Option<NonZero<u32>>);
+
+impl Selected {
+    pub(crate) const NONE: Self = Self(None);
+
+    /// Databases are below 2³¹.
+    pub(crate) fn number(self) -> Option<u32> {
+        self.0.map(|number| number.get() - 1)
+    }
+}
+
+impl From<Option<u32>> for Selected {
+    fn from(number: Option<u32>) -> Self {
+        Self(number.and_then(|number| NonZero::new(number.wrapping_add(1))))
+    }
 }
 
 /// What a client says of itself; empty where it has not.
@@ -249,11 +272,11 @@ impl Client {
         }
     }
 
-    /// Whether its requests may take the express way has perhaps changed.
-    pub(crate) fn update_special(&mut self) {
+    /// Whether its requests mean something else than those of most clients.
+    pub(crate) fn is_odd(&self) -> bool {
         let has_mode = self.modes.transaction.is_some() || self.modes.subscriber.is_some();
         let replies_oddly = self.noreply || self.skip != Skip::No;
-        self.special = has_mode || self.undecided || replies_oddly;
+        has_mode || self.undecided || replies_oddly
     }
 
     /// Whether it asks nothing more and is owed nothing.

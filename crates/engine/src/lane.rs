@@ -9,6 +9,7 @@ use cashew_protocol::resp;
 use crate::buffer::Output;
 use crate::failure::Failure;
 use crate::id::ConnId;
+use crate::memcached::Joined;
 use crate::pool::Queues;
 use crate::requests::Requests;
 use crate::slab::NONE;
@@ -38,6 +39,11 @@ pub(crate) struct Lane {
     pub(crate) attempts: u32,
     /// Why the last connection ended or did not come about.
     pub(crate) last_failure: Failure,
+    /// Its next connection, or the one that is being made, asks for a sign of life first: see
+    /// [`crate::silence`].
+    pub(crate) asks: bool,
+    /// When the current connection, or the last one, was begun.
+    pub(crate) tried_at: Time,
     pub(crate) handshake: Handshake,
     pub(crate) output: Output,
     pub(crate) head: u32,
@@ -59,6 +65,8 @@ pub(crate) struct Lane {
     /// When bytes were last written; of a private lane also, when some were last read.
     pub(crate) progress_at: Time,
     pub(crate) scanner: Scanner,
+    /// Its gets of several keys: see [`Joined`].
+    pub(crate) joined: Joined,
     /// Requests and their bytes that are not in the statistics yet.
     pub(crate) uncounted: u64,
     pub(crate) uncounted_size: u64,
@@ -93,7 +101,7 @@ pub(crate) enum Link {
     Connecting {
         deadline: Time,
     },
-    /// Connected; AUTH, HELLO or SELECT is not answered yet.
+    /// Connected; AUTH, HELLO, SELECT, or the question for a sign of life, is not answered yet.
     Handshaking {
         deadline: Time,
     },
@@ -210,6 +218,8 @@ impl Lane {
             conn: ConnId::lane(0, 0),
             attempts: 0,
             last_failure: Failure::Closed,
+            asks: false,
+            tried_at: Time::ZERO,
             handshake: Handshake::default(),
             output: Output::default(),
             head: NONE,
@@ -225,6 +235,7 @@ impl Lane {
             recorded: 0,
             progress_at: Time::ZERO,
             scanner: Scanner::new(dialect),
+            joined: Joined::default(),
             uncounted: 0,
             uncounted_size: 0,
             armed: Time::NEVER,

@@ -300,7 +300,7 @@ impl Engine {
             authenticated,
             swallow: client.swallow,
             dialect: (!client.undecided).then_some(dialect),
-            database,
+            database: database.number(),
             profile: profile.map(|profile| *profile).unwrap_or_default(),
             no_evict,
             silence,
@@ -328,7 +328,7 @@ impl Engine {
             id,
             protocol: config.protocol,
             dialect: dialect.unwrap_or(config.variants[0].dialect),
-            database,
+            database: database.into(),
             authenticated: authenticated || config.is_open(),
             profile: (profile != Profile::default()).then(|| Box::new(profile)),
             no_evict: parts.no_evict,
@@ -347,6 +347,7 @@ impl Engine {
             Silence::Next => (true, Skip::This),
             Silence::All => (true, Skip::No),
         };
+        client.asked_in = self.crowd.period();
         self.bufs.charge(output.capacity());
         client.output.push_buf(output, &mut self.bufs);
         self.bufs.charge(input.capacity());
@@ -354,7 +355,7 @@ impl Engine {
         let (is_asking, is_owed) = (!client.input.is_empty(), !client.output.is_empty());
         let (index, generation) = self.clients.insert(client);
         self.leave_new(index);
-        self.clients[index].update_special();
+        self.update_special(index);
         let is_followed = self.follow_session(index);
         if is_owed {
             self.mark_client(index);

@@ -6,8 +6,11 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use cashew_config::{Context, Snapshot};
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup, Time};
-use cashew_metrics::{Segments, Writer};
+use cashew_engine::{
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, Rest, Scope,
+    Setup, Time,
+};
+use cashew_metrics::{Segments, ServerGauge, Writer};
 
 /// The configuration in `yaml`, a flat file.
 pub(crate) fn snapshot(yaml: &str) -> Snapshot {
@@ -39,6 +42,11 @@ pub(crate) fn redis(line: &str) -> String {
     format!("*{}\r\n{bulks}", words.len())
 }
 
+/// Redis requests, one for each line.
+pub(crate) fn all(lines: &[&str]) -> String {
+    lines.iter().map(|line| redis(line)).collect()
+}
+
 pub(crate) struct World {
     pub(crate) engine: Engine,
     pub(crate) metrics: Writer,
@@ -55,7 +63,9 @@ pub(crate) struct World {
     /// Connections whose peers do not read.
     pub(crate) stuck: Vec<ConnId>,
     /// Clients that have come.
-    ids: u64,
+    pub(crate) ids: u64,
+    /// There are other workers, and the test answers for them.
+    pub(crate) has_others: bool,
 }
 
 impl World {
@@ -95,6 +105,7 @@ impl World {
             received: HashMap::new(),
             stuck: Vec::new(),
             ids: 0,
+            has_others: false,
         };
         world.tick();
         world
@@ -134,11 +145,51 @@ impl World {
                 }
                 Action::PauseRead { conn } => self.paused.push(conn),
                 Action::ResumeRead { conn } => self.paused.retain(|&other| other != conn),
+                Action::Ask { ticket, scope, pool, by, ref request } => {
+                    let own = self.own_answer(pool, by, request);
+                    let is_alone = scope == Scope::Here || !self.has_others;
+                    let rest = if is_alone { Rest::None } else { Rest::Awaited };
+                    self.engine.handle_answer(ticket, &own, rest, self.now);
+                }
                 _ => {}
             }
             self.actions.push(action);
         }
         acted
+    }
+
+    /// What this worker answers to a question of another one, or its own: its clients come from
+    /// ports that are called like their tokens.
+    pub(crate) fn answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
+        let answer = self.own_answer(pool, by, request);
+        self.tick();
+        answer
+    }
+
+    fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
+        let place = |conn: ConnId| Place {
+            peer: format!("10.0.0.1:{}", conn.token()),
+            local: "10.0.0.2:6000".to_owned(),
+            is_unix: false,
+            descriptor: 42,
+        };
+        self.engine.handle_question(pool, by, request, &place, self.now)
+    }
+
+    /// The question that was asked last.
+    #[track_caller]
+    pub(crate) fn question(&self) -> (u64, u64, Vec<u8>) {
+        let question = self.actions.iter().rev().find_map(|action| match action {
+            Action::Ask { ticket, by, request, .. } => Some((*ticket, *by, request.clone())),
+            _ => None,
+        });
+        question.expect("nobody has asked anything")
+    }
+
+    /// One of the other workers answers, or the master does in its place.
+    pub(crate) fn answered(&mut self, ticket: u64, answer: &[u8], rest: Rest) {
+        self.engine.handle_answer(ticket, answer, rest, self.now);
+        self.tick();
     }
 
     fn forget(&mut self, conn: ConnId) {
@@ -244,6 +295,14 @@ impl World {
         (world, lanes)
     }
 
+    /// The same with a client.
+    #[track_caller]
+    pub(crate) fn with_client<const N: usize>(snapshot: &Snapshot) -> (Self, ConnId, [ConnId; N]) {
+        let (mut world, lanes) = Self::connected(snapshot);
+        let client = world.client();
+        (world, client, lanes)
+    }
+
     /// The server refuses the connection.
     #[track_caller]
     pub(crate) fn refuse(&mut self, server: u32) {
@@ -264,6 +323,43 @@ impl World {
 
     pub(crate) fn connects_to(&self, server: u32) -> bool {
         self.connecting.get(&server).is_some_and(|list| !list.is_empty())
+    }
+
+    /// Another epoch is prepared, with this worker as the only one.
+    pub(crate) fn prepare(&mut self, next: &Snapshot) {
+        self.engine.handle_prepare(Plan::whole(next, 0, 1), self.now);
+        self.tick();
+    }
+
+    pub(crate) fn pause(&mut self, drain_ms: u64) {
+        self.engine.handle_pause(drain_ms, self.now);
+        self.tick();
+    }
+
+    pub(crate) fn commit(&mut self, next: &Snapshot) {
+        self.metrics = Writer::in_memory(next);
+        self.engine.handle_commit(self.metrics.clone(), self.now);
+        self.tick();
+    }
+
+    /// What was said of epochs since the last call.
+    pub(crate) fn epoch_answers(&mut self) -> Vec<Action> {
+        let is_answer =
+            |action: &Action| matches!(action, Action::Prepared { .. } | Action::Paused { .. });
+        self.actions.drain(..).filter(is_answer).collect()
+    }
+
+    /// Connections of the server that clients have to themselves.
+    pub(crate) fn sessions(&self, server: usize) -> u64 {
+        self.metrics.server_gauge(self.metrics.server(0, server), ServerGauge::Sessions)
+    }
+
+    /// A client of another engine comes.
+    pub(crate) fn adopt(&mut self, export: Export) -> ConnId {
+        let Export { pool, parts, input, output } = export;
+        let conn = self.engine.handle_adopted(pool, parts, input, output, self.now);
+        self.tick();
+        conn
     }
 
     pub(crate) fn is_handed_off(&self, conn: ConnId) -> bool {
