@@ -219,7 +219,10 @@ if {$protocol eq "resp3"} {
 # a gateway between, which has the one of them served on a connection of its own, nobody can say.
 # So this waits until a server has the first: it blocks a client more than before, or answers.
 
-set ::settling {BLPOP BRPOP BLMOVE BRPOPLPUSH BLMPOP BZPOPMIN BZPOPMAX BZMPOP XREAD XREADGROUP EXEC}
+set ::settling {
+    BLPOP BRPOP BLMOVE BRPOPLPUSH BLMPOP BZPOPMIN BZPOPMAX BZMPOP XREAD XREADGROUP EXEC UNSUBSCRIBE
+    PUNSUBSCRIBE
+}
 set ::direct {}
 
 proc blocked_clients {} {
