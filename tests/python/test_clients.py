@@ -111,13 +111,20 @@ def test_redis_pipelines(client):
     assert "unknown command" in str(replies[3])
 
 
-def test_redis_transactions_are_refused_and_the_connection_lives(client):
-    with pytest.raises(redis.RedisError):
+def test_redis_transactions(client):
+    with client.pipeline(transaction=True) as pipeline:
+        pipeline.set("{t}a", 1)
+        pipeline.incr("{t}a")
+        pipeline.get("{t}a")
+        assert pipeline.execute() == [True, 2, b"2"]
+    # Keys of several servers: nothing of it is done, and the connection lives.
+    with pytest.raises(redis.RedisError, match="server"):
         with client.pipeline(transaction=True) as pipeline:
-            pipeline.set("a", 1)
+            for number in range(20):
+                pipeline.set(f"apart{number}", "x")
             pipeline.execute()
-    assert client.set("a", "2") is True
-    assert client.get("a") == b"2"
+    assert client.exists(*(f"apart{number}" for number in range(20))) == 0
+    assert client.get("{t}a") == b"2"
 
 
 def test_redis_scripts(client):

@@ -68,15 +68,15 @@ def run(gateway, *command, sections, **environment):
     assert said.count("ok ") >= sections, said
 
 
-@pytest.mark.parametrize("program", ["ioredis", "node-redis"])
-def test_node(gateway, program):
+@pytest.mark.parametrize(("program", "sections"), [("ioredis", 11), ("node-redis", 12)])
+def test_node(gateway, program, sections):
     built = BUILT / "node"
     built.mkdir(parents=True, exist_ok=True)
     sources = [CLIENTS / "node" / name for name in ("package.json", "package-lock.json")]
     for path in sources:
         shutil.copy(path, built)
     fetch(["npm", "ci", "--no-audit", "--no-fund"], built / "fetched", *sources, cwd=built)
-    run(gateway, "node", CLIENTS / "node" / f"{program}.js", sections=12,
+    run(gateway, "node", CLIENTS / "node" / f"{program}.js", sections=sections,
         NODE_PATH=str(built / "node_modules"))
 
 

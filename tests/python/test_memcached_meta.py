@@ -165,11 +165,14 @@ def test_random_streams(stack):
             quiet = chance.choice((b"", b"", b" q"))
             opaque = chance.choice((b"", b" O%d" % n))
             name = chance.choice((b"", b" k"))
+            # Numbers that only grow: memcached pads one that becomes shorter, or not, by whether a
+            # reply that is on its way still refers to it.
+            number = b"n%d" % chance.randrange(10)
             lines.append(chance.choice([
                 b"ms %b %d%b%b%b F%d\r\n%b\r\n" % (key, len(value), quiet, opaque, name, n, value),
                 b"ms %b %d%b%b M%b\r\n%b\r\n"
                 % (key, len(value), quiet, opaque, chance.choice([b"E", b"A", b"P", b"R", b"S", b"X"]), value),
-                b"ms %b 2%b\r\n10\r\n" % (key, quiet),
+                b"ms %b 2%b\r\n10\r\n" % (number, quiet),
                 b"mg %b v f%b%b%b\r\n" % (key, quiet, opaque, name),
                 b"mg %b s%b%b%b\r\n" % (key, opaque, quiet, name),
                 b"mg %b N30 v%b%b\r\n" % (key, quiet, name),
@@ -178,8 +181,8 @@ def test_random_streams(stack):
                 b"md s%d I T30%b\r\n" % (n % 7, quiet),
                 b"mg s%d v%b%b\r\n" % (n % 5, quiet, opaque),
                 b"ms s%d 1%b\r\n1\r\n" % (n % 5, quiet),
-                b"ma %b v%b%b D%d\r\n" % (key, quiet, opaque, n),
-                b"ma %b N0 J5%b%b\r\n" % (key, quiet, name),
+                b"ma %b v%b%b D%d\r\n" % (number, quiet, opaque, n),
+                b"ma %b N0 J5%b%b\r\n" % (number, quiet, name),
                 b"mn\r\n", b"get %b p1 p2 p3\r\n" % key, b"incr %b 5\r\n" % key,
                 b"set %b 1 0 2 noreply\r\n33\r\n" % key, b"mg %b !%b\r\n" % (key, quiet),
             ]))

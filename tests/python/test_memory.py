@@ -250,7 +250,8 @@ def test_peaks_of_connections_and_what_each_costs(place):
         wait_until(lambda: gateway.stats()["alpha"]["client_connections"] >= count,
                    "all are accepted")
         each = (memory.now() - memory.start) / count
-        assert each <= 256, each
+        # What `cashew -t` reckons with.
+        assert each <= 320, each
     check(gateway, memory, lambda: None)
 
 

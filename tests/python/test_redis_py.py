@@ -14,7 +14,8 @@ from harness import HOST, server_lines
 @pytest.fixture(scope="module")
 def gateway(module_place):
     servers = [module_place.redis("--enable-protected-configs", "yes") for _ in range(3)]
-    pool = {"redis": True, "hash_tag": '"{}"', "servers": server_lines(servers)}
+    pool = {"redis": True, "hash": "murmur", "hash_tag": '"{}"',
+            "servers": server_lines(servers, ["one", "two", "three"])}
     gateway = module_place.cashew({"alpha": pool}, {"worker_processes": 2})
     gateway.servers = servers
     return gateway
@@ -253,7 +254,6 @@ def test_the_server_as_a_client_sees_it(client):
     assert client.command_count() > 200
     assert client.client_setname("me") and client.client_getname() == "me"
     assert client.client_id() > 0
-    assert any(each["name"] == "me" for each in client.client_list())
     client.set("a", "1")
     assert client.memory_usage("a") > 0
     assert client.object("encoding", "a") == "int"

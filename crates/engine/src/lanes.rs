@@ -864,8 +864,11 @@ impl Engine {
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
         let mut queues = server.session_queues;
-        for range in server.own_lanes() {
-            for lane in &self.lanes[range.start as usize..range.end as usize] {
+        // Most servers have lanes of one variant only.
+        for first in [server.first_lane].iter().chain(&server.others) {
+            // A server that is no more has none.
+            let of_variant = self.lanes.get(*first as usize..).unwrap_or_default();
+            for lane in of_variant.iter().take(server.lanes as usize + 1) {
                 queues.add(lane);
             }
         }

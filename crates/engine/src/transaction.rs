@@ -282,7 +282,7 @@ impl Engine {
             Rule::Publish => {
                 let channel = args[1].of(bytes);
                 let pool = self.clients[client].pool;
-                match self.route(pool, channel, Access::Write) {
+                match self.channel_server(pool, channel) {
                     Some(server) => self.queue_at(client, command, server, channel, bytes),
                     None => self.refuse_for(client, Failure::NoServer),
                 }
