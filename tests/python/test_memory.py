@@ -251,7 +251,7 @@ def test_peaks_of_connections_and_what_each_costs(place):
                    "all are accepted")
         each = (memory.now() - memory.start) / count
         # What `cashew -t` reckons with.
-        assert each <= 320, each
+        assert each <= 256, each
     check(gateway, memory, lambda: None)
 
 

@@ -136,7 +136,7 @@ impl Engine {
             is_marked: false,
         };
         let state = &mut self.clients[client];
-        state.blocking = Some(Box::new(blocking));
+        state.modes.enter().blocking = Some(Box::new(blocking));
         state.fenced = true;
         // Whoever waits here is not somebody whom others wait for.
         self.crowd.leave();
@@ -153,7 +153,7 @@ impl Engine {
     /// Has the server end the wait of a client, whose request is put back then. It does nothing
     /// where the server cannot be told.
     pub(crate) fn withdraw(&mut self, client: u32) {
-        let Some(blocking) = &self.clients[client].blocking else { return };
+        let Some(blocking) = &self.clients[client].modes.blocking else { return };
         let (index, request) = (blocking.lane, blocking.request);
         if !self.is_engaged(index) {
             // The server knows nothing of it yet.
@@ -162,20 +162,20 @@ impl Engine {
         }
         let lane = self.lane(index);
         if lane.head != request && lane.peer_id == 0 {
-            if let Some(blocking) = &mut self.clients[client].blocking {
+            if let Some(blocking) = self.clients[client].modes.blocking() {
                 blocking.is_due = true;
             }
             return;
         }
         if self.tell_to_end(client, false)
-            && let Some(blocking) = &mut self.clients[client].blocking
+            && let Some(blocking) = self.clients[client].modes.blocking()
         {
             blocking.is_withdrawn = true;
         }
     }
 
     fn tell_to_end(&mut self, client: u32, with_error: bool) -> bool {
-        let Some(blocking) = &self.clients[client].blocking else { return false };
+        let Some(blocking) = &self.clients[client].modes.blocking else { return false };
         let (lane, is_told) = (self.lane(blocking.lane), blocking.is_marked);
         let (peer, pool, server) = (lane.peer_id, lane.pool, lane.server);
         let is_sent = lane.in_flight > 0 && matches!(lane.link, Link::Ready { .. });
@@ -193,7 +193,7 @@ impl Engine {
         let peer = peer.to_string();
         let words = ["CLIENT", "UNBLOCK", &peer, if with_error { "ERROR" } else { "TIMEOUT" }];
         self.ask(messenger, Own::Whatever, &words);
-        if let Some(blocking) = &mut self.clients[client].blocking {
+        if let Some(blocking) = self.clients[client].modes.blocking() {
             blocking.is_marked = true;
         }
         true
@@ -211,7 +211,7 @@ impl Engine {
     pub(crate) fn withdraw_all(&mut self, pools: impl Fn(u32) -> bool) {
         for client in self.clients.indices().collect::<Vec<u32>>() {
             let state = &self.clients[client];
-            if state.blocking.is_some() && pools(state.pool) {
+            if state.modes.blocking.is_some() && pools(state.pool) {
                 self.withdraw(client);
             }
         }
@@ -226,7 +226,7 @@ impl Engine {
         let request = &self.requests[lane.head];
         match request.role {
             Role::Blocked if request.client != NONE => {
-                self.clients[request.client].blocking.as_deref()
+                self.clients[request.client].modes.blocking.as_deref()
             }
             _ => None,
         }
@@ -235,7 +235,7 @@ impl Engine {
     /// The reply to a request that may have waited, in a buffer. It has left its lane.
     pub(crate) fn wait_over(&mut self, index: u32, reply: Vec<u8>) {
         let client = self.requests[index].client;
-        let blocking = self.clients[client].blocking.take();
+        let blocking = self.clients[client].modes.end_blocking();
         let blocking = blocking.expect("a request that waits is its client's blocking one");
         debug_assert_eq!(blocking.request, index);
         self.crowd.come_back();
@@ -263,7 +263,7 @@ impl Engine {
     pub(crate) fn wait_failed(&mut self, index: u32) {
         self.drop_reply(index);
         let client = self.requests[index].client;
-        let Some(blocking) = self.clients[client].blocking.take() else { return };
+        let Some(blocking) = self.clients[client].modes.end_blocking() else { return };
         self.crowd.come_back();
         self.requests[index].role = Role::Single;
         self.put_back(client, index, blocking.text);
@@ -296,7 +296,7 @@ impl Engine {
     /// Whether the client is read though nothing of it is consumed.
     pub(crate) fn is_listened_to(&self, client: u32) -> bool {
         let client = &self.clients[client];
-        client.blocking.is_some() || client.turn == Turn::Waits
+        client.modes.blocking.is_some() || client.modes.turn == Turn::Waits
     }
 
     /// The client has gone: ends its wait.

@@ -3,17 +3,13 @@
 use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
-use crate::blocking::Blocking;
 use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
 use crate::id::ConnId;
-use crate::lease::Turn;
-use crate::memcached::Many;
-use crate::pubsub::Subscriber;
+use crate::modes::Modes;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
-use crate::transaction::Transaction;
 use crate::upload::Upload;
 use crate::variant::Dialect;
 
@@ -75,20 +71,10 @@ pub(crate) struct Client {
     /// Its connection is not read. One that waits for its server or for a lease is paused, but
     /// read, up to a limit.
     pub(crate) is_muted: bool,
-    /// What it has of a transaction, from WATCH or MULTI on.
-    pub(crate) transaction: Option<Box<Transaction>>,
-    /// The request that its server lets wait.
-    pub(crate) blocking: Option<Box<Blocking>>,
-    /// Where it stands that wants a lane to itself.
-    pub(crate) turn: Turn,
+    pub(crate) modes: Modes,
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) departure: Departure,
-    /// How far the request at the front of what it has sent has been dispatched, if that one is
-    /// taken apart: see [`Many`].
-    pub(crate) many: Option<Box<Many>>,
-    /// There while it is subscribed to anything, or wants to be.
-    pub(crate) subscriber: Option<Box<Subscriber>>,
     pub(crate) session: Session,
 }
 
@@ -265,7 +251,7 @@ impl Client {
 
     /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_special(&mut self) {
-        let has_mode = self.transaction.is_some() || self.subscriber.is_some();
+        let has_mode = self.modes.transaction.is_some() || self.modes.subscriber.is_some();
         let replies_oddly = self.noreply || self.skip != Skip::No;
         self.special = has_mode || self.undecided || replies_oddly;
     }
@@ -305,13 +291,9 @@ impl Client {
             skip: Skip::No,
             special: false,
             is_muted: false,
-            transaction: None,
-            blocking: None,
-            turn: Turn::No,
+            modes: Modes::default(),
             has_place: false,
             departure: Departure::No,
-            many: None,
-            subscriber: None,
             session,
         }
     }

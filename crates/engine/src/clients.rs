@@ -284,9 +284,9 @@ impl Engine {
             // What has begun goes on to its end.
             || (client.departure != Departure::No
                 && client.state != State::Uploading
-                && client.transaction.is_none()
-                && client.many.is_none())
-            || client.turn == Turn::Waits
+                && client.modes.transaction.is_none()
+                && client.modes.many.is_none())
+            || client.modes.turn == Turn::Waits
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
@@ -417,7 +417,7 @@ impl Engine {
             upload.closing = true;
             return;
         }
-        if client.many.is_some() {
+        if client.modes.many.is_some() {
             // It is in the middle of a reply.
             client.read_closed = true;
             return;
@@ -462,7 +462,7 @@ impl Engine {
         self.leave_line(index);
         self.tours.remove(&index);
         let mut client = self.clients.remove(index);
-        let blocking = client.blocking.take();
+        let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);
         if let Some(blocking) = blocking {
             self.drop_blocking(*blocking);
@@ -482,7 +482,7 @@ impl Engine {
         if waited_on != NONE {
             self.abandon_session(waited_on);
         }
-        if let Some(transaction) = client.transaction.take() {
+        if let Some(transaction) = client.modes.end_transaction() {
             self.drop_transaction(*transaction, waited_on);
         }
         if let Some(Parser::Upload(upload)) = &client.parser
@@ -494,7 +494,7 @@ impl Engine {
         if client.fenced {
             self.abandon_paused();
         }
-        if let Some(subscriber) = client.subscriber.take() {
+        if let Some(subscriber) = client.modes.end_subscriber() {
             self.forget_subscriber(index, client.pool, *subscriber);
         }
         client.output.clear(&mut self.bufs);

@@ -285,7 +285,7 @@ impl Engine {
         }
         let mut reply = self.merge(parent, fragments, &merge);
         let client = self.requests[parent].client;
-        if let Some(many) = &mut self.clients[client].many {
+        if let Some(many) = self.clients[client].modes.many() {
             many.add_bytes(reply.len());
         }
         self.sift_merged(parent, &mut reply);

@@ -111,7 +111,7 @@ impl Engine {
         let mark = Mark::of(key);
         let mut size = size;
         let is_large = self.pools[pool as usize].large_replies.contains(mark)
-            && self.clients[client].transaction.is_none();
+            && self.clients[client].modes.transaction.is_none();
         if is_large {
             if self.clients[client].requests > 0 {
                 return Plan::Wait;

@@ -69,16 +69,16 @@ impl Engine {
     /// Gives the client a lane to itself. It is to be called only while the client is owed nothing:
     /// what it asked by other lanes must not be overtaken.
     pub(crate) fn lease(&mut self, client: u32, server: u32) -> Lease {
-        let Client { pool, variant, turn, .. } = self.clients[client];
-        match turn {
+        let Client { pool, variant, ref modes, .. } = self.clients[client];
+        match modes.turn {
             Turn::No => {}
             Turn::Waits => return Lease::InLine,
             Turn::Over => {
-                self.clients[client].turn = Turn::No;
+                self.clients[client].modes.end_turn();
                 return Lease::None;
             }
             Turn::Has { lane } => {
-                self.clients[client].turn = Turn::No;
+                self.clients[client].modes.end_turn();
                 let state = &self.lanes[lane as usize];
                 if (state.pool, state.server) == (pool, server) {
                     return self.take(client, lane);
@@ -248,7 +248,7 @@ impl Engine {
             return Lease::None;
         }
         line.push_back((conn, until));
-        self.clients[client].turn = Turn::Waits;
+        self.clients[client].modes.enter().turn = Turn::Waits;
         self.timers.arm(until, Timer::Line);
         self.publish_line(pool_index, server);
         Lease::InLine
@@ -263,7 +263,7 @@ impl Engine {
             self.pools[pool as usize].servers[server as usize].line.pop_front();
             let client = conn.index();
             self.lanes[lane as usize].lease = client;
-            self.clients[client].turn = Turn::Has { lane };
+            self.clients[client].modes.enter().turn = Turn::Has { lane };
             self.count_session(lane);
             self.unblock(client);
         }
@@ -275,7 +275,7 @@ impl Engine {
         let line = &mut self.pools[pool as usize].servers[server as usize].line;
         while let Some(&(conn, until)) = line.front() {
             let client = self.clients.get(conn.index(), conn.generation());
-            if client.is_some_and(|client| client.turn == Turn::Waits) {
+            if client.is_some_and(|client| client.modes.turn == Turn::Waits) {
                 return Some((conn, until));
             }
             line.pop_front();
@@ -296,7 +296,7 @@ impl Engine {
                         self.timers.arm(until, Timer::Line);
                         break;
                     }
-                    client.turn = Turn::Over;
+                    client.modes.enter().turn = Turn::Over;
                     self.pools[pool as usize].servers[server as usize].line.pop_front();
                     self.unblock(conn.index());
                 }
@@ -319,7 +319,7 @@ impl Engine {
 
     /// The client wants no lease any more.
     pub(crate) fn leave_line(&mut self, client: u32) {
-        if let Turn::Has { lane } = std::mem::replace(&mut self.clients[client].turn, Turn::No) {
+        if let Turn::Has { lane } = self.clients[client].modes.end_turn() {
             self.release(lane);
         }
     }
@@ -350,10 +350,10 @@ impl Engine {
             return;
         }
         self.lanes[index as usize].lease = NONE;
-        match self.clients[client].turn {
+        match self.clients[client].modes.turn {
             // It has not said anything there.
             Turn::Has { .. } => {
-                self.clients[client].turn = Turn::No;
+                self.clients[client].modes.end_turn();
                 self.unblock(client);
             }
             Turn::No | Turn::Waits | Turn::Over => self.lose_transaction(client, failure),
@@ -420,7 +420,7 @@ impl Engine {
             let idle_us = self.now.micros_since(state.progress_at);
             if state.lease != NONE {
                 let is_unused = state.is_free() && idle_us >= UNUSED_MAX_US;
-                if is_awaited && is_unused && self.clients[state.lease].turn == Turn::No {
+                if is_awaited && is_unused && self.clients[state.lease].modes.turn == Turn::No {
                     self.take_back(lane);
                 }
             } else if state.is_free() {

@@ -33,6 +33,7 @@ mod learning;
 mod lease;
 mod memcached;
 mod memory;
+mod modes;
 mod moving;
 mod pool;
 mod pressure;

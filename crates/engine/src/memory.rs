@@ -30,7 +30,7 @@ const SLOT: u64 = 24;
 /// What a lane takes at rest.
 const LANE: u64 = 1 << 10;
 /// What a client takes at rest, in the engine, the driver and the lists of both.
-const CLIENT: u64 = 320;
+const CLIENT: u64 = 256;
 
 /// Room for one argument while a request is taken apart: its place in three lists that grow by
 /// doubling, and its owner.

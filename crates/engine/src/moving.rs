@@ -164,7 +164,7 @@ impl Engine {
             total += u64::from(asked);
             let stays = client.departure != Departure::No
                 || client.state == State::Closing
-                || client.transaction.is_some();
+                || client.modes.transaction.is_some();
             if asked > 0 && !stays && self.is_movable(index) {
                 movable.push((asked, index));
             }
@@ -184,12 +184,12 @@ impl Engine {
 
     fn leave(&mut self, index: u32) {
         let client = &mut self.clients[index];
-        let is_pinned = client.subscriber.is_some();
+        let is_pinned = client.modes.subscriber.is_some();
         if client.departure != Departure::No || client.state == State::Closing || is_pinned {
             return;
         }
         client.departure = Departure::Asked;
-        if client.state == State::Open && client.transaction.is_none() {
+        if client.state == State::Open && client.modes.transaction.is_none() {
             self.pause(index);
         }
         self.withdraw(index);
@@ -249,8 +249,8 @@ impl Engine {
             return true;
         }
         let is_amidst = client.state == State::Uploading
-            || client.transaction.is_some()
-            || client.many.is_some();
+            || client.modes.transaction.is_some()
+            || client.modes.many.is_some();
         if client.head != NONE || is_amidst {
             return false;
         }

@@ -86,19 +86,23 @@ impl Transaction {
 impl Engine {
     /// Whether what the client asks is queued.
     pub(crate) fn is_queueing(&self, client: u32) -> bool {
-        self.clients[client].transaction.as_ref().is_some_and(|transaction| transaction.is_open)
+        self.clients[client]
+            .modes
+            .transaction
+            .as_ref()
+            .is_some_and(|transaction| transaction.is_open)
     }
 
     /// The client's lease, if it has one of this server.
     pub(crate) fn leased(&self, client: u32, server: u32) -> Option<u32> {
-        let lane = self.clients[client].transaction.as_ref()?.lane;
+        let lane = self.clients[client].modes.transaction.as_ref()?.lane;
         (lane != NONE && self.lane(lane).server == server).then_some(lane)
     }
 
     /// What the client may touch where it would only read: while it has a transaction it asks the
     /// server that has it.
     pub(crate) fn access_of(&self, client: u32, access: Access) -> Access {
-        match self.clients[client].transaction {
+        match self.clients[client].modes.transaction {
             Some(_) => Access::Write,
             None => access,
         }
@@ -107,7 +111,7 @@ impl Engine {
     fn transaction(&mut self, client: u32) -> &mut Transaction {
         let slot = &mut self.clients[client];
         slot.special = true;
-        slot.transaction.get_or_insert_with(|| {
+        slot.modes.enter().transaction.get_or_insert_with(|| {
             self.bufs.charge(size_of::<Transaction>());
             Box::new(Transaction::new())
         })
@@ -115,7 +119,7 @@ impl Engine {
 
     /// Takes the client out of its transaction; says which lane it has leased for it.
     fn close_transaction(&mut self, client: u32) -> u32 {
-        let Some(transaction) = self.clients[client].transaction.take() else { return NONE };
+        let Some(transaction) = self.clients[client].modes.end_transaction() else { return NONE };
         self.bufs.discharge(transaction.size());
         self.clients[client].update_special();
         // By other lanes nothing may overtake what is on its way there.
@@ -156,7 +160,7 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
-        if let Some(transaction) = &self.clients[client].transaction
+        if let Some(transaction) = &self.clients[client].modes.transaction
             && transaction.fate != Fate::Good
         {
             // EXEC will do nothing in any case.
@@ -174,7 +178,7 @@ impl Engine {
                 Err(failure) => return engine.fail(client, failure),
             };
             let key = keys.first().map_or(&b""[..], |key| key.of(bytes));
-            let lane = match engine.clients[client].transaction.as_ref().map(|t| t.lane) {
+            let lane = match engine.clients[client].modes.transaction.as_ref().map(|t| t.lane) {
                 Some(lane) if lane != NONE => {
                     if engine.lane(lane).server != server {
                         let text = engine.elsewhere(client, command, key, server, lane);
@@ -522,7 +526,7 @@ impl Engine {
 
     /// Forgets the client's transaction, on its server too.
     pub(crate) fn end_transaction(&mut self, client: u32) {
-        let is_begun = self.clients[client].transaction.as_ref().is_some_and(|t| t.is_begun);
+        let is_begun = self.clients[client].modes.transaction.as_ref().is_some_and(|t| t.is_begun);
         let lane = self.close_transaction(client);
         if lane != NONE {
             self.clean_up(lane, is_begun);
@@ -552,7 +556,7 @@ impl Engine {
 
     /// The lease is gone.
     pub(crate) fn lose_transaction(&mut self, client: u32, failure: Failure) {
-        let Some(transaction) = &mut self.clients[client].transaction else { return };
+        let Some(transaction) = self.clients[client].modes.transaction() else { return };
         transaction.lane = NONE;
         let fate = match transaction.is_open {
             // Clients know what to do when what they watch has changed.
@@ -574,7 +578,7 @@ impl Engine {
         for client in self.clients.indices().collect::<Vec<u32>>() {
             let conn = self.client_conn(client);
             let state = &self.clients[client];
-            if let Some(blocking) = &state.blocking
+            if let Some(blocking) = &state.modes.blocking
                 && pools(state.pool)
                 && !blocking.is_withdrawn
                 && !self.requests[blocking.request].has_begun()
@@ -586,7 +590,7 @@ impl Engine {
                 }
             }
             let state = &mut self.clients[client];
-            let Some(transaction) = &mut state.transaction else { continue };
+            let Some(transaction) = state.modes.transaction() else { continue };
             if !pools(state.pool) || (transaction.lane == NONE && !transaction.is_begun) {
                 continue;
             }
@@ -602,7 +606,7 @@ impl Engine {
 
     /// The first misfortune counts.
     fn doom(&mut self, client: u32, fate: Fate) {
-        if let Some(transaction) = &mut self.clients[client].transaction
+        if let Some(transaction) = self.clients[client].modes.transaction()
             && transaction.fate == Fate::Good
         {
             transaction.fate = fate;

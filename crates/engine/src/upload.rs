@@ -98,7 +98,7 @@ impl Engine {
         let key = command.single_key().and_then(|key| args.get(key));
         let (Some(key), Some((len, tail))) = (key, parser.tail()) else { return Begun::No };
         let head = Head { len, ..Head::default() };
-        if self.clients[client].transaction.is_some() {
+        if self.clients[client].modes.transaction.is_some() {
             return Begun::No;
         }
         if !self.clients[client].session.authenticated {

@@ -63,11 +63,15 @@ impl Engine {
         let keys = parser.keys();
         let pool = self.clients[client].pool;
         while self.clients[client].requests == 0 {
-            let many = self.clients[client].many.get_or_insert_with(|| Box::new(Many::new()));
+            let many = self.clients[client]
+                .modes
+                .enter()
+                .many
+                .get_or_insert_with(|| Box::new(Many::new()));
             let part = &keys[many.asked..];
             if part.is_empty() {
                 let end = std::mem::take(&mut many.end);
-                self.clients[client].many = None;
+                self.clients[client].modes.end_many();
                 self.answer(client, |out| out.extend_from_slice(&end));
                 return Plan::Done;
             }
@@ -115,7 +119,7 @@ impl Engine {
 
     /// A part of the reply is an error: it takes the place of what closes the whole.
     fn end_with(&mut self, client: u32, error: &[u8]) {
-        if let Some(many) = &mut self.clients[client].many
+        if let Some(many) = self.clients[client].modes.many()
             && !is_error(&many.end)
         {
             many.end = error.to_vec();

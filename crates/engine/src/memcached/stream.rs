@@ -53,7 +53,7 @@ impl Engine {
             }
             gather.dealt += 1;
         }
-        if let Some(many) = &mut owner.many {
+        if let Some(many) = owner.modes.many() {
             many.add_bytes(bytes);
         }
         // What has been dealt out is let go of, though not for every few bytes.

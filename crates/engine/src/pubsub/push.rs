@@ -90,7 +90,7 @@ impl Engine {
             let kind: &[u8] = if owner.session.dialect == Dialect::Resp3 { b">" } else { b"*" };
             let is_amid_reply = owner.head != NONE && self.requests[owner.head].streaming;
             if is_amid_reply {
-                let subscriber = owner.subscriber.as_deref_mut().expect("it is subscribed");
+                let subscriber = owner.modes.subscriber().expect("it is subscribed");
                 self.bufs.reserve(&mut subscriber.held, message.len());
                 subscriber.held.extend_from_slice(kind);
                 subscriber.held.extend_from_slice(&message[1..]);
@@ -104,7 +104,7 @@ impl Engine {
             if waits > allowed {
                 overflowed.push(conn);
             } else if waits > limits.pubsub_output_soft_max {
-                let subscriber = owner.subscriber.as_deref_mut().expect("it is subscribed");
+                let subscriber = owner.modes.subscriber().expect("it is subscribed");
                 if subscriber.strained_since == Time::NEVER {
                     subscriber.strained_since = self.now;
                     pool.pubsub.strained.push(conn);
@@ -140,7 +140,7 @@ impl Engine {
     #[cold]
     pub(crate) fn release_held(&mut self, client: u32) {
         let owner = &mut self.clients[client];
-        let Some(subscriber) = owner.subscriber.as_deref_mut() else { return };
+        let Some(subscriber) = owner.modes.subscriber() else { return };
         let is_amid_reply = owner.head != NONE && self.requests[owner.head].streaming;
         if subscriber.held.is_empty() || is_amid_reply {
             return;
@@ -164,7 +164,7 @@ impl Engine {
                 }
                 let client = &mut self.clients[index];
                 let waits = client.output.len() + client.held;
-                let Some(subscriber) = client.subscriber.as_deref_mut() else { continue };
+                let Some(subscriber) = client.modes.subscriber() else { continue };
                 let since = subscriber.strained_since;
                 if waits <= limits.pubsub_output_soft_max {
                     subscriber.strained_since = Time::NEVER;

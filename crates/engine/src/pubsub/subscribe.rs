@@ -102,7 +102,7 @@ impl Engine {
         command: &Command,
     ) -> Option<String> {
         let owner = &self.clients[client];
-        let subscriber = owner.subscriber.as_deref()?;
+        let subscriber = owner.modes.subscriber.as_deref()?;
         let is_confined = owner.session.dialect == Dialect::Resp2 && !subscriber.topics.is_empty();
         let is_allowed = matches!(
             command.rule,
@@ -123,7 +123,11 @@ impl Engine {
     pub(crate) fn is_pinged_as_subscriber(&self, client: u32) -> bool {
         let owner = &self.clients[client];
         owner.session.dialect == Dialect::Resp2
-            && owner.subscriber.as_deref().is_some_and(|subscriber| !subscriber.topics.is_empty())
+            && owner
+                .modes
+                .subscriber
+                .as_deref()
+                .is_some_and(|subscriber| !subscriber.topics.is_empty())
     }
 
     fn subscribe<'n>(
@@ -156,7 +160,7 @@ impl Engine {
     ) -> Option<&'static str> {
         let pool = &self.pools[self.clients[client].pool as usize];
         let limits = &pool.limits;
-        let own = self.clients[client].subscriber.as_deref().map_or(0, |s| s.topics.len());
+        let own = self.clients[client].modes.subscriber.as_deref().map_or(0, |s| s.topics.len());
         let more = names.len();
         if own + more > limits.client_subscriptions_max as usize {
             return Some("ERR max number of subscriptions of a client reached");
@@ -173,7 +177,8 @@ impl Engine {
         owner.special = true;
         // Nothing is dispatched before it is answered.
         owner.fenced = true;
-        let subscriber = owner.subscriber.get_or_insert_with(|| Box::new(Subscriber::new()));
+        let subscriber =
+            owner.modes.enter().subscriber.get_or_insert_with(|| Box::new(Subscriber::new()));
         debug_assert!(subscriber.pending.is_none(), "such requests run alone");
         subscriber.pending = Some(Pending { request, lines });
         self.answer_pending(client);
@@ -209,12 +214,17 @@ impl Engine {
     fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
         let owner = &self.clients[client];
         let topics = &self.pools[owner.pool as usize].pubsub.topics;
-        let subscribed = owner.subscriber.iter().flat_map(|subscriber| subscriber.topics.keys());
+        let subscribed =
+            owner.modes.subscriber.iter().flat_map(|subscriber| subscriber.topics.keys());
         subscribed.copied().filter(|&topic| topics.get(topic).kind == kind).collect()
     }
 
     fn subscriptions(&self, client: u32, kind: Kind) -> u32 {
-        self.clients[client].subscriber.as_deref().map_or(0, |subscriber| subscriber.count(kind))
+        self.clients[client]
+            .modes
+            .subscriber
+            .as_deref()
+            .map_or(0, |subscriber| subscriber.count(kind))
     }
 
     fn unsubscribe_one(&mut self, client: u32, kind: Kind, name: &[u8]) -> Line {
@@ -233,7 +243,7 @@ impl Engine {
     /// it is gone.
     fn leave_topic(&mut self, client: u32, topic: u32) -> Option<TopicId> {
         let pool = self.clients[client].pool;
-        let subscriber = self.clients[client].subscriber.as_deref_mut()?;
+        let subscriber = self.clients[client].modes.subscriber()?;
         let at = subscriber.topics.remove(&topic)?;
         let topics = &self.pools[pool as usize].pubsub.topics;
         subscriber.shards -= u32::from(topics.get(topic).kind == Kind::Shard);
@@ -248,7 +258,7 @@ impl Engine {
         let subscribers = &mut topics.get_mut(topic).subscribers;
         subscribers.swap_remove(at as usize);
         if let Some(&moved) = subscribers.get(at as usize) {
-            let moved = self.clients[moved].subscriber.as_deref_mut().expect("it is subscribed");
+            let moved = self.clients[moved].modes.subscriber().expect("it is subscribed");
             moved.topics.insert(topic, at);
         }
         topics.subscriptions -= 1;
@@ -262,7 +272,7 @@ impl Engine {
         let owner = &mut self.clients[client];
         let pool = &mut self.pools[owner.pool as usize];
         let topics = &mut pool.pubsub.topics;
-        let subscriber = owner.subscriber.as_deref_mut().expect("it is being subscribed");
+        let subscriber = owner.modes.subscriber().expect("it is being subscribed");
         if subscriber.topics.contains_key(&topic) {
             return;
         }
@@ -282,7 +292,7 @@ impl Engine {
         loop {
             let owner = &self.clients[client];
             let pool = owner.pool;
-            let Some(subscriber) = owner.subscriber.as_deref() else { return };
+            let Some(subscriber) = owner.modes.subscriber.as_deref() else { return };
             let Some(pending) = &subscriber.pending else { return };
             let Some(line) = pending.lines.front() else { break };
             let (topic, readiness) = match line {
@@ -298,7 +308,7 @@ impl Engine {
                 return;
             }
             let owner = &mut self.clients[client];
-            let subscriber = owner.subscriber.as_deref_mut().expect("it was just there");
+            let subscriber = owner.modes.subscriber().expect("it was just there");
             let pending = subscriber.pending.as_mut().expect("it was just there");
             let line = pending.lines.pop_front().expect("it was just there");
             match (line, topic) {
@@ -364,7 +374,7 @@ impl Engine {
     /// All is said.
     fn end_pending(&mut self, client: u32) {
         let owner = &mut self.clients[client];
-        let Some(subscriber) = owner.subscriber.as_deref_mut() else { return };
+        let Some(subscriber) = owner.modes.subscriber() else { return };
         let Some(pending) = subscriber.pending.take() else { return };
         if subscriber.topics.is_empty() {
             self.end_subscriber(client);
@@ -376,7 +386,7 @@ impl Engine {
     /// The client is like any other again.
     fn end_subscriber(&mut self, client: u32) {
         let owner = &mut self.clients[client];
-        let Some(subscriber) = owner.subscriber.take() else { return };
+        let Some(subscriber) = owner.modes.end_subscriber() else { return };
         owner.held -= subscriber.held.len() as u64;
         owner.output.push_buf(subscriber.held, &mut self.bufs);
         owner.update_special();
@@ -386,7 +396,7 @@ impl Engine {
 
     /// Ends all subscriptions without a word, as RESET does.
     pub(crate) fn unsubscribe_all(&mut self, client: u32) {
-        let subscribed = self.clients[client].subscriber.as_deref();
+        let subscribed = self.clients[client].modes.subscriber.as_deref();
         let topics: Vec<u32> =
             subscribed.iter().flat_map(|subscriber| subscriber.topics.keys().copied()).collect();
         for topic in topics {
@@ -426,6 +436,6 @@ impl Engine {
 
     /// Whether the client has subscriptions, which stay here.
     pub(crate) fn is_subscriber(&self, client: u32) -> bool {
-        client != NONE && self.clients[client].subscriber.is_some()
+        client != NONE && self.clients[client].modes.subscriber.is_some()
     }
 }

@@ -1,0 +1,106 @@
+//! What few clients have: a transaction, a blocked request, a request that is being taken apart,
+//! subscriptions, a place in line for a lane. A client at rest has none of it and pays a pointer.
+
+use std::ops::Deref;
+
+use crate::blocking::Blocking;
+use crate::lease::Turn;
+use crate::memcached::Many;
+use crate::pubsub::Subscriber;
+use crate::transaction::Transaction;
+
+/// Reads as [`Rare`] with nothing in it while there is none.
+#[derive(Default)]
+pub(crate) struct Modes(Option<Box<Rare>>);
+
+pub(crate) struct Rare {
+    /// What it has of a transaction, from WATCH or MULTI on.
+    pub(crate) transaction: Option<Box<Transaction>>,
+    /// The request that its server lets wait.
+    pub(crate) blocking: Option<Box<Blocking>>,
+    /// How far the request at the front of what it has sent has been dispatched, if that one is
+    /// taken apart: see [`Many`].
+    pub(crate) many: Option<Box<Many>>,
+    /// There while it is subscribed to anything, or wants to be.
+    pub(crate) subscriber: Option<Box<Subscriber>>,
+    /// Where it stands that wants a lane to itself.
+    pub(crate) turn: Turn,
+}
+
+static NONE: Rare = Rare::new();
+
+impl Rare {
+    const fn new() -> Self {
+        Self { transaction: None, blocking: None, many: None, subscriber: None, turn: Turn::No }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.transaction.is_none()
+            && self.blocking.is_none()
+            && self.many.is_none()
+            && self.subscriber.is_none()
+            && self.turn == Turn::No
+    }
+}
+
+impl Deref for Modes {
+    type Target = Rare;
+
+    #[inline]
+    fn deref(&self) -> &Rare {
+        self.0.as_deref().unwrap_or(&NONE)
+    }
+}
+
+impl Modes {
+    /// To be filled in.
+    pub(crate) fn enter(&mut self) -> &mut Rare {
+        self.0.get_or_insert_with(|| Box::new(Rare::new()))
+    }
+
+    pub(crate) fn transaction(&mut self) -> Option<&mut Transaction> {
+        self.0.as_mut()?.transaction.as_deref_mut()
+    }
+
+    pub(crate) fn blocking(&mut self) -> Option<&mut Blocking> {
+        self.0.as_mut()?.blocking.as_deref_mut()
+    }
+
+    pub(crate) fn many(&mut self) -> Option<&mut Many> {
+        self.0.as_mut()?.many.as_deref_mut()
+    }
+
+    pub(crate) fn subscriber(&mut self) -> Option<&mut Subscriber> {
+        self.0.as_mut()?.subscriber.as_deref_mut()
+    }
+
+    pub(crate) fn end_transaction(&mut self) -> Option<Box<Transaction>> {
+        self.leave(|rare| rare.transaction.take())
+    }
+
+    pub(crate) fn end_blocking(&mut self) -> Option<Box<Blocking>> {
+        self.leave(|rare| rare.blocking.take())
+    }
+
+    pub(crate) fn end_many(&mut self) {
+        self.leave(|rare| rare.many.take());
+    }
+
+    pub(crate) fn end_subscriber(&mut self) -> Option<Box<Subscriber>> {
+        self.leave(|rare| rare.subscriber.take())
+    }
+
+    pub(crate) fn end_turn(&mut self) -> Turn {
+        self.leave(|rare| Some(std::mem::replace(&mut rare.turn, Turn::No))).unwrap_or(Turn::No)
+    }
+
+    /// Takes something out, and the memory back when nothing is left.
+    fn leave<T>(&mut self, take: impl FnOnce(&mut Rare) -> Option<T>) -> Option<T> {
+        let rare = self.0.as_mut()?;
+        let taken = take(rare);
+        if rare.is_empty() {
+            self.0 = None;
+        }
+        taken
+    }
+}
