@@ -34,6 +34,10 @@ pub enum Failure {
     BadReply,
     /// The server refused AUTH, or what else the configuration asks of it.
     HandshakeRefused,
+    /// The server runs a script for too long to take on a new connection.
+    Busy,
+    /// The server reads its data from disk and takes on no new connection yet.
+    Loading,
     /// The server has no such database as a client selected.
     DatabaseRefused,
     /// The server does not speak RESP3.
@@ -60,6 +64,10 @@ impl Failure {
             Self::Closed => "Server closed the connection",
             Self::BadReply => "Server sent an invalid reply",
             Self::HandshakeRefused => "Server refused AUTH or SELECT",
+            Self::Busy => {
+                "Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."
+            }
+            Self::Loading => "Redis is loading the dataset in memory",
             Self::DatabaseRefused => "DB index is out of range",
             Self::DialectRefused => "unsupported protocol version",
             Self::QueueFull => "Server queue is full",
@@ -69,9 +77,9 @@ impl Failure {
     }
 
     /// Whether it shows that the server is not well. Being out of descriptors here does not, nor does
-    /// that it refuses what one client has asked for.
+    /// that it refuses what one client has asked for, or says what it is busy with.
     pub(crate) fn is_of_server(self) -> bool {
-        self != Self::Exhausted && !self.is_of_variant()
+        !matches!(self, Self::Exhausted | Self::Busy | Self::Loading) && !self.is_of_variant()
     }
 
     /// Whether it concerns only those who want the same dialect and database.
@@ -81,9 +89,18 @@ impl Failure {
 
     pub(crate) fn write_reply(self, protocol: Protocol, out: &mut Vec<u8>) {
         match protocol {
-            Protocol::Redis if self == Self::DialectRefused => self.write_line(b"-NOPROTO ", out),
-            Protocol::Redis => self.write_line(b"-ERR ", out),
+            Protocol::Redis => self.write_line(self.code(), out),
             Protocol::Memcached => self.write_text(out),
+        }
+    }
+
+    /// The word by which Redis's clients tell errors apart.
+    fn code(self) -> &'static [u8] {
+        match self {
+            Self::DialectRefused => b"-NOPROTO ",
+            Self::Busy => b"-BUSY ",
+            Self::Loading => b"-LOADING ",
+            _ => b"-ERR ",
         }
     }
 

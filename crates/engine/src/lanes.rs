@@ -439,7 +439,11 @@ impl Engine {
         let hello_owed = 1 + u32::from(database > 0);
         let is_greeting = dialect == Dialect::Resp3 && lane.handshake.replies_owed == hello_owed;
         let reply = lane.handshake.reply.as_slice();
-        if is_selecting && database != pool.variants[0].database {
+        if reply.starts_with(b"-BUSY") {
+            Failure::Busy
+        } else if reply.starts_with(b"-LOADING") {
+            Failure::Loading
+        } else if is_selecting && database != pool.variants[0].database {
             Failure::DatabaseRefused
         } else if is_greeting
             && (reply.starts_with(b"-NOPROTO") || reply.starts_with(b"-ERR unknown command"))

@@ -35,6 +35,7 @@ mod memcached;
 mod memory;
 mod modes;
 mod moving;
+mod patterns;
 mod pool;
 mod pressure;
 mod private;

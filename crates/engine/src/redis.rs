@@ -137,7 +137,10 @@ impl Engine {
             let texts = keys.iter().map(|key| key.of(bytes));
             match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
-                    engine.forward_to(client, Some(server), Expect::Line, bytes.len())
+                    match engine.stray_pattern(client, command, server, bytes, args) {
+                        Some(text) => engine.say_error(client, &text),
+                        None => engine.forward_to(client, Some(server), Expect::Line, bytes.len()),
+                    }
                 }
                 Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
                 Err(failure) => engine.fail(client, failure),

@@ -338,7 +338,10 @@ impl Engine {
             let texts = keys.iter().map(|key| key.of(bytes));
             match self.place_keys(pool, texts, Access::Write, &mut split) {
                 Ok(Some(server)) => {
-                    self.queue_at(client, command, server, keys[0].of(bytes), bytes)
+                    match self.stray_pattern(client, command, server, bytes, args) {
+                        Some(text) => self.refuse_queued(client, &text),
+                        None => self.queue_at(client, command, server, keys[0].of(bytes), bytes),
+                    }
                 }
                 Ok(None) => {
                     let text = self.crossing(client, command, bytes, &keys, &split);

@@ -89,7 +89,8 @@ fn example(name: &str, arity: i16, keys: Keys, key: &str) -> String {
             }
             words.extend((0..trailing).map(|_| "LEFT"));
         }
-        Keys::Sort => words.extend([key, "STORE", key]),
+        Keys::Sort { stores: false } => words.push(key),
+        Keys::Sort { stores: true } => words.extend([key, "STORE", key]),
         Keys::Georadius => words.extend([key, "0", "0", "1", "m"]),
         Keys::Streams if name == "xreadgroup" => {
             words.extend(["GROUP", "g", "c", "STREAMS", key, "0"]);

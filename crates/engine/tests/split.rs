@@ -373,6 +373,58 @@ fn a_hash_tag_brings_keys_together() {
 }
 
 #[test]
+fn patterns_that_may_name_keys_of_other_servers_are_refused() {
+    let options = "redis: true\npreconnect: true\nhash_tag: \"{}\"";
+    let (mut world, [a, b, ..]): (World, [ConnId; 4]) = World::connected(&pool(options, 4));
+    let client = world.client();
+    let stray = [
+        ("SORT a BY w_*", "w_*"),
+        ("SORT a BY nosort GET w_*->f", "w_*->f"),
+        ("SORT_RO {a} BY {a}_* GET *", "*"),
+        ("SORT {a} GET *{a}", "*{a}"),
+        ("SORT {a} GET {*}", "{*}"),
+        ("SORT {a} LIMIT 0 1 GET # GET {b}* DESC", "{b}*"),
+    ];
+    for (request, pattern) in stray {
+        world.send(client, redis(request) + &redis("PING"));
+        let name = request.split(' ').next().unwrap();
+        world.expect(
+            client,
+            format!(
+                "-CROSSSLOT {name} would read keys like '{pattern}', which may be on other \
+                 servers: keys with the same part between {{ and }} share a server\r\n+PONG\r\n"
+            ),
+        );
+    }
+    world.expect(b, "");
+    for request in [
+        "SORT a",
+        "SORT a BY nosort GET #",
+        "SORT {a} BY {a}_* GET {a}:*->f GET # LIMIT 0 1",
+        "SORT a BY {a}w_* STORE {a}b",
+        "SORT_RO a LIMIT BY * ALPHA",
+    ] {
+        world.send(client, redis(request));
+        world.expect(a, redis(request));
+        world.send(a, "*0\r\n");
+        world.expect(client, "*0\r\n");
+    }
+    world.assert_idle();
+}
+
+#[test]
+fn one_server_completes_any_pattern() {
+    let (mut world, [a]): (World, [ConnId; 1]) =
+        World::connected(&pool("redis: true\npreconnect: true", 1));
+    let client = world.client();
+    world.send(client, redis("SORT a BY w_* GET *"));
+    world.expect(a, redis("SORT a BY w_* GET *"));
+    world.send(a, "*0\r\n");
+    world.expect(client, "*0\r\n");
+    world.assert_idle();
+}
+
+#[test]
 fn a_senseless_number_of_keys_gets_redis_errors() {
     let (mut world, client, _) = four_servers();
     for (request, error) in [

@@ -145,6 +145,21 @@ fn keys_of_one_command_on_two_servers_abort() {
 }
 
 #[test]
+fn patterns_that_may_name_keys_of_other_servers_abort() {
+    let (mut world, client, _) = two_servers();
+    world.send(client, all(&["MULTI", "SORT a BY w_*", "EXEC"]));
+    world.expect(
+        client,
+        format!(
+            "+OK\r\n-CROSSSLOT SORT would read keys like 'w_*', which may be on other servers: keys \
+             with the same part between {{ and }} share a server\r\n{ABORTED}"
+        ),
+    );
+    assert!(!world.connects_to(0), "nothing is leased for what will not be");
+    world.assert_idle();
+}
+
+#[test]
 fn what_is_wrong_is_said_while_queueing_and_aborts() {
     let (mut world, client, _) = two_servers();
     let cases = [

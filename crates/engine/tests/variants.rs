@@ -355,6 +355,35 @@ fn a_database_that_a_server_lacks_is_no_failure_of_the_server() {
 }
 
 #[test]
+fn what_a_server_is_busy_with_is_told_and_no_failure() {
+    let busy = "-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN \
+                NOSAVE.\r\n";
+    for reply in [busy, "-LOADING Redis is loading the dataset in memory\r\n"] {
+        let options = format!("{PLAIN}\nauto_eject_hosts: true\nserver_failure_limit: 1");
+        let (mut world, [_]): (World, [ConnId; 1]) = World::connected(&pool(&options, 1));
+        let client = selecting(&mut world, 9);
+        world.send(client, redis("GET a"));
+        let lane = world.accept(0);
+        world.expect(lane, redis("SELECT 9"));
+        world.send(lane, reply);
+        world.expect(client, reply);
+        assert!(!world.actions.iter().any(|action| {
+            matches!(action, Action::Eject { .. } | Action::ServerFailing { .. })
+        }));
+        // It is asked again soon, without a verdict about the database.
+        world.wait_ms(30_000);
+        world.send(client, redis("GET a"));
+        let lane = world.accept(0);
+        world.expect(lane, redis("SELECT 9"));
+        world.send(lane, "+OK\r\n");
+        world.expect(lane, redis("GET a"));
+        world.send(lane, "$-1\r\n");
+        world.expect(client, "$-1\r\n");
+        world.assert_idle();
+    }
+}
+
+#[test]
 fn where_a_server_does_not_speak_resp3_clients_are_told_so_for_a_while() {
     for reply in ["-ERR unknown command 'HELLO'\r\n", "-NOPROTO no\r\n"] {
         let (mut world, [plain]): (World, [ConnId; 1]) = World::connected(&pool(PLAIN, 1));

@@ -103,7 +103,8 @@ fn keys(command: &Command) -> String {
         Keys::Numkeys { at, destination, .. } => {
             format!("argument {destination}, and as many as argument {at} says")
         }
-        Keys::Sort => "argument 1, and that of STORE".into(),
+        Keys::Sort { stores: false } => "argument 1".into(),
+        Keys::Sort { stores: true } => "argument 1, and that of STORE".into(),
         Keys::Georadius => "argument 1, and those of STORE and STOREDIST".into(),
         Keys::Streams => "behind STREAMS".into(),
         Keys::Migrate => "argument 3, or those behind KEYS".into(),

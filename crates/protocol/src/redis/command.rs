@@ -66,8 +66,11 @@ pub enum Keys {
         trailing: u16,
         faults: &'static NumkeysFaults,
     },
-    /// SORT: a key, and perhaps STORE with another.
-    Sort,
+    /// SORT and SORT_RO: a key, and perhaps STORE with another; and patterns of further ones: see
+    /// [`Command::patterns`].
+    Sort {
+        stores: bool,
+    },
     /// GEORADIUS and GEORADIUSBYMEMBER: a key, and perhaps STORE or STOREDIST with another.
     Georadius,
     /// XREAD and XREADGROUP: STREAMS, the keys, and as many ids.
@@ -280,7 +283,7 @@ impl Command {
         match self.keys {
             Keys::Range { first, last, step } => (first, last, step),
             Keys::Pairs { .. } => (1, -1, 2),
-            Keys::Numkeys { destination: 1, .. } | Keys::Sort | Keys::Georadius => (1, 1, 1),
+            Keys::Numkeys { destination: 1, .. } | Keys::Sort { .. } | Keys::Georadius => (1, 1, 1),
             Keys::Migrate => (3, 3, 1),
             Keys::None | Keys::Numkeys { .. } | Keys::Streams => (0, 0, 0),
         }
@@ -290,9 +293,11 @@ impl Command {
     pub fn has_movable_keys(&self) -> bool {
         match self.keys {
             Keys::None | Keys::Range { .. } | Keys::Pairs { .. } => false,
-            Keys::Numkeys { .. } | Keys::Sort | Keys::Georadius | Keys::Streams | Keys::Migrate => {
-                true
-            }
+            Keys::Numkeys { .. }
+            | Keys::Sort { .. }
+            | Keys::Georadius
+            | Keys::Streams
+            | Keys::Migrate => true,
         }
     }
 }

@@ -9,7 +9,7 @@ const UNBALANCED_STREAMS: &str = "ERR Unbalanced XREAD list of streams: for each
                                   or '$' must be specified.";
 
 /// Options of SORT that take arguments, and how many: an argument that reads "STORE" is none.
-const SORT_OPTIONS: [(&str, usize); 3] = [("limit", 2), ("get", 1), ("by", 1)];
+const SORT_OPTIONS: [(&[u8], usize); 4] = [(b"limit", 2), (b"get", 1), (b"by", 1), (b"store", 1)];
 
 impl Command {
     /// Whether the server may let the request wait before it answers.
@@ -20,6 +20,18 @@ impl Command {
             Rule::Fan(Fan::Least | Fan::LeastEach) => self.name.starts_with("wait"),
             _ => false,
         }
+    }
+
+    /// Patterns of keys that the server will read beside those which [`Command::keys`] finds: SORT's
+    /// BY and GET. Those without an asterisk name no key.
+    pub fn patterns<'a>(
+        &self,
+        buf: &'a [u8],
+        args: &'a [Span],
+    ) -> impl Iterator<Item = &'a [u8]> + 'a {
+        let args = if matches!(self.keys, Keys::Sort { .. }) { args } else { &[] };
+        let patterns = sort_options(buf, args, b"by").chain(sort_options(buf, args, b"get"));
+        patterns.map(|pattern| pattern.of(buf)).filter(|pattern| pattern.contains(&b'*'))
     }
 
     /// Pushes the spans of all keys. The error is what Redis would answer; what it would find wrong
@@ -50,9 +62,10 @@ impl Command {
                 }
                 out.extend(args.iter().skip(first).step_by(step).take(count));
             }
-            Keys::Sort => {
+            Keys::Sort { stores } => {
                 out.extend(args.get(1));
-                out.extend(sort_destination(buf, args));
+                // The last STORE counts, as in Redis.
+                out.extend(sort_options(buf, args, b"store").last().filter(|_| stores));
             }
             Keys::Georadius => {
                 out.extend(args.get(1));
@@ -82,23 +95,25 @@ fn number_of_keys(text: &[u8], room: usize, faults: &NumkeysFaults) -> Result<us
     }
 }
 
-/// The last STORE counts, as in Redis.
-fn sort_destination(buf: &[u8], args: &[Span]) -> Option<Span> {
-    let mut destination = None;
+/// The values that SORT's option of this name is given.
+fn sort_options<'a>(
+    buf: &'a [u8],
+    args: &'a [Span],
+    name: &'static [u8],
+) -> impl Iterator<Item = Span> + 'a {
     let mut at = 2;
-    while at < args.len() {
-        let option = word(buf, args, at);
-        if option.eq_ignore_ascii_case(b"store") {
-            destination = args.get(at + 1).copied().or(destination);
-            at += 1;
-        } else if let Some((_, taken)) =
-            SORT_OPTIONS.iter().find(|(name, _)| option.eq_ignore_ascii_case(name.as_bytes()))
-        {
-            at += taken;
+    std::iter::from_fn(move || {
+        while at < args.len() {
+            let option = word(buf, args, at);
+            let taken = SORT_OPTIONS.iter().find(|(name, _)| option.eq_ignore_ascii_case(name));
+            let value = args.get(at + 1).filter(|_| option.eq_ignore_ascii_case(name));
+            at += 1 + taken.map_or(0, |(_, taken)| *taken);
+            if value.is_some() {
+                return value.copied();
+            }
         }
-        at += 1;
-    }
-    destination
+        None
+    })
 }
 
 /// Redis uses the last one named; all of them are keys all the same.
@@ -193,6 +208,26 @@ mod tests {
             }
             Ok(out.iter().map(|key| String::from_utf8(key.of(buf).to_vec()).unwrap()).collect())
         })
+    }
+
+    #[test]
+    fn patterns_are_what_sort_completes() {
+        let cases = [
+            ("SORT a", ""),
+            ("SORT a BY nosort GET #", ""),
+            ("SORT a BY w_* LIMIT 0 1 get x_*->f GET * STORE by", "w_* x_*->f *"),
+            ("SORT_RO a DESC by w_*", "w_*"),
+            ("SORT a LIMIT BY * GET", ""),
+            ("SORT a STORE BY GET x*", "x*"),
+            ("EVAL s 1 a BY x*", ""),
+        ];
+        for (call, expected) in cases {
+            let found: Vec<String> = with(call, |command, buf, args| {
+                let patterns = command.patterns(buf, args);
+                patterns.map(|pattern| String::from_utf8(pattern.to_vec()).unwrap()).collect()
+            });
+            assert_eq!(found.join(" "), expected, "{call}");
+        }
     }
 
     #[test]

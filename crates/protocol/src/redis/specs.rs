@@ -80,7 +80,8 @@ impl Command {
                     destination => vec![(Index(destination), ONE), keys],
                 }
             }
-            Keys::Sort => vec![(Index(1), ONE), unknown, unknown],
+            Keys::Sort { stores: true } => vec![(Index(1), ONE), unknown, unknown],
+            Keys::Sort { stores: false } => vec![(Index(1), ONE), unknown],
             Keys::Georadius => {
                 let options = self.arity.unsigned_abs() as i16;
                 ["STORE", "STOREDIST"].iter().fold(vec![(Index(1), ONE)], |mut places, word| {
@@ -114,7 +115,7 @@ impl Command {
         let uses = self.uses();
         let group = match self.keys {
             // The last group is of the destination.
-            Keys::Sort if position > 0 => usize::MAX,
+            Keys::Sort { .. } if position > 0 => usize::MAX,
             _ => position,
         };
         uses.clone().nth(group).or(uses.last()).unwrap_or_default()

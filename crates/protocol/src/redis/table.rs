@@ -7,7 +7,7 @@ use super::Group::{
     Array, Bitmap, Cluster, Connection, Generic, Geo, Hash, Hyperloglog, List, Module, Pubsub,
     Scripting, Server, Set, SortedSet, Stream, String, Transactions,
 };
-use super::Keys::{Georadius, Numkeys, Pairs, Sort, Streams};
+use super::Keys::{Georadius, Numkeys, Pairs, Streams};
 use super::Rule::{Block, Forward, Publish, Refuse, Single, Unsupported};
 use super::{
     Access, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule,
@@ -62,6 +62,8 @@ const MSETEX: Keys = Numkeys {
         too_many: "ERR syntax error",
     },
 };
+const SORT: Keys = Keys::Sort { stores: true };
+const SORT_RO: Keys = Keys::Sort { stores: false };
 /// LMPOP and ZMPOP, which have to say from which end behind their keys.
 const MPOP: Keys = mpop(1);
 /// BLMPOP and BZMPOP, which have their timeout in front.
@@ -257,8 +259,8 @@ pub static COMMANDS: &[Command] = &[
     command("renamenx", 3, Write, TWO_KEYS, "RW access delete, OW insert", Forward, Generic, "fast"),
     command("restore", -4, Write, KEY, "OW update", Forward, Generic, "denyoom").in_categories("@keyspace @dangerous"),
     command("scan", -2, Read, NONE, "", fan(Fan::Scan), Generic, "").tips("nondeterministic_output request_policy:special response_policy:special"),
-    command("sort", -2, Write, Sort, "RO access, RO access, OW update", Forward, Generic, "denyoom").in_categories("@dangerous @set @sortedset @list"),
-    command("sort_ro", -2, Read, KEY, "RO access, RO access", Forward, Generic, "movablekeys").in_categories("@dangerous @set @sortedset @list"),
+    command("sort", -2, Write, SORT, "RO access, RO access, OW update", Forward, Generic, "denyoom").in_categories("@dangerous @set @sortedset @list"),
+    command("sort_ro", -2, Read, SORT_RO, "RO access, RO access", Forward, Generic, "").in_categories("@dangerous @set @sortedset @list"),
     command("touch", -2, Read, ALL_KEYS, "RO", SUM, Generic, "fast").tips("request_policy:multi_shard response_policy:agg_sum"),
     command("ttl", 2, Read, KEY, "RO access", Forward, Generic, "fast").tips("nondeterministic_output"),
     command("type", 2, Read, KEY, "RO", Forward, Generic, "fast"),
