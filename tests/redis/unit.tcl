@@ -2,8 +2,9 @@
 #
 #     tclsh unit.tcl UNIT PORT resp2|resp3 SKIPFILE SERVERS [OPTION OF THE SUITE...]
 #
-# SERVERS are the ports of the servers themselves, with commas. It is to be started in the suite's source directory. It is the suite's client (tests/test_helper.tcl
-# with --client) without its server: what happens is told on standard output, an event a line,
+# SERVERS are the ports of the servers themselves, with commas. It is to be started in the suite's
+# source directory. It is the suite's client (tests/test_helper.tcl with --client) without its server:
+# what happens is told on standard output, an event a line,
 # "@STATE<tab>TEST<tab>MILLISECONDS<tab>DETAIL", to the program that started it. A test that raises
 # an error other than an assertion is a failed test and no more, and what follows a failed test
 # begins with a connection of its own, and with servers that run no script and are not paused.
@@ -71,6 +72,7 @@ proc relieve_servers {} {
             set server [plain_client 127.0.0.1 $port]
             foreach command {
                 {script kill} {function kill} {client unpause} {debug set-active-expire 1}
+                {client kill type replica}
             } {
                 catch {$server {*}$command}
             }
@@ -120,6 +122,23 @@ proc run_external_server_test {code overrides} {
     set srv [lindex $::servers end]
     set ::servers [lrange $::servers 0 end-1]
     catch {[dict get $srv client] close}
+}
+
+# How a server replicates what comes to it can be seen at that server only, and is as much worth
+# seeing when it comes through a gateway. With several servers nobody can say which one it comes to.
+rename attach_to_replication_stream attach_through_gateway
+proc attach_to_replication_stream {} {
+    set ports [split $::servers_behind ,]
+    if {[llength $ports] > 1} {
+        return [attach_through_gateway]
+    }
+    set srv [lindex $::servers end]
+    lset ::servers end [dict replace $srv port [lindex $ports 0]]
+    try {
+        return [attach_through_gateway]
+    } finally {
+        lset ::servers end $srv
+    }
 }
 
 # ------------------------------------------------------------------------------------------ RESP3
@@ -257,7 +276,8 @@ proc ::redis::__dispatch__raw__ {id method argv} {
     set fd $::redis::fd($id)
     set ::answered 0
     fileevent $fd readable [list answered $fd]
-    for {set try 0} {$try < 100 && !$::answered} {incr try} {
+    set until [expr {[clock milliseconds] + 1000}]
+    while {!$::answered && [clock milliseconds] < $until} {
         if {[catch {blocked_clients} now] || $now > $before} break
         after 2
         update
