@@ -30,7 +30,7 @@ NOT_IN_RESP3 = {"unit/protocol", "unit/tracking"}
 
 #: Seconds without a word from a test until its connections are cut, and how often that happens
 #: until the unit is begun anew without that test.
-SILENCE = 60.0
+SILENCE = 40.0
 CUTS = 1
 #: Seconds for one run of a unit, and how often it is begun.
 UNIT_SECONDS = 240.0

@@ -87,6 +87,31 @@ proc relieve_servers {} {
             $server close
         }
     }
+    catch {
+        set gateway [plain_client $::host $::port]
+        $gateway client unpause
+        $gateway close
+    }
+}
+
+# Clients that a gateway holds back in CLIENT PAUSE no server knows of. They are those that get no
+# answer.
+if {$unit eq "unit/pause" && $port ni [split $servers_behind ,]} {
+    proc wait_for_blocked_clients_count {count args} {
+        after 200
+        set held 0
+        foreach id [array names ::redis::fd] {
+            if {!$::redis::deferred($id)} continue
+            set ::answered 0
+            fileevent $::redis::fd($id) readable [list answered $::redis::fd($id)]
+            update
+            fileevent $::redis::fd($id) readable {}
+            incr held [expr {!$::answered}]
+        }
+        if {$held != $count} {
+            fail "$held clients are held back"
+        }
+    }
 }
 
 # Whoever cuts the connections of a test that does not end starts what it talks to anew.
