@@ -38,7 +38,7 @@ def of_life(bench, contender, scenario, ports, requests=0, keep=None):
     gateway, listen = contender.start(scenario, ports, bench.gateway_cpus, bench.path, prefix)
     answer = {"errors": 0, "misses": 0}
     try:
-        wait_ready(gateway, listen[0], scenario.protocol, PATIENCE)
+        wait_ready(gateway, listen[0], scenario.server, PATIENCE)
         if requests:
             asked = [*scenario.arguments(), f"--requests={requests}"]
             answer = bench.load(listen, asked, bound=600)

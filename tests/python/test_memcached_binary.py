@@ -1,12 +1,12 @@
 """What a client of memcached's binary protocol sees, byte for byte, against a bare memcached."""
 
-import contextlib
 import random
 import struct
 
 import pytest
 
-from harness import Conn, server_lines, wait_until
+from harness import Conn, cut, server_lines, wait_until
+from memcached_stack import Stack, check_alike, exchange
 
 MIB = 1 << 20
 GET, SET, ADD, REPLACE, DELETE, INCR, DECR, QUIT, FLUSH, GETQ, NOOP, VERSION, GETK, GETKQ, APPEND, PREPEND = range(16)
@@ -47,36 +47,8 @@ def packets(data):
 
 def answer(address, data, sizes=None, timeout=20.0):
     with Conn(address, timeout) as conn:
-        # Who is closed while it sends can still read what it was told before.
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            conn.send(data, sizes)
-            conn.send(packet(NOOP, opaque=b"last"))
-        try:
-            return packets(conn.read_until(LAST)[: -len(LAST)])
-        except (EOFError, ConnectionResetError):
-            return packets(bytes(conn.buffer)) + ["closed"]
-
-
-class Stack:
-    def __init__(self, place):
-        self.servers = [place.memcached() for _ in range(3)]
-        self.plain = place.memcached()
-        self.gateway = place.cashew(
-            {"beta": {"hash": "murmur", "servers": server_lines(self.servers)}},
-            {"worker_processes": 2},
-        )
-
-
-@pytest.fixture(scope="module")
-def running(module_place):
-    return Stack(module_place)
-
-
-@pytest.fixture
-def stack(running):
-    for server in (*running.servers, running.plain):
-        server.reset()
-    return running
+        said, closed = exchange(conn, data, packet(NOOP, opaque=b"last"), LAST, sizes)
+    return packets(said) + ["closed"] * closed
 
 
 K250, K251 = b"k" * 250, b"k" * 251
@@ -140,15 +112,6 @@ CASES = {
     "touch without extras": packet(NOOP) + packet(TOUCH, b"a"),
     "stat with extras": packet(NOOP) + packet(STAT, extras=bytes(4)),
 }
-
-
-def cut(kind, length):
-    if kind == "whole":
-        return None
-    if kind == "bytes":
-        return 1 if length < 20_000 else 9973
-    random.seed(length)
-    return iter(lambda: random.choice((1, 2, 3, 7, 40, 300, 5000, 50_000)), None)
 
 
 @pytest.mark.parametrize("kind", ["whole", "bytes", "random"])
@@ -221,12 +184,7 @@ def test_random_streams(stack):
                 lambda: packet(chance.choice([APPEND, APPENDQ, PREPEND, PREPENDQ]), key, value, **named),
                 lambda: packet(chance.choice([NOOP, 0x1f]), **named),
             ])()
-        stack.plain.reset()
-        expected = answer(stack.plain.port, data, timeout=60)
-        for kind in ("whole", "random"):
-            for server in stack.servers:
-                server.reset()
-            assert answer(stack.gateway.address, data, cut(kind, len(data)), 60) == expected
+        check_alike(stack, answer, data)
 
 
 def test_one_large_value(place):

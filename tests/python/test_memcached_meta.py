@@ -2,35 +2,13 @@
 
 import random
 import re
-import time
 
 import pytest
 
-from harness import Conn, server_lines, wait_until
+from harness import Conn, cut, server_lines, wait_until
+from memcached_stack import Stack, check_alike, exchange
 
 MIB = 1 << 20
-
-
-class Stack:
-    def __init__(self, place):
-        self.servers = [place.memcached() for _ in range(3)]
-        self.plain = place.memcached()
-        self.gateway = place.cashew(
-            {"beta": {"hash": "murmur", "servers": server_lines(self.servers)}},
-            {"worker_processes": 2},
-        )
-
-
-@pytest.fixture(scope="module")
-def running(module_place):
-    return Stack(module_place)
-
-
-@pytest.fixture
-def stack(running):
-    for server in (*running.servers, running.plain):
-        server.reset()
-    return running
 
 
 SENTINEL = b"mn\r\nmg the-sentinel k\r\n"
@@ -41,13 +19,9 @@ def answer(address, data, sizes=None, timeout=20.0):
     """All that comes back, up to a sentinel or to the end of the connection; what servers count by
     themselves, and what depends on the second, is left out."""
     with Conn(address, timeout) as conn:
-        try:
-            conn.send(data, sizes)
-            conn.send(SENTINEL)
-            said = conn.read_until(SENTINEL_REPLY)[: -len(SENTINEL_REPLY)]
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            said = bytes(conn.buffer) + b"<closed>"
-    return re.sub(rb"( c| t| l|cas=|la=|exp=|size=)([1-9]\d*|0(?=[ \r]))", rb"\1#", said)
+        said, closed = exchange(conn, data, SENTINEL, SENTINEL_REPLY, sizes)
+    counted = rb"( c| t| l|cas=|la=|exp=|size=)([1-9]\d*|0(?=[ \r]))"
+    return re.sub(counted, rb"\1#", said + b"<closed>" * closed)
 
 
 K250, K251 = b"k" * 250, b"k" * 251
@@ -115,15 +89,6 @@ CASES = {
 }
 
 
-def cut(kind, length):
-    if kind == "whole":
-        return None
-    if kind == "bytes":
-        return 1 if length < 20_000 else 9973
-    random.seed(length)
-    return iter(lambda: random.choice((1, 2, 3, 7, 40, 300, 5000, 50_000)), None)
-
-
 @pytest.mark.parametrize("kind", ["whole", "bytes", "random"])
 @pytest.mark.parametrize("name", CASES)
 def test_answers_as_memcached_does(stack, name, kind):
@@ -187,12 +152,7 @@ def test_random_streams(stack):
                 b"set %b 1 0 2 noreply\r\n33\r\n" % key, b"mg %b !%b\r\n" % (key, quiet),
             ]))
         data = b"".join(lines)
-        stack.plain.reset()
-        expected = answer(stack.plain.port, data, timeout=60)
-        for kind in ("whole", "random"):
-            for server in stack.servers:
-                server.reset()
-            assert answer(stack.gateway.address, data, cut(kind, len(data)), 60) == expected
+        check_alike(stack, answer, data)
 
 
 def test_one_large_value_quiet_and_in_pieces(place):

@@ -10,37 +10,10 @@ import time
 
 import pytest
 
-from harness import Conn, server_lines, wait_until
+from harness import Conn, cut, server_lines, wait_until
+from memcached_stack import Stack, check_alike, exchange
 
 MIB = 1 << 20
-
-
-class Stack:
-    def __init__(self, place):
-        self.servers = [place.memcached() for _ in range(3)]
-        self.plain = place.memcached()
-        self.gateway = place.cashew(
-            {"beta": {"hash": "murmur", "servers": server_lines(self.servers)}},
-            {"worker_processes": 2},
-        )
-
-
-@pytest.fixture(scope="module")
-def running(module_place):
-    return Stack(module_place)
-
-
-@pytest.fixture
-def stack(running):
-    for server in (*running.servers, running.plain):
-        server.reset()
-    return running
-
-
-@pytest.fixture
-def conn(stack):
-    with stack.gateway.connect() as conn:
-        yield conn
 
 
 SENTINEL = b"get the-sentinel\r\n"
@@ -52,12 +25,8 @@ def answer(address, data, sizes=None, timeout=10.0):
     with Conn(address, timeout) as conn:
         conn.send(b"set the-sentinel 0 0 8\r\nSENTINEL\r\n")
         conn.expect(b"STORED\r\n")
-        try:
-            conn.send(data, sizes)
-            conn.send(SENTINEL)
-            return conn.read_until(SENTINEL_REPLY)[: -len(SENTINEL_REPLY)]
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            return bytes(conn.buffer) + b"<closed>"
+        said, closed = exchange(conn, data, SENTINEL, SENTINEL_REPLY, sizes)
+    return said + b"<closed>" * closed
 
 
 K250, K251 = b"k" * 250, b"k" * 251
@@ -185,15 +154,6 @@ CASES = {
     "an error disturbs nobody": b"set a 0 0 1\r\n1\r\nget\r\nincr a x\r\nnosuch\r\nget a\r\n"
     b"touch a\r\nget a none a\r\n",
 }
-
-
-def cut(kind, length):
-    if kind == "whole":
-        return None
-    if kind == "bytes":
-        return 1 if length < 20_000 else 9973
-    random.seed(length)
-    return iter(lambda: random.choice((1, 2, 3, 7, 40, 300, 5000, 50_000)), None)
 
 
 @pytest.mark.parametrize("kind", ["whole", "bytes", "random"])
@@ -333,12 +293,7 @@ def test_pipeline_of_everything_in_pieces(stack):
             b"get\r\n",
         ]))
     data = b"".join(lines)
-    expected = answer(stack.plain.port, data, timeout=30)
-    for kind in ("whole", "random"):
-        with stack.gateway.connect() as conn:
-            conn.send(b"flush_all\r\n")
-            conn.expect(b"OK\r\n")
-        assert answer(stack.gateway.address, data, cut(kind, len(data)), 30) == expected
+    check_alike(stack, answer, data)
 
 
 def test_half_close_still_gets_every_reply(stack):
@@ -396,7 +351,7 @@ def test_a_client_that_is_paused_within_a_request(place):
         paused.expect(b"STORED\r\n")
         request = b"set mine 0 0 1000\r\n" + b"y" * 1000 + b"\r\n"
         paused.send(b"get big\r\n" * 20 + request[:100])
-        time.sleep(0.3)
+        wait_until(lambda: gateway.held() > MIB, "replies wait, more than for which it is read")
         paused.send(request[100:300])
         for n in range(20):
             other.send(b"set theirs 0 0 4\r\n%04d\r\nget theirs none\r\n" % n)

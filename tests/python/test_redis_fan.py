@@ -22,32 +22,18 @@ class Stack:
         self.gateway = place.cashew({"three": three, "one": one}, {"worker_processes": 2})
         self.gateway.wait_serving()
 
+    def reset(self):
+        for server in (*self.servers, self.only):
+            server.reset()
+            server.call("SCRIPT", "FLUSH")
+            server.call("FUNCTION", "FLUSH")
+
     def connect(self, pool="three"):
         return self.gateway.connect(pool)
 
     def client(self, pool="three", **options):
         port = self.gateway.addresses[pool]
         return redis_py.Redis(host=HOST, port=port, protocol=2, **options)
-
-
-@pytest.fixture(scope="module")
-def running(module_place):
-    return Stack(module_place)
-
-
-@pytest.fixture
-def stack(running):
-    for server in (*running.servers, running.only):
-        server.reset()
-        server.call("SCRIPT", "FLUSH")
-        server.call("FUNCTION", "FLUSH")
-    return running
-
-
-@pytest.fixture
-def conn(stack):
-    with stack.connect() as conn:
-        yield conn
 
 
 def fill(conn, count, prefix="key"):

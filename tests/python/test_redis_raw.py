@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from harness import Conn, HOST, ReplyError, resp, server_lines, wait_until
+from harness import Conn, HOST, ReplyError, cut, resp, server_lines, wait_until
 
 MIB = 1 << 20
 
@@ -38,6 +38,10 @@ class Stack:
         }
         self.gateway = place.cashew({"alpha": pool, "locked": auth_pool}, {"worker_processes": 2})
 
+    def reset(self):
+        for server in (*self.servers, self.plain):
+            server.reset()
+
     def holders(self, key):
         """The servers on which a key exists, by index."""
         return [i for i, server in enumerate(self.servers) if server.call("EXISTS", key)]
@@ -57,24 +61,6 @@ class Stack:
                 if len(found) >= count:
                     return found[:count]
         raise AssertionError("no such keys")
-
-
-@pytest.fixture(scope="module")
-def running(module_place):
-    return Stack(module_place)
-
-
-@pytest.fixture
-def stack(running):
-    for server in (*running.servers, running.plain):
-        server.reset()
-    return running
-
-
-@pytest.fixture
-def conn(stack):
-    with stack.gateway.connect() as conn:
-        yield conn
 
 
 # ------------------------------------------------------------------------------------ transcripts
@@ -218,31 +204,23 @@ TRANSCRIPTS = {
 }
 
 
-def sizes(kind, length):
-    """How a test cuts its input; the same for every run."""
-    if kind == "random":
-        random.seed(length)
-        return iter(lambda: random.choice((1, 2, 3, 7, 40, 300, 5000)), None)
-    return {"whole": None, "bytes": 1 if length < 20_000 else 997}[kind]
-
-
-@pytest.mark.parametrize("cut", ["whole", "bytes", "random"])
+@pytest.mark.parametrize("kind", ["whole", "bytes", "random"])
 @pytest.mark.parametrize("name", TRANSCRIPTS)
-def test_transcript(conn, name, cut):
+def test_transcript(conn, name, kind):
     """One request at a time."""
     for request, reply in TRANSCRIPTS[name]:
-        conn.send(request, sizes(cut, len(request)))
+        conn.send(request, cut(kind, len(request)))
         conn.expect(reply)
 
 
-@pytest.mark.parametrize("cut", ["whole", "bytes", "random"])
+@pytest.mark.parametrize("kind", ["whole", "bytes", "random"])
 @pytest.mark.parametrize("name", TRANSCRIPTS)
-def test_transcript_pipelined(stack, name, cut):
+def test_transcript_pipelined(stack, name, kind):
     """All requests at once: what depends on what is on one server, where order holds."""
     steps = TRANSCRIPTS[name]
     requests = b"".join(request for request, _ in steps)
     with stack.gateway.connect() as conn:
-        conn.send(requests, sizes(cut, len(requests)))
+        conn.send(requests, cut(kind, len(requests)))
         for _, reply in steps:
             conn.expect(reply)
         conn.send(resp("ECHO", "end"))
@@ -474,9 +452,9 @@ PROTOCOL_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("cut", ["whole", "random"])
+@pytest.mark.parametrize("kind", ["whole", "random"])
 @pytest.mark.parametrize("name", PROTOCOL_ERRORS)
-def test_protocol_error_comes_after_what_is_owed_and_closes(stack, name, cut):
+def test_protocol_error_comes_after_what_is_owed_and_closes(stack, name, kind):
     """Three replies are owed when the error is met, one of them gathered from all servers."""
     keys = [f"k{n}" for n in range(30)]
     owed = [resp("SET", "{t}a", "1"), resp("MGET", *keys), resp("PING")]
@@ -487,7 +465,7 @@ def test_protocol_error_comes_after_what_is_owed_and_closes(stack, name, cut):
     data = b"".join(owed) + PROTOCOL_ERRORS[name]
     with stack.gateway.connect() as conn:
         try:
-            conn.send(data, sizes(cut, len(data)))
+            conn.send(data, cut(kind, len(data)))
         except ConnectionError:
             pass  # it may close before it has seen the end of what makes no sense
         conn.expect(b"+OK\r\n*30\r\n" + b"$-1\r\n" * 30 + b"+PONG\r\n" + text)
@@ -860,7 +838,7 @@ def test_a_client_that_is_paused_within_a_request(place):
         paused.call("SET", "big", b"x" * MIB)
         request = resp("SET", "mine", "y" * 1000)
         paused.send(resp("GET", "big") * 20 + request[:100])
-        time.sleep(0.3)
+        wait_until(lambda: gateway.held() > MIB, "replies wait, more than for which it is read")
         paused.send(request[100:300])
         for n in range(20):
             other.send(resp("SET", "theirs", n) + resp("GET", "theirs"))

@@ -13,7 +13,6 @@ import redis
 from harness import (
     HOST,
     ReplyError,
-    free_port,
     resp,
     server_lines,
     wait_until,

@@ -199,7 +199,7 @@ def test_a_reply_under_way_comes_before_the_session_moves(place):
         conns = [stack.enter_context(gateway.connect()) for _ in range(12)]
         for number, conn in enumerate(conns[:6]):
             conn.send(resp("GET", f"a{number}"))
-        time.sleep(0.1)
+        wait_until(lambda: gateway.stats()["alpha"]["client_requests"] == 6, "they are asked")
         change = threading.Thread(target=resize, args=(gateway, 1))
         change.start()
         for number, conn in enumerate(conns[:6]):
@@ -226,7 +226,7 @@ def test_large_values_under_way_while_sessions_move(place):
                 conn.send(resp("GET", "big"))  # and does not read
         gateway.configure(worker_processes=1)
         gateway.reload()
-        time.sleep(0.3)
+        wait_until(lambda: len(gateway.workers()) == 1, "the others take nobody any more")
         for number, conn in enumerate(conns):
             if number % 2:
                 conn.send(request[len(request) // 3:])

@@ -173,7 +173,7 @@ def test_errors_and_ends_of_clients(world):
         conn.call("PING")
     with world.connect() as conn:
         conn.call("QUIT")
-    time.sleep(0.3)
+    world.wait_empty()
     assert world.stats()["alpha"]["client_err"] == 0
     with world.connect() as conn:
         conn.send(b"*1\r\n!\r\n")

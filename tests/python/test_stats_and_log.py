@@ -22,7 +22,7 @@ from harness import (
     wait_until,
     worker_processes,
 )
-from load import Load, fill, key, value
+from load import Load, fill, key
 from test_upgrade import BUMPED, upgrade
 
 

@@ -5,12 +5,11 @@ use crate::socket;
 use crate::steady::Source;
 use crate::wire::{Checker, Op, Pending, Wire};
 use crate::{Failure, Plan};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 
 const RECEIVE_BUFFER: usize = 1 << 14;
-const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 pub fn run(plan: &Plan, wire: &Wire, meter: &mut Meter, mut source: Source) -> Result<(), Failure> {
     let mut connections = Vec::with_capacity(plan.connections);
@@ -36,13 +35,13 @@ fn ask(fd: &OwnedFd, wire: &Wire, meter: &mut Meter, source: &mut Source) -> Res
     wire.append(&mut request, Op::Get, key);
     let mut pending = VecDeque::from([Pending { since: meter.now(), op: Op::Get, key }]);
     let mut checker = Checker::default();
-    wait(fd, PollFlags::OUT)?;
+    socket::wait(fd, PollFlags::OUT)?;
     if socket::transmit(fd, &request)? != request.len() {
         return Err(Failure::Closed);
     }
     let mut buffer = vec![0; RECEIVE_BUFFER];
     while !pending.is_empty() {
-        wait(fd, PollFlags::IN)?;
+        socket::wait(fd, PollFlags::IN)?;
         match socket::receive(fd, &mut buffer)? {
             None => {}
             Some(0) => return Err(Failure::Closed),
@@ -56,13 +55,5 @@ fn ask(fd: &OwnedFd, wire: &Wire, meter: &mut Meter, source: &mut Source) -> Res
     match checker.first_error.take() {
         Some(error) => Err(Failure::Refused(error)),
         None => Ok(()),
-    }
-}
-
-fn wait(fd: &OwnedFd, events: PollFlags) -> Result<(), Failure> {
-    match poll(&mut [PollFd::new(fd, events)], Some(&PATIENCE)) {
-        Ok(0) => Err(Failure::Stalled(1)),
-        Ok(_) => Ok(()),
-        Err(error) => Err(std::io::Error::from(error).into()),
     }
 }

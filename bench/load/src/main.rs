@@ -67,6 +67,9 @@ struct Arguments {
     /// With --short: close by RST instead of FIN
     #[arg(long, requires = "short")]
     reset: bool,
+    /// Say HELLO 3 first, and so speak RESP3
+    #[arg(long, conflicts_with_all = ["fill", "short", "idle"])]
+    resp3: bool,
     /// Only hold the connections, for as long as measured
     #[arg(long, conflicts_with_all = ["rate", "requests"])]
     idle: bool,
@@ -102,6 +105,7 @@ pub struct Plan {
     rate: Option<f64>,
     greedy: Option<usize>,
     reset: bool,
+    resp3: bool,
     events: bool,
 }
 
@@ -172,12 +176,18 @@ fn check(arguments: &Arguments) -> Result<(), String> {
     if arguments.value_size.min(arguments.large_size) < KEY_LEN {
         return Err(format!("a value holds its key and has at least {KEY_LEN} bytes"));
     }
+    if arguments.mget.is_some() && matches!(arguments.protocol, Protocol::Meta | Protocol::Binary) {
+        return Err("--mget is for redis and memcached: other requests have one key".into());
+    }
     if arguments.mget.is_some_and(|count| count > arguments.keys) {
         return Err("--mget needs at least as many --keys".into());
     }
     let sane = |seconds: f64| (0.0..=86_400.0).contains(&seconds);
     if !sane(arguments.warmup) || !sane(arguments.seconds) {
         return Err("--warmup and --seconds must be between 0 and 86400".into());
+    }
+    if arguments.resp3 && arguments.protocol != Protocol::Redis {
+        return Err("--resp3 is for redis".into());
     }
     match arguments.rate {
         Some(rate) if !(1.0..=1e8).contains(&rate) => Err("--rate must be 1 to 1e8".into()),
@@ -202,6 +212,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
         rate: arguments.rate,
         greedy: arguments.greedy.map(|depth| depth as usize),
         reset: arguments.reset,
+        resp3: arguments.resp3,
         events: arguments.events,
     };
     let sizes = Sizes {

@@ -1,6 +1,7 @@
 //! Sockets without waiting: connect, send and receive that say "not now" instead of blocking.
 
-use rustix::event::{Timespec, epoll};
+use crate::Failure;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -16,6 +17,7 @@ use std::time::Duration;
 const CONGESTION: &str = "reno";
 /// Source addresses that short connections rotate through, so that ports never run out.
 const SOURCES: u32 = 250;
+const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 pub fn open(target: SocketAddr, source: Option<u32>, reset: bool) -> io::Result<OwnedFd> {
     let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -51,6 +53,15 @@ pub fn transmit(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
         Ok(count) => Ok(count),
         Err(Errno::AGAIN | Errno::INTR | Errno::NOTCONN) => Ok(0),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits for one socket, where there is nothing else to do.
+pub fn wait(fd: impl AsFd, events: PollFlags) -> Result<(), Failure> {
+    match poll(&mut [PollFd::new(&fd, events)], Some(&PATIENCE)) {
+        Ok(0) => Err(Failure::Stalled(1)),
+        Ok(_) => Ok(()),
+        Err(error) => Err(std::io::Error::from(error).into()),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::meter::{Group, Meter};
 use crate::socket::{self, Poller};
 use crate::wire::{Checker, Op, Pending, Wire};
 use crate::{Failure, Plan};
+use rustix::event::PollFlags;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -73,6 +74,29 @@ struct Connection {
     checker: Checker,
 }
 
+/// Agrees on RESP3: what that says of the other side ends where the answer to a PING begins.
+fn greet(fd: &OwnedFd) -> Result<(), Failure> {
+    const PONG: &[u8] = b"+PONG\r\n";
+    socket::wait(fd, PollFlags::OUT)?;
+    let greeting = b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n*1\r\n$4\r\nPING\r\n";
+    if socket::transmit(fd, greeting)? != greeting.len() {
+        return Err(Failure::Closed);
+    }
+    let (mut answer, mut buffer) = (Vec::new(), vec![0; 1 << 12]);
+    while !answer.ends_with(PONG) {
+        socket::wait(fd, PollFlags::IN)?;
+        match socket::receive(fd, &mut buffer)? {
+            None => {}
+            Some(0) => return Err(Failure::Closed),
+            Some(count) => answer.extend_from_slice(&buffer[..count]),
+        }
+    }
+    match answer.first() {
+        Some(b'%') => Ok(()),
+        _ => Err(Failure::Refused(answer.escape_ascii().to_string())),
+    }
+}
+
 struct Steady<'a> {
     plan: &'a Plan,
     wire: &'a Wire,
@@ -133,6 +157,9 @@ impl Steady<'_> {
 
     fn connect_one(&mut self, group: Group, pace: Pace) -> Result<(), Failure> {
         let fd = socket::open(self.plan.target(self.connections.len()), None, false)?;
+        if self.plan.resp3 {
+            greet(&fd)?;
+        }
         self.poller.add(fd.as_fd(), self.connections.len() as u64)?;
         self.connections.push(Connection {
             fd,

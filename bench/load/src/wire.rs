@@ -16,10 +16,20 @@ const MAX_LINE: usize = 1024;
 const FULL_COMPARE: usize = 8192;
 const EDGE: usize = 256;
 
+/// Packets of the binary protocol: the header, and the flags before a value.
+const PACKET_HEADER: usize = 24;
+const PACKET_FLAGS: usize = 4;
+const PACKET_GET: u8 = 0;
+const PACKET_SET: u8 = 1;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Protocol {
     Redis,
     Memcached,
+    /// memcached's meta commands.
+    Meta,
+    /// memcached's binary protocol.
+    Binary,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,20 +65,30 @@ pub struct Sizes {
 
 /// What the values of one size have in common.
 struct Class {
-    /// The value of any key, with its own key to be put over the first bytes, and CR LF.
+    /// The value of any key, with its own key to be put over the first bytes, and CR LF where the
+    /// protocol has it.
     value: Vec<u8>,
+    len: usize,
+    set_head: Vec<u8>,
     set_middle: Vec<u8>,
 }
 
 impl Class {
     fn new(protocol: Protocol, len: usize) -> Self {
         let mut value: Vec<u8> = b"cashewnut0123456789".iter().copied().cycle().take(len).collect();
-        value.extend_from_slice(b"\r\n");
-        let set_middle = match protocol {
-            Protocol::Redis => format!("\r\n${len}\r\n"),
-            Protocol::Memcached => format!(" 0 0 {len}\r\n"),
+        if protocol != Protocol::Binary {
+            value.extend_from_slice(b"\r\n");
+        }
+        let (set_head, set_middle) = match protocol {
+            Protocol::Redis => (
+                format!("*3\r\n$3\r\nSET\r\n${KEY_LEN}\r\n").into_bytes(),
+                format!("\r\n${len}\r\n"),
+            ),
+            Protocol::Memcached => (b"set ".to_vec(), format!(" 0 0 {len}\r\n")),
+            Protocol::Meta => (b"ms ".to_vec(), format!(" {len}\r\n")),
+            Protocol::Binary => (packet_head(PACKET_SET, 8, len), String::new()),
         };
-        Self { value, set_middle: set_middle.into_bytes() }
+        Self { value, len, set_head, set_middle: set_middle.into_bytes() }
     }
 }
 
@@ -81,19 +101,21 @@ pub struct Wire {
     large: Class,
     large_percent: u32,
     get_head: Vec<u8>,
-    set_head: Vec<u8>,
+    get_tail: &'static [u8],
     multi_head: Vec<u8>,
 }
 
 impl Wire {
     pub fn new(protocol: Protocol, keys: u32, sizes: Sizes, multi: u32) -> Self {
-        let (get_head, set_head, multi_head) = match protocol {
+        let (get_head, get_tail, multi_head) = match protocol {
             Protocol::Redis => (
-                format!("*2\r\n$3\r\nGET\r\n${KEY_LEN}\r\n"),
-                format!("*3\r\n$3\r\nSET\r\n${KEY_LEN}\r\n"),
+                format!("*2\r\n$3\r\nGET\r\n${KEY_LEN}\r\n").into_bytes(),
+                &b"\r\n"[..],
                 format!("*{}\r\n$4\r\nMGET\r\n", multi + 1),
             ),
-            Protocol::Memcached => ("get ".into(), "set ".into(), "get".into()),
+            Protocol::Memcached => (b"get ".to_vec(), &b"\r\n"[..], "get".into()),
+            Protocol::Meta => (b"mg ".to_vec(), &b" v\r\n"[..], String::new()),
+            Protocol::Binary => (packet_head(PACKET_GET, 0, 0), &b""[..], String::new()),
         };
         Self {
             protocol,
@@ -102,8 +124,8 @@ impl Wire {
             small: Class::new(protocol, sizes.small),
             large: Class::new(protocol, sizes.large),
             large_percent: sizes.large_percent,
-            get_head: get_head.into_bytes(),
-            set_head: set_head.into_bytes(),
+            get_head,
+            get_tail,
             multi_head: multi_head.into_bytes(),
         }
     }
@@ -118,11 +140,11 @@ impl Wire {
             Op::Get => {
                 out.extend_from_slice(&self.get_head);
                 out.extend_from_slice(name);
-                out.extend_from_slice(b"\r\n");
+                out.extend_from_slice(self.get_tail);
             }
             Op::Set => {
                 let class = self.class(key);
-                out.extend_from_slice(&self.set_head);
+                out.extend_from_slice(&class.set_head);
                 out.extend_from_slice(name);
                 out.extend_from_slice(&class.set_middle);
                 out.extend_from_slice(name);
@@ -146,6 +168,9 @@ impl Wire {
                     out.push(b' ');
                     out.extend_from_slice(name);
                 }
+                Protocol::Meta | Protocol::Binary => {
+                    unreachable!("a request of these has one key")
+                }
             }
         }
         if self.protocol == Protocol::Memcached {
@@ -162,12 +187,23 @@ impl Wire {
     }
 
     fn value_len(&self, key: u32) -> usize {
-        self.class(key).value.len() - 2
+        self.class(key).len
     }
 
     fn asked(&self, request: Pending) -> u32 {
         if request.op == Op::MultiGet { self.multi } else { 1 }
     }
+}
+
+/// The header of a request with a key, and its extras, which are zero.
+fn packet_head(opcode: u8, extras: u8, value: usize) -> Vec<u8> {
+    let mut head = vec![0; PACKET_HEADER + usize::from(extras)];
+    head[..2].copy_from_slice(&[0x80, opcode]);
+    head[2..4].copy_from_slice(&(KEY_LEN as u16).to_be_bytes());
+    head[4] = extras;
+    let body = (usize::from(extras) + KEY_LEN + value) as u32;
+    head[8..12].copy_from_slice(&body.to_be_bytes());
+    head
 }
 
 fn key_name(id: u32) -> [u8; KEY_LEN] {
@@ -197,7 +233,7 @@ enum Step {
 /// Reads the replies of one connection, however they are cut.
 #[derive(Default)]
 pub struct Checker {
-    /// The start of a line whose end has not arrived.
+    /// The start of a line, or of a packet's header, whose end has not arrived.
     carry: Vec<u8>,
     /// Inside a value: whose, and how much of it (CR LF included) has been seen.
     value: Option<(u32, usize)>,
@@ -225,6 +261,10 @@ impl Checker {
                 let (piece, rest) = data.split_at(end);
                 data = rest;
                 self.value_piece(wire, request, key, seen, piece)?
+            } else if wire.protocol == Protocol::Binary {
+                let (rest, done) = self.packet_piece(wire, request, data)?;
+                data = rest;
+                done
             } else {
                 let Some(end) = data.iter().position(|&byte| byte == b'\n') else {
                     return self.keep(data);
@@ -270,8 +310,9 @@ impl Checker {
         }
         self.value = None;
         self.outcome.hits += 1;
-        // memcached says END after the values; in RESP the last value is the end.
-        Ok((wire.protocol == Protocol::Redis && self.element_done(request)).then(|| self.take()))
+        // memcached's text says END after the values; elsewhere the last value is the end.
+        Ok((wire.protocol != Protocol::Memcached && self.element_done(request))
+            .then(|| self.take()))
     }
 
     fn line_piece(
@@ -295,6 +336,8 @@ impl Checker {
         let step = match wire.protocol {
             Protocol::Redis => self.redis_line(wire, request, text),
             Protocol::Memcached => self.memcached_line(wire, request, text),
+            Protocol::Meta => self.meta_line(wire, request, text),
+            Protocol::Binary => unreachable!("packets are no lines"),
         };
         match step.ok_or_else(bad)? {
             Step::Finished(outcome) => Ok(Some(outcome)),
@@ -315,6 +358,8 @@ impl Checker {
                 self.elements = (number(rest)? == wire.multi as usize).then_some(wire.multi)?;
                 Some(Step::Continues)
             }
+            (b'_', Op::Get) => Some(self.missed(request)),
+            (b'_', Op::MultiGet) if self.elements > 0 => Some(self.missed(request)),
             (b'$', Op::Get) => self.redis_value(wire, request, rest, request.key),
             (b'$', Op::MultiGet) if self.elements > 0 => {
                 let key = wire.multi_key(request.key, wire.multi - self.elements);
@@ -328,9 +373,13 @@ impl Checker {
         if len != b"-1" {
             return (number(len)? == wire.value_len(key)).then_some(Step::Value(key));
         }
+        Some(self.missed(request))
+    }
+
+    fn missed(&mut self, request: Pending) -> Step {
         self.outcome.misses += 1;
         let done = self.element_done(request);
-        Some(if done { Step::Finished(self.take()) } else { Step::Continues })
+        if done { Step::Finished(self.take()) } else { Step::Continues }
     }
 
     fn memcached_line(&mut self, wire: &Wire, request: Pending, line: &[u8]) -> Option<Step> {
@@ -359,6 +408,85 @@ impl Checker {
         }?;
         (wire.keys[key as usize] == name && number(len)? == wire.value_len(key))
             .then_some(Step::Value(key))
+    }
+
+    fn meta_line(&mut self, wire: &Wire, request: Pending, line: &[u8]) -> Option<Step> {
+        match (request.op, line) {
+            (Op::Set, b"HD") => Some(Step::Finished(Outcome::default())),
+            (Op::Get, b"EN") => {
+                self.outcome.misses = 1;
+                Some(Step::Finished(self.take()))
+            }
+            (Op::Get, _) if line.starts_with(b"VA ") => (number(&line[3..])?
+                == wire.value_len(request.key))
+            .then_some(Step::Value(request.key)),
+            _ if line.starts_with(b"SERVER_ERROR")
+                || line.starts_with(b"CLIENT_ERROR")
+                || line == b"ERROR" =>
+            {
+                Some(self.failed(line))
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes in a packet as far as its value; returns what is behind that.
+    fn packet_piece<'d>(
+        &mut self,
+        wire: &Wire,
+        request: Pending,
+        mut data: &'d [u8],
+    ) -> Result<(&'d [u8], Option<Outcome>), Mismatch> {
+        loop {
+            let Some(need) = self.packet_need(wire, request) else {
+                let packet = printable(&self.carry);
+                return Err(Mismatch(format!("unexpected reply to {:?}: {packet}", request.op)));
+            };
+            let missing = need - self.carry.len();
+            if missing == 0 {
+                return Ok((data, self.packet_step(request)));
+            }
+            if data.is_empty() {
+                return Ok((data, None));
+            }
+            let (piece, rest) = data.split_at(missing.min(data.len()));
+            self.carry.extend_from_slice(piece);
+            data = rest;
+        }
+    }
+
+    /// How many bytes of a packet are needed in one piece, by what has come of it.
+    fn packet_need(&self, wire: &Wire, request: Pending) -> Option<usize> {
+        let Some(header) = self.carry.first_chunk::<PACKET_HEADER>() else {
+            return Some(PACKET_HEADER);
+        };
+        let opcode = if request.op == Op::Set { PACKET_SET } else { PACKET_GET };
+        let body = u32::from_be_bytes(*header[8..].first_chunk()?) as usize;
+        let is_value = request.op == Op::Get && header[6..8] == [0, 0];
+        let fits = match is_value {
+            true => body == PACKET_FLAGS + wire.value_len(request.key),
+            false => body <= MAX_LINE,
+        };
+        let rest = if is_value { PACKET_FLAGS } else { body };
+        (header[..2] == [0x81, opcode] && fits).then_some(PACKET_HEADER + rest)
+    }
+
+    fn packet_step(&mut self, request: Pending) -> Option<Outcome> {
+        let packet = std::mem::take(&mut self.carry);
+        let step = match (request.op, packet[7]) {
+            (Op::Get, 0) => Step::Value(request.key),
+            (_, 0) => Step::Finished(Outcome::default()),
+            (Op::Get, 1) => Step::Finished(Outcome { misses: 1, ..Outcome::default() }),
+            _ => self.failed(&packet[PACKET_HEADER..]),
+        };
+        match step {
+            Step::Finished(outcome) => Some(outcome),
+            Step::Continues => None,
+            Step::Value(key) => {
+                self.value = Some((key, 0));
+                None
+            }
+        }
     }
 
     fn failed(&mut self, line: &[u8]) -> Step {
@@ -509,6 +637,41 @@ mod tests {
         }
         assert!(replies(&wire, Op::MultiGet, 5, &item(first + 1), 0).is_err());
         assert_eq!(replies(&wire, Op::Get, 5, b"END\r\n", 1).unwrap()[0].misses, 1);
+    }
+
+    #[test]
+    fn meta_and_binary_replies_are_accepted_at_any_cut() {
+        let packet = |opcode: u8, status: u8, body: &[u8]| {
+            let mut head = vec![0; PACKET_HEADER];
+            (head[0], head[1], head[7], head[11]) = (0x81, opcode, status, body.len() as u8);
+            [&head[..], body].concat()
+        };
+        let (own, other) = ([&[0; 4], &value(7, 40)[..]].concat(), value(8, 40));
+        for (protocol, hit, miss, stored, wrong) in [
+            (
+                Protocol::Meta,
+                [b"VA 40\r\n", &value(7, 40)[..], b"\r\n"].concat(),
+                b"EN\r\n".to_vec(),
+                b"HD\r\n".to_vec(),
+                [b"VA 40\r\n", &other[..], b"\r\n"].concat(),
+            ),
+            (
+                Protocol::Binary,
+                packet(PACKET_GET, 0, &own),
+                packet(PACKET_GET, 1, b"Not found"),
+                packet(PACKET_SET, 0, b""),
+                packet(PACKET_GET, 0, &[&[0; 4], &other[..]].concat()),
+            ),
+        ] {
+            let wire = one_size(protocol, 100, 40, 1);
+            for cut in 0..=hit.len() {
+                assert_eq!(replies(&wire, Op::Get, 7, &hit, cut).unwrap()[0].hits, 1);
+            }
+            assert_eq!(replies(&wire, Op::Get, 7, &miss, 1).unwrap()[0].misses, 1);
+            assert_eq!(replies(&wire, Op::Set, 7, &stored, 1).unwrap().len(), 1);
+            assert!(replies(&wire, Op::Get, 7, &wrong, 9).is_err());
+            assert!(replies(&wire, Op::Get, 7, &stored, 0).is_err());
+        }
     }
 
     #[test]

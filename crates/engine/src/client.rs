@@ -1,5 +1,7 @@
 //! A client's connection.
 
+use std::num::NonZero;
+
 use cashew_config::snapshot::Protocol;
 use cashew_protocol::{memcached, resp};
 
@@ -112,8 +114,7 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) protocol: Protocol,
     pub(crate) dialect: Dialect,
-    /// Selected by the client; `None` as long as it is to have its pool's.
-    pub(crate) database: Option<u32>,
+    pub(crate) database: Selected,
     pub(crate) authenticated: bool,
     /// If it has said anything about itself.
     pub(crate) profile: Option<Box<Profile>>,
@@ -122,6 +123,25 @@ pub(crate) struct Session {
     /// When the client connected, in microseconds of the engine's time: perhaps to another process,
     /// before that began.
     pub(crate) since_us: i64,
+}
+
+/// The database that a client has selected, if it has: as long as it has not it is to have its pool's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Selected(Option<NonZero<u32>>);
+
+impl Selected {
+    pub(crate) const NONE: Self = Self(None);
+
+    /// Databases are below 2³¹.
+    pub(crate) fn number(self) -> Option<u32> {
+        self.0.map(|number| number.get() - 1)
+    }
+}
+
+impl From<Option<u32>> for Selected {
+    fn from(number: Option<u32>) -> Self {
+        Self(number.and_then(|number| NonZero::new(number.wrapping_add(1))))
+    }
 }
 
 /// What a client says of itself; empty where it has not.

@@ -11,7 +11,7 @@ use crate::action::Action;
 use crate::buffer::{BufPool, LARGE, Output};
 use crate::calls::Call;
 use crate::change::Change;
-use crate::client::{Client, Dirty, Session, State};
+use crate::client::{Client, Dirty, Selected, Session, State};
 use crate::crowd::Crowd;
 use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
@@ -230,7 +230,7 @@ impl Engine {
             id,
             protocol: config.protocol,
             dialect: config.variants[0].dialect,
-            database: None,
+            database: Selected::NONE,
             authenticated: config.is_open(),
             profile: None,
             no_evict: false,

@@ -31,6 +31,16 @@ struct Plain<'b> {
     expect: Expect,
 }
 
+impl Plain<'_> {
+    /// Whether it is memcached's `get` of one key.
+    #[inline(always)]
+    fn is_get(&self) -> bool {
+        self.expect == Expect::Values
+            && self.bytes.len() == self.key.len() + b"get \r\n".len()
+            && self.bytes.starts_with(b"get ")
+    }
+}
+
 /// How a protocol's plain requests and replies are read. A trait, as functions that are handed over
 /// would not be inlined.
 trait Reader {
@@ -38,6 +48,9 @@ trait Reader {
 
     /// The reply at the start of the buffer, and what follows it.
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
+
+    /// Whether several requests may be joined to one: see [`crate::memcached::Joined`].
+    const JOINS: bool = false;
 
     /// What has to be kept of a request for its reply.
     #[inline(always)]
@@ -68,6 +81,8 @@ impl Reader for Redis {
 struct Text<const METAGETS: bool>;
 
 impl<const METAGETS: bool> Reader for Text<METAGETS> {
+    const JOINS: bool = true;
+
     #[inline(always)]
     fn request(buf: &[u8]) -> Option<Plain<'_>> {
         let plain = memcached::plain_request(buf)?;
@@ -173,9 +188,17 @@ impl Engine {
             if let Some(asked) = R::asked(plain.bytes) {
                 slot.asked = asked;
             }
+            let before = if client.head == NONE { NONE } else { client.tail };
             client.append(request, &mut self.requests, &mut self.crowd);
-            lane.output.push(plain.bytes, &mut self.bufs);
-            lane.append(request, plain.bytes.len() as u64, &mut self.requests);
+            let (requests, bufs) = (&mut self.requests, &mut self.bufs);
+            let is_get = R::JOINS && plain.is_get();
+            if !(is_get && lane.join_get(request, plain.key, before, requests, bufs)) {
+                lane.output.push(plain.bytes, bufs);
+                lane.append(request, plain.bytes.len() as u64, requests);
+                if is_get {
+                    lane.open_get(request, plain.bytes.len());
+                }
+            }
             lane.mark(&mut self.dirty_lanes);
             lane.arm(lane_index, expiry, &mut self.timers);
             buf = plain.rest;
@@ -218,8 +241,16 @@ impl Engine {
             if !is_plain {
                 break;
             }
-            let Some((reply, rest)) = R::reply(request.expect, buf) else { break };
-            let len = reply.len() as u64;
+            let mut last = &b""[..];
+            let (reply, rest) = if R::JOINS && request.expect.is_joined() {
+                let Some(part) = lane.joined.plain_part(request.expect, buf) else { break };
+                last = part.last;
+                (part.block, part.rest)
+            } else {
+                let Some(whole) = R::reply(request.expect, buf) else { break };
+                whole
+            };
+            let len = (reply.len() + last.len()) as u64;
             if len >= LARGE as u64 {
                 break;
             }
@@ -232,11 +263,20 @@ impl Engine {
             request.in_lane = false;
             request.done = true;
             lane.pop_head(request.next_in_lane, request.wire_len);
+            if R::JOINS && request.expect.is_joined() {
+                lane.joined.pop_key(&mut self.bufs);
+            }
             if client.head != head {
                 request.hold(reply, &mut self.bufs);
+                if R::JOINS {
+                    request.hold(last, &mut self.bufs);
+                }
                 client.held += len;
             } else {
                 client.output.push(reply, &mut self.bufs);
+                if R::JOINS {
+                    client.output.push(last, &mut self.bufs);
+                }
                 let (requests, bufs) = (&mut self.requests, &mut self.bufs);
                 client.deliver_done(requests, bufs, &mut self.crowd, |started| {
                     let latency = self.now.micros_since(started);

@@ -9,6 +9,7 @@ use cashew_protocol::resp;
 use crate::buffer::Output;
 use crate::failure::Failure;
 use crate::id::ConnId;
+use crate::memcached::Joined;
 use crate::pool::Queues;
 use crate::requests::Requests;
 use crate::slab::NONE;
@@ -59,6 +60,8 @@ pub(crate) struct Lane {
     /// When bytes were last written; of a private lane also, when some were last read.
     pub(crate) progress_at: Time,
     pub(crate) scanner: Scanner,
+    /// Its gets of several keys: see [`Joined`].
+    pub(crate) joined: Joined,
     /// Requests and their bytes that are not in the statistics yet.
     pub(crate) uncounted: u64,
     pub(crate) uncounted_size: u64,
@@ -225,6 +228,7 @@ impl Lane {
             recorded: 0,
             progress_at: Time::ZERO,
             scanner: Scanner::new(dialect),
+            joined: Joined::default(),
             uncounted: 0,
             uncounted_size: 0,
             armed: Time::NEVER,

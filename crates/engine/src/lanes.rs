@@ -175,6 +175,7 @@ impl Engine {
             self.publish_queues(index);
             return;
         }
+        lane.joined.close();
         lane.output.advance(bytes, &mut self.bufs);
         lane.in_flight_size += bytes;
         let mut sent = 0;
@@ -267,6 +268,10 @@ impl Engine {
                 break;
             }
             let request = lane.head;
+            if self.requests[request].expect.is_joined() {
+                bytes = self.joined_received(index, bytes);
+                continue;
+            }
             match lane.scanner.scan(self.requests[request].expect, bytes) {
                 Scan::Complete(len) => {
                     if let Role::Blocked = self.requests[request].role
@@ -354,7 +359,7 @@ impl Engine {
 
     /// The head's reply is here: it leaves the lane.
     #[inline]
-    fn pop_answered(&mut self, index: u32) {
+    pub(crate) fn pop_answered(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
         let request = &mut self.requests[lane.head];
         request.in_lane = false;
@@ -591,6 +596,7 @@ impl Engine {
             end = lane.first_unsent;
             self.detach_upload(index);
         }
+        end = self.rest_of_get(index, end);
         let lane = &mut self.lanes[index as usize];
         lane.in_flight = 0;
         lane.in_flight_size = 0;
@@ -600,10 +606,39 @@ impl Engine {
         }
         while at != end {
             let next = self.requests[at].next_in_lane;
+            self.forget_key(index, at);
             self.fail_request(at, failure);
             at = next;
         }
         self.publish_queues(index);
+    }
+
+    /// What is left of a get of several keys when its start is sent means nothing to another
+    /// connection: takes it out of the output. `end` is the first request not sent; returns the one
+    /// behind that get.
+    fn rest_of_get(&mut self, index: u32, mut end: u32) -> u32 {
+        let lane = &mut self.lanes[index as usize];
+        let mut at = lane.head;
+        let mut goes_on = false;
+        while at != end || (goes_on && end != NONE) {
+            let request = &self.requests[at];
+            goes_on = request.expect == Expect::Joined;
+            if at == end {
+                lane.output.advance(request.wire_len, &mut self.bufs);
+                lane.unsent -= 1;
+                lane.first_unsent = request.next_in_lane;
+                end = request.next_in_lane;
+            }
+            at = request.next_in_lane;
+        }
+        end
+    }
+
+    /// A request is about to leave the lane without its reply.
+    fn forget_key(&mut self, index: u32, request: u32) {
+        if self.requests[request].expect.is_joined() && !self.requests[request].is_remnant() {
+            self.lanes[index as usize].joined.pop_key(&mut self.bufs);
+        }
     }
 
     /// Fails what waits to be sent.
@@ -642,8 +677,14 @@ impl Engine {
         Some(self.pools[lane.pool as usize].expiry(started))
     }
 
-    /// Only while nothing is in flight: then the first unsent request is the lane's head.
+    /// Only while nothing is in flight: then the first unsent request is the lane's head. Those that
+    /// are joined with it fail with it.
     fn fail_first_unsent(&mut self, index: u32, failure: Failure) {
+        self.lanes[index as usize].joined.close();
+        while self.fail_unsent_head(index, failure) == Expect::Joined {}
+    }
+
+    fn fail_unsent_head(&mut self, index: u32, failure: Failure) -> Expect {
         let lane = &mut self.lanes[index as usize];
         assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
         let request = lane.first_unsent;
@@ -655,7 +696,10 @@ impl Engine {
             lane.tail = NONE;
         }
         self.detach_upload(index);
+        self.forget_key(index, request);
+        let expect = self.requests[request].expect;
         self.fail_request(request, failure);
+        expect
     }
 
     /// Answers a request in its server's place.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Pool, Protocol};
+use cashew_config::snapshot::{Pool, Protocol, Wire};
 use cashew_placement::Distribution;
 use cashew_protocol::{Span, memcached, resp};
 
@@ -134,11 +134,14 @@ fn lanes(pool: &Pool, workers: u32) -> u64 {
     (u64::from(shared) + 1) * pool.servers.len() as u64 * variants(pool)
 }
 
-/// Of the lanes: of each protocol version and database.
+/// Of the lanes: of each protocol, or version of it, and database.
 fn variants(pool: &Pool) -> u64 {
     match pool.protocol {
         Protocol::Redis => (2 * u64::from(pool.databases)).min(VARIANTS_MAX as u64),
-        Protocol::Memcached => 1,
+        Protocol::Memcached => match pool.memcached.wire {
+            Wire::Auto => 2,
+            Wire::Text | Wire::Binary => 1,
+        },
     }
 }
 
@@ -293,7 +296,7 @@ mod tests {
         assert_eq!((capped.held(), capped.copy() >> 20), (256 << 20, 256));
         assert!((570 << 20..640 << 20).contains(&capped.total()), "{capped}");
         let small = bound(&format!(
-            "{global}    client_connections: 2\n    request_size_max: 64kb\n    \
+            "{global}    protocol: text\n    client_connections: 2\n    request_size_max: 64kb\n    \
              client_output_pause: 64kb\n    \
              client_output_max: 64kb\n    client_requests_max: 4\n    server_queue_max: 100\n    \
              server_queue_size_max: 64kb"
@@ -301,6 +304,24 @@ mod tests {
         assert_eq!((small.clients, small.by_files), (2, false));
         assert!(small.held() < 8 << 20 && small.total() < 40 << 20, "{small}");
         assert!(small.to_string().starts_with("memory of a worker is at most "), "{small}");
+    }
+
+    #[test]
+    fn lanes_of_all_that_clients_may_agree_on_count() {
+        let bound = |options: &str| {
+            bound(&format!(
+                "global: {{memory_max: 0, worker_processes: 1}}\npools:\n  p:\n    {options}"
+            ))
+        };
+        // There is a server with two lanes of each kind.
+        let more = |options, than| {
+            let (more, less) = (bound(options), bound(than));
+            assert!(more.allowed > less.allowed, "{} {}", more.allowed, less.allowed);
+            (more.fixed - less.fixed) / LANE / 2
+        };
+        assert_eq!(more("redis: true", "redis: true\n    databases: 1"), 30);
+        assert_eq!(more("protocol: auto", "protocol: text"), 1);
+        assert_eq!(more("protocol: auto", "protocol: binary"), 1);
     }
 
     #[test]

@@ -237,7 +237,7 @@ impl Pool {
 
     /// What lanes a client of this session takes.
     pub(crate) fn variant_of(&self, session: &Session) -> Variant {
-        let database = session.database.unwrap_or(self.variants[0].database);
+        let database = session.database.number().unwrap_or(self.variants[0].database);
         Variant { dialect: session.dialect, database }
     }
 

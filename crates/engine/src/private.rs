@@ -244,6 +244,7 @@ impl Engine {
         lane.handshake.output.clear(&mut self.bufs);
         lane.handshake.reply.clear();
         lane.batches.clear();
+        lane.joined.reset();
         lane.written = 0;
         lane.answered = 0;
         lane.recorded = 0;

@@ -8,7 +8,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Version, encode};
 
-use crate::client::{Client, Session, Skip};
+use crate::client::{Client, Selected, Session, Skip};
 use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::pool::Pool;
@@ -76,7 +76,7 @@ impl Engine {
         let Client { pool, session, .. } = &self.clients[client];
         let dialect = session.dialect;
         let agreed = match self.pools[*pool as usize].database_named(index) {
-            Ok(database) => self.agree(client, dialect, database),
+            Ok(database) => self.agree(client, dialect, database.into()),
             Err(text) => return self.say_error(client, &text),
         };
         match agreed {
@@ -166,7 +166,7 @@ impl Engine {
         &mut self,
         client: u32,
         dialect: Dialect,
-        database: Option<u32>,
+        database: Selected,
     ) -> Result<Agreed, &'static str> {
         let Client { pool, requests, session, .. } = &mut self.clients[client];
         let pool = &self.pools[*pool as usize];
@@ -198,7 +198,7 @@ impl Engine {
         session.no_evict = false;
         let pool = &self.pools[*pool as usize];
         session.dialect = pool.variants[0].dialect;
-        session.database = None;
+        session.database = Selected::NONE;
         session.authenticated = pool.auth.is_none();
         session.set_name(b"");
         self.clients[client].update_special();

@@ -3,26 +3,19 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{CloseReason, ConnId, Plan};
-use cashew_metrics::{ServerCounter, ServerGauge, Writer};
-use world::{World, pool, redis};
+use cashew_engine::{CloseReason, ConnId};
+use cashew_metrics::ServerCounter;
+use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
 
-fn all(lines: &[&str]) -> String {
-    lines.iter().map(|line| redis(line)).collect()
-}
-
 /// `a c e` are keys of the first of the two servers, `b d f` of the second.
 fn two_servers() -> (World, ConnId, [ConnId; 2]) {
-    let (mut world, lanes) = World::connected(&pool(OPTIONS, 2));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool(OPTIONS, 2))
 }
 
 fn one_server() -> (World, ConnId, ConnId) {
-    let (mut world, [lane]) = World::connected(&pool(OPTIONS, 1));
-    let client = world.client();
+    let (world, client, [lane]) = World::with_client(&pool(OPTIONS, 1));
     (world, client, lane)
 }
 
@@ -33,10 +26,6 @@ fn blocked(world: &mut World, client: ConnId, line: &str, server: u32) -> ConnId
     world.expect(lane, redis("CLIENT ID") + &redis(line));
     world.send(lane, ":77\r\n");
     lane
-}
-
-fn sessions(world: &World, server: usize) -> u64 {
-    world.metrics.server_gauge(world.metrics.server(0, server), ServerGauge::Sessions)
 }
 
 #[test]
@@ -59,7 +48,7 @@ fn a_call_waits_as_long_as_it_likes_and_holds_nobody_up() {
     world.expect(shared, redis("GET c"));
     world.send(shared, "$-1\r\n");
     world.expect(client, "$-1\r\n");
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     // The next one does not ask for the name again.
     world.send(client, redis("BLMOVE a c LEFT RIGHT 0"));
     world.expect(lane, redis("BLMOVE a c LEFT RIGHT 0"));
@@ -142,7 +131,7 @@ fn the_server_stops_waiting_for_who_is_gone() {
     let lane = blocked(&mut world, client, "BLPOP a 0", 0);
     world.close(client, CloseReason::Reset);
     assert!(world.closed.contains(&lane));
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     world.assert_idle();
     // Also where the client has only closed its sending side, and where it had sent more.
     let client = world.client();
@@ -174,7 +163,7 @@ fn who_watches_waits_on_its_own_lane() {
     world.send(lane, ":4\r\n");
     world.close(client, CloseReason::Eof);
     assert!(world.closed.contains(&lane));
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     world.assert_idle();
 }
 
@@ -204,17 +193,9 @@ fn a_large_reply_arrives_whole() {
 
 fn prepare(world: &mut World, next: &mut Snapshot) {
     next.epoch += 1;
-    world.engine.handle_prepare(Plan::whole(next, 0, 1), world.now);
-    world.tick();
+    world.prepare(next);
     world.accept_all::<3>();
-    world.engine.handle_pause(60_000, world.now);
-    world.tick();
-}
-
-fn commit(world: &mut World, next: &Snapshot) {
-    world.metrics = Writer::in_memory(next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
+    world.pause(60_000);
 }
 
 fn is_paused(world: &World) -> bool {
@@ -236,7 +217,7 @@ fn a_change_of_the_ring_sends_the_call_where_its_key_is_now() {
     assert!(is_paused(&world));
     world.expect(client, "");
     assert!(world.closed.contains(&lane), "it might be told once more");
-    commit(&mut world, &next);
+    world.commit(&next);
     let lane = world.accept(1);
     world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
     world.send(lane, ":9\r\n*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
@@ -253,7 +234,7 @@ fn what_was_given_just_before_a_change_is_passed_on() {
     world.send(lane, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
     world.send(shared, ":0\r\n");
     world.expect(client, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
-    commit(&mut world, &next);
+    world.commit(&next);
     assert!(!world.connects_to(1));
     world.assert_idle();
 }
@@ -269,7 +250,7 @@ fn a_change_does_not_wait_for_a_call_that_cannot_be_withdrawn() {
     let mut next = pool(OPTIONS, 3);
     prepare(&mut world, &mut next);
     assert!(is_paused(&world));
-    commit(&mut world, &next);
+    world.commit(&next);
     assert!(world.closed.contains(&lane));
     let lane = world.accept(1);
     world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
@@ -286,7 +267,7 @@ fn a_server_that_is_removed_does_not_fail_the_call() {
     prepare(&mut world, &mut next);
     world.expect(other, redis("CLIENT UNBLOCK 77 TIMEOUT"));
     // It does not answer, and time is up.
-    commit(&mut world, &next);
+    world.commit(&next);
     assert!(world.closed.contains(&lane));
     world.expect(client, "");
     world.expect(shared, "");
@@ -393,6 +374,7 @@ fn replicas_of_all_servers_are_waited_for_and_the_least_counts() {
     world.close(client, CloseReason::Reset);
     world.assert_idle();
 }
+
 #[test]
 fn what_the_server_has_not_got_yet_is_taken_back_at_once() {
     let (mut world, client, _) = two_servers();
@@ -400,13 +382,11 @@ fn what_the_server_has_not_got_yet_is_taken_back_at_once() {
     assert!(world.connects_to(0));
     let mut next = pool(OPTIONS, 3);
     next.epoch += 1;
-    world.engine.handle_prepare(Plan::whole(&next, 0, 1), world.now);
-    world.tick();
+    world.prepare(&next);
     world.accept(2);
-    world.engine.handle_pause(60_000, world.now);
-    world.tick();
+    world.pause(60_000);
     assert!(is_paused(&world) && !world.connects_to(0));
-    commit(&mut world, &next);
+    world.commit(&next);
     let lane = world.accept(1);
     world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
     world.send(lane, ":9\r\n$-1\r\n");

@@ -10,9 +10,7 @@ const PAYLOAD: &str = "$3\r\n\0xy\r\n";
 
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third.
 fn four_servers(options: &str) -> (World, ConnId, [ConnId; 4]) {
-    let (mut world, lanes) = World::connected(&pool(&format!("{OPTIONS}\n{options}"), 4));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool(&format!("{OPTIONS}\n{options}"), 4))
 }
 
 fn carrying() -> (World, ConnId, [ConnId; 4]) {

@@ -3,8 +3,7 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{CloseReason, ConnId, Plan};
-use cashew_metrics::Writer;
+use cashew_engine::{CloseReason, ConnId};
 use world::{World, pool, redis};
 
 const CONFIGURED: &str = "redis: true
@@ -135,13 +134,9 @@ fn what_is_learnt_is_learnt_though_its_client_has_gone() {
 }
 
 fn change(world: &mut World, next: &Snapshot) {
-    world.engine.handle_prepare(Plan::whole(next, 0, 1), world.now);
-    world.tick();
-    world.engine.handle_pause(0, world.now);
-    world.tick();
-    world.metrics = Writer::in_memory(next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
+    world.prepare(next);
+    world.pause(0);
+    world.commit(next);
 }
 
 #[test]
@@ -172,13 +167,9 @@ fn a_reload_brings_what_is_configured_and_forgets_what_was_learnt() {
     world.expect(a, ask("x.get"));
     // A question of before a reload is no answer after it.
     next.epoch = 4;
-    world.engine.handle_prepare(Plan::whole(&next, 0, 1), world.now);
-    world.tick();
-    world.engine.handle_pause(5000, world.now);
-    world.tick();
-    world.metrics = Writer::in_memory(&next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
+    world.prepare(&next);
+    world.pause(5000);
+    world.commit(&next);
     world.send(a, "*1\r\n$-1\r\n");
     world.expect(a, ask("x.get"));
     world.send(a, told("x.get"));

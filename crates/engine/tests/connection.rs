@@ -19,13 +19,6 @@ fn export(world: &mut World, conn: ConnId) -> Export {
     world.engine.export(conn, world.now).expect("it is at rest")
 }
 
-fn adopt(world: &mut World, export: Export) -> ConnId {
-    let Export { pool, parts, input, output } = export;
-    let conn = world.engine.handle_adopted(pool, parts, input, output, world.now);
-    world.tick();
-    conn
-}
-
 #[test]
 fn names_are_kept_and_told_in_the_clients_own_version() {
     let (mut world, [_]): (World, [ConnId; 1]) = World::connected(&pool(PLAIN, 1));
@@ -218,7 +211,7 @@ fn all_that_was_agreed_moves_with_the_client() {
     assert_eq!(moved.parts.silence, Silence::None);
     let profile = Profile { name: b"me".to_vec(), library: b"l".to_vec(), ..Profile::default() };
     assert_eq!(moved.parts.profile, profile);
-    let client = adopt(&mut two, moved);
+    let client = two.adopt(moved);
     two.received(client);
     let info = ask(&mut two, client, "CLIENT INFO");
     for field in [" name=me ", " age=2 ", " flags=e db=5 ", " resp=3 lib-name=l "] {
@@ -249,7 +242,7 @@ fn so_does_what_is_not_to_be_answered() {
         one.send(client, redis(&format!("CLIENT REPLY {mode}")));
         let moved = export(&mut one, client);
         assert_eq!(moved.parts.silence, silence);
-        let client = adopt(&mut two, moved);
+        let client = two.adopt(moved);
         two.received(client);
         two.send(client, ["PING", "PING", "CLIENT REPLY ON", "PING"].map(redis).concat());
         two.expect(client, answered);

@@ -23,10 +23,16 @@ struct Model {
 
 impl Model {
     fn receive(&mut self, bytes: &[u8]) {
-        self.seen.extend_from_slice(bytes);
         self.input.extend_from_slice(bytes);
         while let Some((len, reply)) = self.answer() {
-            self.input.drain(..len);
+            let request: Vec<u8> = self.input.drain(..len).collect();
+            match request.strip_prefix(b"get ") {
+                // Gets that come together leave as one.
+                Some(keys) => keys[..keys.len() - 2].split(|&byte| byte == b' ').for_each(|key| {
+                    self.seen.extend([b"get ", key, b"\r\n"].concat());
+                }),
+                None => self.seen.extend(request),
+            }
             self.output.extend(reply);
         }
     }

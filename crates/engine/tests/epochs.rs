@@ -4,7 +4,7 @@ mod world;
 
 use cashew_config::Snapshot;
 use cashew_engine::{Action, CloseReason, ConnId, Plan, PoolState};
-use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
+use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 use world::{World, pool, redis, snapshot};
 
 const REDIS: &str = "redis: true\npreconnect: true\ntimeout: 400";
@@ -20,29 +20,11 @@ fn prepare_as(world: &mut World, next: &Snapshot, rank: u32, workers: u32) {
     world.tick();
 }
 
-fn pause(world: &mut World, drain_ms: u64) {
-    world.engine.handle_pause(drain_ms, world.now);
-    world.tick();
-}
-
-fn commit(world: &mut World, next: &Snapshot) {
-    world.metrics = Writer::in_memory(next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
-}
-
 /// All phases, one after the other.
 fn change(world: &mut World, next: &mut Snapshot) {
     prepare(world, next);
-    pause(world, 0);
-    commit(world, next);
-}
-
-/// What was said of epochs since the last call.
-fn answers(world: &mut World) -> Vec<Action> {
-    let is_answer =
-        |action: &Action| matches!(action, Action::Prepared { .. } | Action::Paused { .. });
-    world.actions.drain(..).filter(is_answer).collect()
+    world.pause(0);
+    world.commit(next);
 }
 
 fn two_pools() -> Snapshot {
@@ -59,20 +41,20 @@ fn what_is_on_its_way_ends_before_a_pause_is_confirmed() {
     world.send(client, redis("MGET a b c d"));
     let mut next = pool(REDIS, 3);
     prepare(&mut world, &mut next);
-    assert_eq!(answers(&mut world), []);
+    assert_eq!(world.epoch_answers(), []);
     let fresh = world.accept(2);
-    assert_eq!(answers(&mut world), [Action::Prepared { epoch: 2 }]);
-    pause(&mut world, 5000);
+    assert_eq!(world.epoch_answers(), [Action::Prepared { epoch: 2 }]);
+    world.pause(5000);
     world.send(client, redis("GET c") + &redis("GET d"));
     world.send(a, "*2\r\n$-1\r\n$-1\r\n");
-    assert_eq!(answers(&mut world), []);
+    assert_eq!(world.epoch_answers(), []);
     world.send(b, "*2\r\n$-1\r\n$-1\r\n");
-    assert_eq!(answers(&mut world), [Action::Paused { epoch: 2, unfinished: 0 }]);
+    assert_eq!(world.epoch_answers(), [Action::Paused { epoch: 2, unfinished: 0 }]);
     world.expect(client, format!("*4\r\n{}", "$-1\r\n".repeat(4)));
     for lane in [a, b] {
         world.received(lane);
     }
-    commit(&mut world, &next);
+    world.commit(&next);
     let asked: usize = [a, b, fresh].map(|lane| world.received(lane).len()).iter().sum();
     assert_eq!(asked, 2 * redis("GET c").len());
     assert!(world.paused.is_empty() && world.closed.is_empty());
@@ -85,9 +67,9 @@ fn connections_to_new_servers_are_waited_for_half_a_second() {
     let mut next = pool(options, 2);
     prepare(&mut world, &mut next);
     world.wait_ms(499);
-    assert_eq!(answers(&mut world), []);
+    assert_eq!(world.epoch_answers(), []);
     world.wait_ms(1);
-    assert_eq!(answers(&mut world), [Action::Prepared { epoch: 2 }]);
+    assert_eq!(world.epoch_answers(), [Action::Prepared { epoch: 2 }]);
     // Another takes its place; a connection that fails is no reason to wait.
     let mut third = pool(options, 3);
     world.connecting.clear();
@@ -96,9 +78,9 @@ fn connections_to_new_servers_are_waited_for_half_a_second() {
     for server in [1, 2] {
         world.refuse(server);
     }
-    assert_eq!(answers(&mut world), [Action::Prepared { epoch: 8 }]);
+    assert_eq!(world.epoch_answers(), [Action::Prepared { epoch: 8 }]);
     assert_eq!(world.engine.prepared_epoch(), Some(8));
-    commit(&mut world, &third);
+    world.commit(&third);
     assert_eq!(world.engine.prepared_epoch(), None);
 }
 
@@ -109,7 +91,7 @@ fn an_aborted_change_leaves_no_trace() {
     let mut next = pool(REDIS, 2);
     prepare(&mut world, &mut next);
     let fresh = world.accept(1);
-    pause(&mut world, 0);
+    world.pause(0);
     world.send(client, redis("GET a"));
     world.expect(a, "");
     world.engine.handle_abort(world.now);
@@ -129,12 +111,12 @@ fn requests_on_removed_servers_fail_when_their_time_is_up() {
     assert!(!world.received(a).is_empty() && !world.received(b).is_empty());
     let mut next = pool(REDIS, 1);
     prepare(&mut world, &mut next);
-    pause(&mut world, 20);
+    world.pause(20);
     world.wait_ms(19);
-    assert_eq!(answers(&mut world), [Action::Prepared { epoch: 2 }]);
+    assert_eq!(world.epoch_answers(), [Action::Prepared { epoch: 2 }]);
     world.wait_ms(1);
-    assert_eq!(answers(&mut world), [Action::Paused { epoch: 2, unfinished: 2 }]);
-    commit(&mut world, &next);
+    assert_eq!(world.epoch_answers(), [Action::Paused { epoch: 2, unfinished: 2 }]);
+    world.commit(&next);
     assert_eq!(world.closed, [b]);
     // Of a split request that is half answered nothing is passed on; what follows waits for it.
     world.send(client, redis("GET a"));
@@ -160,12 +142,12 @@ fn unchanged_pools_feel_nothing_though_their_numbers_change() {
     next.pools[0].limits.client_requests_max = 3;
     next.pools[0].auto_eject_hosts = true;
     prepare(&mut world, &mut next);
-    pause(&mut world, 5000);
+    world.pause(5000);
     let prepared = Action::Prepared { epoch: 2 };
-    assert_eq!(answers(&mut world), [prepared, Action::Paused { epoch: 2, unfinished: 0 }]);
+    assert_eq!(world.epoch_answers(), [prepared, Action::Paused { epoch: 2, unfinished: 0 }]);
     world.send(client, redis("GET y"));
     world.expect(lane, redis("GET y"));
-    commit(&mut world, &next);
+    world.commit(&next);
     world.send(lane, "$-1\r\n$-1\r\n");
     world.expect(client, "$-1\r\n$-1\r\n");
     assert!(world.closed.is_empty() && world.paused.is_empty());
@@ -237,15 +219,15 @@ fn another_number_of_lanes_is_a_change_of_lanes() {
     prepare_as(&mut world, &next, 1, 3);
     let _: [Option<ConnId>; 1] = world.accept_all();
     assert_eq!(world.lanes[&0].len(), 5);
-    pause(&mut world, 0);
-    commit(&mut world, &next);
+    world.pause(0);
+    world.commit(&next);
     assert_eq!(world.closed, before);
     // Numbers of lanes are used again, under names that were never used.
     next.epoch = 3;
     prepare_as(&mut world, &next, 0, 1);
     let _: [Option<ConnId>; 1] = world.accept_all();
-    pause(&mut world, 0);
-    commit(&mut world, &next);
+    world.pause(0);
+    world.commit(&next);
     assert!(world.lanes[&0].iter().all(|lane| !before.contains(lane)));
     assert_eq!(world.lanes[&0].len(), 4);
 }
@@ -286,8 +268,8 @@ fn ejected_servers_stay_so_and_are_probed_under_their_new_numbers() {
     next.pools[0].servers.reverse();
     let states = [PoolState { quota: 0, ring_version: 5, live: vec![false, true] }];
     world.engine.handle_prepare(Plan::new(&next, &states, 0, 1), world.now);
-    pause(&mut world, 0);
-    commit(&mut world, &next);
+    world.pause(0);
+    world.commit(&next);
     let server = world.metrics.server(0, 0);
     assert_eq!(world.metrics.server_gauge(server, ServerGauge::Ejected), 1);
     assert_eq!(world.metrics.pool_gauge(world.metrics.pool(0), PoolGauge::RingVersion), 5);
@@ -335,10 +317,10 @@ fn a_drain_ends_in_any_phase() {
         let mut next = pool(REDIS, 2);
         prepare(&mut world, &mut next);
         if phase > 0 {
-            pause(&mut world, 100);
+            world.pause(100);
         }
         if phase > 1 {
-            commit(&mut world, &next);
+            world.commit(&next);
         }
         world.engine.handle_drain(world.now);
         if phase == 3 {

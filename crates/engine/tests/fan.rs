@@ -9,9 +9,7 @@ use world::{World, pool, redis};
 const OPTIONS: &str = "redis: true\ntimeout: 400\npreconnect: true";
 
 fn three_servers() -> (World, ConnId, [ConnId; 3]) {
-    let (mut world, lanes) = World::connected(&pool(OPTIONS, 3));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool(OPTIONS, 3))
 }
 
 /// Each server gets the request as it is and answers; the client gets the last of these.

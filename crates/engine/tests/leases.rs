@@ -3,16 +3,12 @@
 mod world;
 
 use cashew_engine::{CloseReason, ConnId, Plan};
-use cashew_metrics::{ServerGauge, Writer};
-use world::{World, pool, redis};
+use cashew_metrics::ServerGauge;
+use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\ntimeout: 4000\npreconnect: true";
 const LATE: &str = "-ERR all connections to server s0 for transactions and blocking calls are in \
                     use; session_connections of pool p is their number\r\n";
-
-fn all(lines: &[&str]) -> String {
-    lines.iter().map(|line| redis(line)).collect()
-}
 
 /// Servers with so many connections for sessions; keys as in `transactions.rs`.
 fn few<const N: usize>(connections: u32) -> (World, [ConnId; N]) {
@@ -237,11 +233,8 @@ fn workers_share_the_connections() {
     next.epoch += 1;
     world.engine.handle_prepare(Plan::whole(&next, 0, 3), world.now);
     world.tick();
-    world.engine.handle_pause(5000, world.now);
-    world.tick();
-    world.metrics = Writer::in_memory(&next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
+    world.pause(5000);
+    world.commit(&next);
     for (&client, &lane) in clients[..2].iter().zip(&lanes) {
         world.send(client, redis("UNWATCH"));
         world.send(lane, "+OK\r\n");

@@ -9,9 +9,7 @@ use world::{World, pool};
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
 /// `d h l` of the fourth.
 fn four_servers() -> (World, ConnId, [ConnId; 4]) {
-    let (mut world, lanes) = World::connected(&pool("timeout: 400\npreconnect: true", 4));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool("timeout: 400\npreconnect: true", 4))
 }
 
 fn count(world: &World, counter: PoolCounter) -> u64 {

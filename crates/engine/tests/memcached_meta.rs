@@ -9,9 +9,7 @@ use world::{World, pool};
 /// `d h l` of the fourth.
 fn four_servers(options: &str) -> (World, ConnId, [ConnId; 4]) {
     let options = format!("timeout: 400\npreconnect: true\n{options}");
-    let (mut world, lanes) = World::connected(&pool(&options, 4));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool(&options, 4))
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod world;
 use std::sync::Arc;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, CloseReason, ConnId, Plan};
-use cashew_metrics::{Layout, PoolCounter, PoolGauge, Segments, Writer};
+use cashew_engine::{Action, CloseReason, ConnId};
+use cashew_metrics::{Layout, PoolCounter, PoolGauge, Segments};
 use world::{World, pool, redis};
 
 const REDIS: &str = "redis: true\npreconnect: true\ntimeout: 400";
@@ -548,20 +548,7 @@ fn there_is_a_most_of_subscriptions() {
 
 fn prepare(world: &mut World, next: &mut Snapshot) {
     next.epoch += 1;
-    world.engine.handle_prepare(Plan::whole(next, 0, 1), world.now);
-    world.tick();
-}
-
-fn answers(world: &mut World) -> Vec<Action> {
-    let is_answer =
-        |action: &Action| matches!(action, Action::Prepared { .. } | Action::Paused { .. });
-    world.actions.drain(..).filter(is_answer).collect()
-}
-
-fn commit(world: &mut World, next: &Snapshot) {
-    world.metrics = Writer::in_memory(next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
+    world.prepare(next);
 }
 
 /// Channels, one on each of the servers of a pool of two, and by which of three they are had then.
@@ -584,12 +571,12 @@ fn a_channel_that_moves_is_subscribed_there_before_it_is_left_here() {
     prepare(&mut world, &mut next);
     // Two connections are made: the server's own, and its feed.
     let fresh = [world.accept(2), world.accept(2)];
-    assert_eq!(answers(&mut world), [], "the server has not confirmed");
+    assert_eq!(world.epoch_answers(), [], "the server has not confirmed");
     let moved = confirm(&mut world, &fresh);
     // Of channels that were on one of the two some are on the other now.
     let moved_here = confirm(&mut world, &feeds);
     assert!(moved.len() > 1 && !moved_here.is_empty(), "{moved:?} {moved_here:?}");
-    assert_eq!(answers(&mut world), [Action::Prepared { epoch: 2 }]);
+    assert_eq!(world.epoch_answers(), [Action::Prepared { epoch: 2 }]);
     world.expect(client, "");
 
     // What was published before is read before the pause is confirmed.
@@ -603,13 +590,13 @@ fn a_channel_that_moves_is_subscribed_there_before_it_is_left_here() {
         .collect();
     assert_eq!(pinged.len(), 3);
     for &feed in &pinged {
-        assert_eq!(answers(&mut world), []);
+        assert_eq!(world.epoch_answers(), []);
         world.send(feed, array("message channel:1 x") + "*2\r\n$4\r\npong\r\n$0\r\n\r\n");
     }
-    assert_eq!(answers(&mut world), [Action::Paused { epoch: 2, unfinished: 0 }]);
+    assert_eq!(world.epoch_answers(), [Action::Paused { epoch: 2, unfinished: 0 }]);
     world.expect(client, array("message channel:1 x").repeat(3));
 
-    commit(&mut world, &next);
+    world.commit(&next);
     let left: Vec<String> = feeds.iter().flat_map(|&feed| asked(&mut world, feed)).collect();
     let came: usize =
         moved.iter().chain(&moved_here).filter(|text| text.starts_with("sub")).count();
@@ -659,7 +646,7 @@ fn removed_servers_leave_nothing_behind() {
     let mut next = pool(REDIS, 1);
     prepare(&mut world, &mut next);
     confirm(&mut world, &feeds);
-    commit(&mut world, &next);
+    world.commit(&next);
     assert_eq!(feeds.map(|feed| closed(&world, feed)), [false, true, true]);
     world.send(feeds[0], array("message channel:7 hi"));
     world.expect(client, array("message channel:7 hi"));
@@ -679,7 +666,7 @@ fn removed_servers_leave_nothing_behind() {
     for feed in fresh.into_iter().chain([feeds[0]]) {
         world.send(feed, array("message channel:7 once"));
     }
-    commit(&mut world, &next);
+    world.commit(&next);
     assert!(closed(&world, feeds[0]));
     world.expect(client, array("message channel:7 once"));
 }

@@ -24,9 +24,7 @@ fn replicated(options: &str) -> cashew_config::Snapshot {
 
 fn connected(options: &str) -> (World, ConnId, [ConnId; 4]) {
     let options = format!("    preconnect: true\n{options}");
-    let (mut world, lanes) = World::connected(&replicated(&options));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&replicated(&options))
 }
 
 /// The replica that the ring over all three names.

@@ -12,9 +12,7 @@ const OPTIONS: &str = "redis: true\npreconnect: true\ntimeout: 400";
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
 /// `d h l` of the fourth.
 fn four_servers() -> (World, ConnId, [ConnId; 4]) {
-    let (mut world, lanes) = World::connected(&pool(OPTIONS, 4));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool(OPTIONS, 4))
 }
 
 fn hold(world: &mut World, version: u64) {

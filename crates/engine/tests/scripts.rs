@@ -19,9 +19,7 @@ fn sha(text: &str) -> String {
 
 /// `a e` are keys of the first of the four servers, `b f` of the second.
 fn four_servers() -> (World, ConnId, [ConnId; 4]) {
-    let (mut world, lanes) = World::connected(&pool(OPTIONS, 4));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool(OPTIONS, 4))
 }
 
 fn load(world: &mut World, client: ConnId, lanes: [ConnId; 4]) -> String {

@@ -45,13 +45,6 @@ fn export(world: &mut World, conn: ConnId) -> Export {
     export
 }
 
-fn adopt(world: &mut World, export: Export) -> ConnId {
-    let Export { pool, parts, input, output } = export;
-    let conn = world.engine.handle_adopted(pool, parts, input, output, world.now);
-    world.tick();
-    conn
-}
-
 fn clients_counted(world: &World) -> u64 {
     world.metrics.pool_gauge(world.metrics.pool(0), PoolGauge::ClientConnections)
 }
@@ -78,7 +71,7 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
     };
     assert_eq!(moved, Export { pool: 0, parts, input: Vec::new(), output: Vec::new() });
     assert_eq!((clients_counted(&one), clients_counted(&two)), (1, 0));
-    let conn = adopt(&mut two, moved);
+    let conn = two.adopt(moved);
     assert_eq!((clients_counted(&one), clients_counted(&two)), (1, 1));
     let accepted = two.metrics.pool_counter(two.metrics.pool(0), PoolCounter::ClientsAccepted);
     assert_eq!(accepted, 0, "it was accepted elsewhere");
@@ -95,7 +88,7 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
     leave(&mut one, other);
     let moved = export(&mut one, other);
     assert!(!moved.parts.authenticated);
-    let other = adopt(&mut two, moved);
+    let other = two.adopt(moved);
     two.send(other, redis("GET a"));
     two.expect(other, "-NOAUTH Authentication required.\r\n");
     assert_eq!((clients_counted(&one), clients_counted(&two)), (0, 2));
@@ -129,7 +122,7 @@ fn what_was_asked_is_answered_first_and_what_follows_is_asked_elsewhere() {
     one.assert_idle();
     // What the driver reports on the way belongs to it, too.
     moved.input.extend(&redis("GET c").as_bytes()[10..12]);
-    let conn = adopt(&mut two, moved);
+    let conn = two.adopt(moved);
     assert!(!two.paused.contains(&conn));
     two.expect(other_lane, redis("GET b"));
     two.send(conn, &redis("GET c")[12..]);
@@ -154,7 +147,7 @@ fn bytes_that_come_after_it_was_handed_off_go_along() {
     one.tick();
     one.expect(lane, "");
     let moved = export(&mut one, conn);
-    adopt(&mut two, moved);
+    two.adopt(moved);
     two.expect(other_lane, redis("GET a") + &redis("GET b"));
     assert_eq!(handed_off(&one), 1);
 }
@@ -170,7 +163,7 @@ fn half_a_request_is_parsed_again_from_its_start() {
         let moved = export(&mut one, conn);
         assert_eq!(moved.input, &request.as_bytes()[..cut]);
         one.assert_idle();
-        let conn = adopt(&mut two, moved);
+        let conn = two.adopt(moved);
         two.expect(lane, "");
         two.send(conn, &request[cut..]);
         two.expect(lane, &request);
@@ -195,7 +188,7 @@ fn unsent_output_is_written_elsewhere() {
         let moved = export(&mut one, conn);
         one.assert_idle();
         assert_eq!(clients_counted(&one), 0);
-        let conn = adopt(&mut two, moved);
+        let conn = two.adopt(moved);
         let all = [head, two.received(conn)].concat();
         let expected = format!("${size}\r\n{}\r\n$6\r\nbehind\r\n", "x".repeat(size));
         assert!(all == expected.as_bytes(), "{size}");
@@ -217,7 +210,7 @@ fn what_is_to_be_swallowed_is_swallowed_elsewhere() {
     let moved = export(&mut one, conn);
     assert_eq!((moved.parts.swallow, moved.input.len()), (5002 - 10, 10));
     one.assert_idle();
-    let conn = adopt(&mut two, moved);
+    let conn = two.adopt(moved);
     let rest = vec![b'x'; 5002 - 20];
     two.send(conn, [&rest[..], b"get k\r\n"].concat());
     two.expect(lane, "get k\r\n");
@@ -242,7 +235,7 @@ fn who_pipelines_for_ever_comes_to_rest() {
     one.expect(lane, redis("GET a").repeat(4));
     let moved = export(&mut one, conn);
     assert_eq!(moved.input, redis("GET a").repeat(2 + 4 * 3).as_bytes());
-    let conn = adopt(&mut two, moved);
+    let conn = two.adopt(moved);
     for _ in 0..2 + 4 * 3 {
         two.send(other_lane, "$-1\r\n");
     }
@@ -277,7 +270,7 @@ fn an_upload_goes_on_to_its_end_first() {
     one.expect(conn, "+OK\r\n");
     let moved = export(&mut one, conn);
     assert_eq!(moved.input, redis("GET a").as_bytes());
-    adopt(&mut two, moved);
+    two.adopt(moved);
     two.expect(other_lane, redis("GET a"));
     one.assert_idle();
 }
@@ -359,7 +352,7 @@ fn all_leave_some_at_a_time_but_for_those_who_are_being_closed() {
         one.actions.clear();
         for conn in ready {
             let export = one.engine.export(conn, one.now).unwrap();
-            adopt(&mut two, export);
+            two.adopt(export);
             moved += 1;
         }
         one.tick();
@@ -412,7 +405,7 @@ fn a_half_closed_client_takes_what_it_is_owed_and_leaves() {
     one.send(lane, "$-1\r\n");
     one.expect(conn, "$-1\r\n");
     let moved = export(&mut one, conn);
-    let conn = adopt(&mut two, moved);
+    let conn = two.adopt(moved);
     // The next driver reports it anew.
     two.read_closed(conn);
     two.expect(other_lane, redis("GET b"));
@@ -445,7 +438,7 @@ fn an_adopted_client_waits_for_a_pool_that_is_held() {
     let moved = export(&mut one, conn);
     two.engine.handle_hold(0, 1, 0, two.now);
     two.tick();
-    let conn = adopt(&mut two, moved);
+    let conn = two.adopt(moved);
     assert!(two.paused.contains(&conn));
     two.expect(lane, "");
     two.engine.handle_release(0, 1, &[true], two.now, 0);

@@ -9,10 +9,7 @@ use world::{World, pool, redis};
 /// `a e i` are keys of the first of the four servers, `b f j` and `miss` of the second, `c g k` of the third,
 /// `d h l` of the fourth.
 fn four_servers() -> (World, ConnId, [ConnId; 4]) {
-    let (mut world, lanes) =
-        World::connected(&pool("redis: true\ntimeout: 400\npreconnect: true", 4));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool("redis: true\ntimeout: 400\npreconnect: true", 4))
 }
 
 fn count(world: &World, counter: PoolCounter) -> u64 {

@@ -3,32 +3,20 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{CloseReason, ConnId, Plan};
-use cashew_metrics::{ServerGauge, Writer};
-use world::{World, pool, redis};
+use cashew_engine::{CloseReason, ConnId};
+use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
 const ABORTED: &str = "-EXECABORT Transaction discarded because of previous errors.\r\n";
 
 /// `a c e` are keys of the first of the two servers, `b d f` of the second.
 fn two_servers() -> (World, ConnId, [ConnId; 2]) {
-    let (mut world, lanes) = World::connected(&pool(OPTIONS, 2));
-    let client = world.client();
-    (world, client, lanes)
+    World::with_client(&pool(OPTIONS, 2))
 }
 
 fn one_server() -> (World, ConnId, ConnId) {
-    let (mut world, [lane]) = World::connected(&pool(OPTIONS, 1));
-    let client = world.client();
+    let (world, client, [lane]) = World::with_client(&pool(OPTIONS, 1));
     (world, client, lane)
-}
-
-fn all(lines: &[&str]) -> String {
-    lines.iter().map(|line| redis(line)).collect()
-}
-
-fn sessions(world: &World, server: usize) -> u64 {
-    world.metrics.server_gauge(world.metrics.server(0, server), ServerGauge::Sessions)
 }
 
 #[test]
@@ -39,7 +27,7 @@ fn a_transaction_in_one_packet_takes_one_round_trip_on_a_lane_of_its_own() {
     world.expect(client, "+OK\r\n");
     let lane = world.accept(0);
     world.expect(lane, all(&["MULTI", "SET a 1", "INCR c", "EXEC"]));
-    assert_eq!(sessions(&world, 0), 1);
+    assert_eq!(world.sessions(0), 1);
     // Nobody else is kept waiting.
     world.send(other, redis("GET a"));
     world.expect(shared, redis("GET a"));
@@ -51,7 +39,7 @@ fn a_transaction_in_one_packet_takes_one_round_trip_on_a_lane_of_its_own() {
     world.expect(shared, redis("GET a"));
     world.send(shared, "$1\r\n0\r\n$1\r\n1\r\n");
     world.expect(client, "$1\r\n1\r\n");
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     world.assert_idle();
     // The lane is used again, by whoever needs it.
     world.received(other);
@@ -124,9 +112,9 @@ fn a_key_of_another_server_aborts_and_says_why() {
     world.expect(lane, redis("DISCARD"));
     world.expect(client, ABORTED);
     // The lane is taken until the server has answered.
-    assert_eq!(sessions(&world, 0), 1);
+    assert_eq!(world.sessions(0), 1);
     world.send(lane, "+OK\r\n");
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
 }
 
 #[test]
@@ -229,7 +217,7 @@ fn watching_takes_a_lane_that_has_all_for_its_server() {
     world.send(client, redis("GET a"));
     world.expect(shared, redis("GET a"));
     world.send(shared, "$-1\r\n");
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
 }
 
 #[test]
@@ -246,7 +234,7 @@ fn an_empty_transaction_asks_whether_what_is_watched_has_changed() {
     world.expect(lane, redis("WATCH b") + &redis("UNWATCH"));
     world.send(lane, "+OK\r\n+OK\r\n");
     world.expect(client, "+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n");
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     world.assert_idle();
 }
 
@@ -258,9 +246,9 @@ fn who_leaves_in_the_middle_leaves_nothing_behind() {
     world.expect(lane, all(&["WATCH a", "MULTI", "SET a 1"]));
     world.close(client, CloseReason::Reset);
     world.expect(lane, redis("DISCARD"));
-    assert_eq!(sessions(&world, 0), 1);
+    assert_eq!(world.sessions(0), 1);
     world.send(lane, "+OK\r\n+OK\r\n+QUEUED\r\n+OK\r\n");
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     let second = world.client();
     world.send(second, redis("WATCH a"));
     world.send(lane, "+OK\r\n");
@@ -278,7 +266,7 @@ fn who_leaves_in_the_middle_leaves_nothing_behind() {
     world.expect(third, "+OK\r\n+OK\r\n");
     world.expect(lane, redis("UNWATCH"));
     world.send(lane, "+OK\r\n");
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     world.assert_idle();
 }
 
@@ -291,7 +279,7 @@ fn a_lane_that_is_not_given_back_clean_is_closed() {
     world.expect(lane, all(&["WATCH a", "UNWATCH"]));
     world.send(lane, "+OK\r\n-ERR no\r\n");
     assert!(world.closed.contains(&lane));
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     world.assert_idle();
 }
 
@@ -321,7 +309,7 @@ fn a_server_that_dies_is_told_of_and_nothing_is_executed_by_halves() {
     world.close(lane, CloseReason::Reset);
     world.expect(client, "-ERR Connection reset by peer\r\n-ERR Connection reset by peer\r\n");
     world.assert_idle();
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
 }
 
 #[test]
@@ -420,7 +408,7 @@ fn reset_makes_a_connection_like_a_new_one() {
     world.expect(client, "+OK\r\n+OK\r\n+OK\r\n+QUEUED\r\n+RESET\r\n");
     world.send(client, all(&["EXEC", "CLIENT GETNAME"]));
     world.expect(client, "-ERR EXEC without MULTI\r\n$-1\r\n");
-    assert_eq!(sessions(&world, 0), 0);
+    assert_eq!(world.sessions(0), 0);
     world.assert_idle();
 }
 
@@ -438,14 +426,10 @@ fn a_password_is_asked_for_again_after_reset() {
 
 fn change(world: &mut World, next: &mut Snapshot) {
     next.epoch += 1;
-    world.engine.handle_prepare(Plan::whole(next, 0, 1), world.now);
-    world.tick();
+    world.prepare(next);
     world.accept_all::<3>();
-    world.engine.handle_pause(5000, world.now);
-    world.tick();
-    world.metrics = Writer::in_memory(next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
+    world.pause(5000);
+    world.commit(next);
 }
 
 #[test]

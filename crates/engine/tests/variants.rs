@@ -2,8 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, ConnId, Plan};
-use cashew_metrics::Writer;
+use cashew_engine::{Action, ConnId};
 use world::{World, pool, redis};
 
 const PLAIN: &str = "redis: true\npreconnect: true";
@@ -45,12 +44,9 @@ fn selecting(world: &mut World, database: u32) -> ConnId {
 fn change(world: &mut World, options: &str) {
     let mut next = pool(options, 1);
     next.epoch = 9;
-    world.engine.handle_prepare(Plan::whole(&next, 0, 1), world.now);
-    world.engine.handle_pause(0, world.now);
-    world.tick();
-    world.metrics = Writer::in_memory(&next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
+    world.prepare(&next);
+    world.pause(0);
+    world.commit(&next);
 }
 
 #[test]
@@ -538,14 +534,10 @@ fn new_servers_have_lanes_of_all_kinds() {
     let (client, lane) = resp3(&mut world, 0);
     let mut next = pool(PLAIN, 2);
     next.epoch = 9;
-    world.engine.handle_prepare(Plan::whole(&next, 0, 1), world.now);
-    world.tick();
+    world.prepare(&next);
     world.accept_all::<2>();
-    world.engine.handle_pause(0, world.now);
-    world.tick();
-    world.metrics = Writer::in_memory(&next);
-    world.engine.handle_commit(world.metrics.clone(), world.now);
-    world.tick();
+    world.pause(0);
+    world.commit(&next);
     world.send(client, redis("MGET a b c d"));
     let fresh = world.accept(1);
     world.expect(fresh, redis("HELLO 3"));

@@ -1,11 +1,14 @@
 //! However the input is cut, binary requests and replies are found to be the same.
 
+mod pieces;
+
 use cashew_protocol::Span;
+use cashew_protocol::memcached::Expect;
 use cashew_protocol::memcached::binary::{
     HEADER_SIZE, Opcode, Packets, Parsed, ReplyScanner, RequestHeader, RequestParser, Status,
     plain_reply, plain_request,
 };
-use cashew_protocol::memcached::{Expect, Scan};
+use pieces::{Step, ends, feed};
 use proptest::prelude::*;
 
 const VALUE_SIZE_MAX: u64 = 40;
@@ -81,86 +84,49 @@ enum Request {
 fn requests_of(input: &[u8], cuts: &[usize]) -> Vec<Request> {
     let mut parser = RequestParser::new(VALUE_SIZE_MAX);
     let mut requests = Vec::new();
-    let (mut start, mut arrived) = (0, 0);
-    let mut swallow = 0;
-    for cut in cuts.iter().cycle() {
-        if arrived == input.len() {
-            break;
-        }
-        arrived = arrived.saturating_add(*cut).min(input.len());
-        loop {
-            let dropped = swallow.min((arrived - start) as u64);
-            start += dropped as usize;
-            swallow -= dropped;
-            if start == arrived {
-                break;
+    feed(input, cuts, |buf| {
+        let used = match parser.parse(buf) {
+            Parsed::Partial { need } => {
+                assert!(need > buf.len());
+                return Step::Wait;
             }
-            let buf = &input[start..arrived];
-            match parser.parse(buf) {
-                Parsed::Partial { need } => {
-                    assert!(need > buf.len());
-                    break;
-                }
-                Parsed::Complete { len } => {
-                    assert!(parser.value().end() == len);
-                    requests.push(Request::Whole {
-                        len,
-                        opcode: parser.opcode(),
-                        quiet: parser.is_quiet(),
-                        header: *parser.header(),
-                        spans: [parser.extras(), parser.key(), parser.value()],
-                    });
-                    start += len;
-                }
-                Parsed::Reject { status, close: true, .. } => {
-                    requests.push(Request::Closed(Some(status)));
-                    return requests;
-                }
-                Parsed::Garbage => {
-                    requests.push(Request::Closed(None));
-                    return requests;
-                }
-                Parsed::Reject { len, swallow: more, status, .. } => {
-                    assert!(len <= buf.len());
-                    let key = (status == Status::TooLarge).then(|| parser.key().of(buf).to_vec());
-                    let opaque = parser.header().opaque;
-                    requests.push(Request::Refused { status, opaque, len: len as u64 + more, key });
-                    start += len;
-                    swallow = more;
-                }
+            Parsed::Complete { len } => {
+                assert!(len <= buf.len());
+                assert!(parser.value().end() == len);
+                requests.push(Request::Whole {
+                    len,
+                    opcode: parser.opcode(),
+                    quiet: parser.is_quiet(),
+                    header: *parser.header(),
+                    spans: [parser.extras(), parser.key(), parser.value()],
+                });
+                len as u64
             }
-            parser.reset();
-        }
-    }
+            Parsed::Reject { status, close: true, .. } => {
+                requests.push(Request::Closed(Some(status)));
+                return Step::End;
+            }
+            Parsed::Garbage => {
+                requests.push(Request::Closed(None));
+                return Step::End;
+            }
+            Parsed::Reject { len, swallow, status, .. } => {
+                assert!(len <= buf.len());
+                let key = (status == Status::TooLarge).then(|| parser.key().of(buf).to_vec());
+                let (opaque, len) = (parser.header().opaque, len as u64 + swallow);
+                requests.push(Request::Refused { status, opaque, len, key });
+                len
+            }
+        };
+        parser.reset();
+        Step::Used(used)
+    });
     requests
 }
 
-/// Where replies end in `input`; `None` where one turned out invalid.
 fn replies_of(expect: Expect, input: &[u8], cuts: &[usize]) -> Vec<Option<usize>> {
     let mut scanner = ReplyScanner::default();
-    let mut ends = Vec::new();
-    let mut start = 0;
-    for cut in cuts.iter().cycle() {
-        if start == input.len() {
-            break;
-        }
-        let end = start.saturating_add(*cut).min(input.len());
-        while start < end {
-            match scanner.scan(expect, &input[start..end]) {
-                Scan::Complete(len) => {
-                    assert!(len > 0);
-                    start += len;
-                    ends.push(Some(start));
-                }
-                Scan::Partial => start = end,
-                Scan::Invalid => {
-                    ends.push(None);
-                    return ends;
-                }
-            }
-        }
-    }
-    ends
+    ends(input, cuts, |bytes| scanner.scan(expect, bytes))
 }
 
 /// A packet whose sizes are mostly right.

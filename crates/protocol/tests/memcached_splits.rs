@@ -1,9 +1,12 @@
 //! However the input is cut, memcached requests and replies are found to be the same.
 
+mod pieces;
+
 use cashew_protocol::Span;
 use cashew_protocol::memcached::{
-    Expect, Meta, Parsed, ReplyScanner, RequestParser, Scan, Stats, Values, Verb, is_error,
+    Expect, Meta, Parsed, ReplyScanner, RequestParser, Stats, Values, Verb, is_error,
 };
+use pieces::{Step, ends, feed};
 use proptest::prelude::*;
 
 const VALUE_SIZE_MAX: u64 = 40;
@@ -69,85 +72,49 @@ enum Request {
     },
 }
 
-/// Reads `input` as it would arrive in pieces of the sizes `cuts`, over and over.
 fn requests_of(input: &[u8], cuts: &[usize]) -> Vec<Request> {
     let mut parser = RequestParser::new(VALUE_SIZE_MAX);
     let mut requests = Vec::new();
-    let (mut start, mut arrived) = (0, 0);
-    let mut swallow = 0;
-    for cut in cuts.iter().cycle() {
-        if arrived == input.len() {
-            break;
-        }
-        arrived = arrived.saturating_add(*cut).min(input.len());
-        loop {
-            let dropped = swallow.min((arrived - start) as u64);
-            start += dropped as usize;
-            swallow -= dropped;
-            if start == arrived {
-                break;
+    feed(input, cuts, |buf| {
+        let used = match parser.parse(buf) {
+            Parsed::Partial { need } => {
+                assert!(need > buf.len());
+                return Step::Wait;
             }
-            let buf = &input[start..arrived];
-            match parser.parse(buf) {
-                Parsed::Partial { need } => {
-                    assert!(need > buf.len());
-                    break;
-                }
-                Parsed::Complete { len } => {
-                    assert!(parser.keys().iter().all(|key| key.end() <= parser.line().end()));
-                    requests.push(Request::Whole {
-                        len,
-                        verb: parser.verb(),
-                        keys: parser.keys().to_vec(),
-                        noreply: parser.noreply(),
-                        meta: parser.meta(),
-                        line: parser.line(),
-                        data: parser.data(),
-                    });
-                    start += len;
-                }
-                Parsed::Reject { reply, close: true, .. } => {
-                    requests.push(Request::Closed { reply });
-                    return requests;
-                }
-                Parsed::Reject { len, swallow: more, reply, noreply, .. } => {
-                    assert!(len <= buf.len());
-                    requests.push(Request::Refused { reply, noreply, len: len as u64 + more });
-                    start += len;
-                    swallow = more;
-                }
+            Parsed::Complete { len } => {
+                assert!(len <= buf.len());
+                assert!(parser.keys().iter().all(|key| key.end() <= parser.line().end()));
+                requests.push(Request::Whole {
+                    len,
+                    verb: parser.verb(),
+                    keys: parser.keys().to_vec(),
+                    noreply: parser.noreply(),
+                    meta: parser.meta(),
+                    line: parser.line(),
+                    data: parser.data(),
+                });
+                len as u64
             }
-            parser.reset();
-        }
-    }
+            Parsed::Reject { reply, close: true, .. } => {
+                requests.push(Request::Closed { reply });
+                return Step::End;
+            }
+            Parsed::Reject { len, swallow, reply, noreply, .. } => {
+                assert!(len <= buf.len());
+                let len = len as u64 + swallow;
+                requests.push(Request::Refused { reply, noreply, len });
+                len
+            }
+        };
+        parser.reset();
+        Step::Used(used)
+    });
     requests
 }
 
-/// Where replies end in `input`; `None` where one turned out invalid.
 fn replies_of(expect: Expect, input: &[u8], cuts: &[usize]) -> Vec<Option<usize>> {
     let mut scanner = ReplyScanner::default();
-    let mut ends = Vec::new();
-    let mut start = 0;
-    for cut in cuts.iter().cycle() {
-        if start == input.len() {
-            break;
-        }
-        let end = start.saturating_add(*cut).min(input.len());
-        while start < end {
-            match scanner.scan(expect, &input[start..end]) {
-                Scan::Complete(len) => {
-                    start += len;
-                    ends.push(Some(start));
-                }
-                Scan::Partial => start = end,
-                Scan::Invalid => {
-                    ends.push(None);
-                    return ends;
-                }
-            }
-        }
-    }
-    ends
+    ends(input, cuts, |bytes| scanner.scan(expect, bytes))
 }
 
 fn request_piece() -> impl Strategy<Value = Vec<u8>> {

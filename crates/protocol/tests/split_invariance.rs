@@ -1,9 +1,12 @@
 //! However a stream is cut, the parsers say the same about it.
 
+mod pieces;
+
 use cashew_protocol::resp::{
     Parsed, ProtocolError, Reply, ReplyScanner, RequestParser, Scan, encode, plain_reply,
     reply as read,
 };
+use pieces::{Step, feed};
 use proptest::prelude::*;
 
 /// Small enough that generated streams reach the limit.
@@ -15,73 +18,56 @@ enum Outcome {
     Invalid(ProtocolError),
 }
 
-/// Feeds `stream` as `cuts` say (their sizes, repeated), the way a connection does.
 fn requests(stream: &[u8], cuts: &[usize]) -> Vec<Outcome> {
     let mut parser = RequestParser::default();
-    let (mut outcomes, mut buf) = (Vec::new(), Vec::new());
-    for chunk in chunks(stream, cuts) {
-        buf.extend_from_slice(chunk);
-        loop {
-            match parser.parse(&buf, REQUEST_SIZE_MAX) {
-                Parsed::Complete { len } => {
-                    let encoded = parser.inline_encoded().map(<[u8]>::to_vec);
-                    let text = encoded.as_deref().unwrap_or(&buf);
-                    let args = parser.args().iter().map(|arg| arg.of(text).to_vec()).collect();
-                    outcomes.push(Outcome::Request { len, args, encoded });
-                    parser.reset();
-                    buf.drain(..len);
-                }
-                Parsed::Partial { need } => {
-                    assert!(need > buf.len() && need <= REQUEST_SIZE_MAX, "{need} {}", buf.len());
-                    break;
-                }
-                Parsed::Invalid(error) => {
-                    outcomes.push(Outcome::Invalid(error));
-                    return outcomes;
-                }
-            }
+    let mut outcomes = Vec::new();
+    feed(stream, cuts, |buf| match parser.parse(buf, REQUEST_SIZE_MAX) {
+        Parsed::Complete { len } => {
+            assert!(len <= buf.len());
+            let encoded = parser.inline_encoded().map(<[u8]>::to_vec);
+            let text = encoded.as_deref().unwrap_or(buf);
+            let args = parser.args().iter().map(|arg| arg.of(text).to_vec()).collect();
+            outcomes.push(Outcome::Request { len, args, encoded });
+            parser.reset();
+            Step::Used(len as u64)
         }
-    }
+        Parsed::Partial { need } => {
+            assert!(need > buf.len() && need <= REQUEST_SIZE_MAX, "{need} {}", buf.len());
+            Step::Wait
+        }
+        Parsed::Invalid(error) => {
+            outcomes.push(Outcome::Invalid(error));
+            Step::End
+        }
+    });
     outcomes
 }
 
 /// Ends of the replies and pushes in `stream`, which of them are pushes, and whether it stays valid.
 fn replies(stream: &[u8], cuts: &[usize]) -> (Vec<(usize, bool)>, bool) {
     let mut scanner = ReplyScanner::default();
-    let (mut ends, mut at) = (Vec::new(), 0);
-    for mut chunk in chunks(stream, cuts) {
-        while !chunk.is_empty() {
-            let is_push = scanner.is_push(chunk);
-            match scanner.scan(chunk) {
-                Scan::Complete(len) => {
-                    assert!(scanner.at_start());
-                    at += len;
-                    ends.push((at, is_push));
-                    chunk = &chunk[len..];
-                }
-                Scan::Partial => {
-                    assert!(!scanner.at_start() && scanner.is_push(b"") == is_push);
-                    at += chunk.len();
-                    break;
-                }
-                Scan::Invalid => return (ends, false),
+    let (mut ends, mut at, mut is_valid) = (Vec::new(), 0, true);
+    feed(stream, cuts, |bytes| {
+        let is_push = scanner.is_push(bytes);
+        let used = match scanner.scan(bytes) {
+            Scan::Complete(len) => {
+                assert!(scanner.at_start());
+                ends.push((at + len, is_push));
+                len
             }
-        }
-    }
-    (ends, true)
-}
-
-fn chunks<'a>(mut stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
-    let mut chunks = Vec::new();
-    for &size in cuts.iter().cycle() {
-        if stream.is_empty() {
-            break;
-        }
-        let (chunk, rest) = stream.split_at(size.min(stream.len()));
-        chunks.push(chunk);
-        stream = rest;
-    }
-    chunks
+            Scan::Partial => {
+                assert!(!scanner.at_start() && scanner.is_push(b"") == is_push);
+                bytes.len()
+            }
+            Scan::Invalid => {
+                is_valid = false;
+                return Step::End;
+            }
+        };
+        at += used;
+        Step::Used(used as u64)
+    });
+    (ends, is_valid)
 }
 
 fn cuts() -> impl Strategy<Value = Vec<usize>> {

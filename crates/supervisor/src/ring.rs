@@ -10,20 +10,26 @@
 //! begun; what is reported is remembered.
 //!
 //! A server that is ejected again soon after its readmission flaps, and every ejection costs
-//! requests: it stays out longer each time, see [`Flaps`].
+//! requests: it stays out longer each time, see [`flaps::Flaps`].
 //!
 //! A pure state machine: events and the time go in, messages come out of [`Rings::poll_message`].
 //! It relies on two things: a channel delivers in order, and a worker that [left](Rings::left) is
 //! dead and not merely out of reach.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+mod flaps;
+mod pool;
+#[cfg(test)]
+mod simulation;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Topology};
 use cashew_control::ToChild;
 use serde::{Deserialize, Serialize};
-use tracing::{info, warn};
+use tracing::warn;
+
+pub(crate) use self::pool::RingConfig;
+use self::pool::{Change, Ring, RingState, Server, Wanted};
 
 /// How long workers may take to hold a pool. Its clients wait as long.
 pub(crate) const HOLD_TIMEOUT: Duration = Duration::from_millis(500);
@@ -33,18 +39,6 @@ pub(crate) const DRAIN_MS: u64 = 100;
 
 /// How long an abandoned change waits for its next try.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-/// A server that is ejected again within this time, and the pool's retry timeout, flaps.
-const FLAP_WINDOW: Duration = Duration::from_secs(30);
-
-/// The pause of a server that flaps is at least this, where the retry timeout is next to nothing.
-const FLAP_PAUSE_MIN: Duration = Duration::from_millis(100);
-
-/// The pause grows no further than this, or the retry timeout where that is longer.
-const FLAP_PAUSE_MAX: Duration = Duration::from_secs(300);
-
-/// After how many times its last pause of serving well a server's flapping is forgotten.
-const FLAP_MEMORY: u32 = 10;
 
 /// A worker, by its slot. One slot has one worker at a time.
 pub(crate) type Slot = u32;
@@ -61,22 +55,6 @@ pub(crate) struct Rings {
     halted: bool,
 }
 
-/// What is configured about a pool and matters here.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RingConfig {
-    pub(crate) name: String,
-    pub(crate) retry_timeout_ms: u64,
-    pub(crate) servers: Vec<ServerConfig>,
-}
-
-/// A server is the same in another epoch when its name and its endpoint are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ServerConfig {
-    pub(crate) name: String,
-    pub(crate) endpoint: Endpoint,
-    pub(crate) may_eject: bool,
-}
-
 /// All that outlives the master's program while [quiet](Rings::is_quiet).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RingsState {
@@ -84,94 +62,6 @@ pub(crate) struct RingsState {
     frozen: bool,
     workers: BTreeSet<Slot>,
     pools: Vec<RingState>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct RingState {
-    config: RingConfig,
-    version: u64,
-    /// One for each server.
-    servers: Vec<ServerState>,
-    wanted: BTreeMap<u32, Wanted>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct ServerState {
-    live: bool,
-    pause_ms: u64,
-    changed_ms_ago: Option<u64>,
-}
-
-#[derive(Clone)]
-struct Ring {
-    config: RingConfig,
-    /// Of the last change that was begun. No two changes have the same, so that a late answer to
-    /// one that is over is told from one to the change under way.
-    version: u64,
-    /// One for each server that is configured.
-    servers: Vec<Server>,
-    change: Option<Change>,
-    /// Servers to be ejected or readmitted by the next change. Never holds what is true already
-    /// or becomes true by the change under way.
-    wanted: BTreeMap<u32, Wanted>,
-    not_before: Option<Instant>,
-}
-
-#[derive(Clone, Copy)]
-struct Server {
-    live: bool,
-    flaps: Flaps,
-}
-
-/// How a server behaved that was ejected once.
-///
-/// An ejection within [`FLAP_WINDOW`] and the retry timeout of the readmission doubles the pause
-/// before the next readmission, beginning with the retry timeout; one that comes later, but before
-/// the server has served [`FLAP_MEMORY`] times the pause, leaves it as it is; then it begins anew.
-#[derive(Clone, Copy, Default)]
-struct Flaps {
-    /// How long the server stays out at least when it is ejected, or was the last time.
-    pause: Duration,
-    /// When it was last ejected or readmitted.
-    changed_at: Option<Instant>,
-}
-
-/// A change whose hold has been sent and whose release has not.
-#[derive(Clone)]
-struct Change {
-    servers: BTreeMap<u32, Wanted>,
-    /// Who may still dispatch by the old ring.
-    waiting: BTreeSet<Slot>,
-    deadline: Instant,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Wanted {
-    live: bool,
-    why: String,
-}
-
-impl RingConfig {
-    /// The pools of a snapshot.
-    pub(crate) fn of(snapshot: &Snapshot) -> Vec<Self> {
-        let of_pool = |pool: &cashew_config::snapshot::Pool| {
-            let master = match pool.topology {
-                Topology::Sharded => None,
-                Topology::MasterReplica { master } => Some(master),
-            };
-            let of_server = |(index, server): (u32, &cashew_config::snapshot::Server)| {
-                let may_eject = pool.auto_eject_hosts && master != Some(index);
-                let (name, endpoint) = (server.name.clone(), server.endpoint.clone());
-                ServerConfig { name, endpoint, may_eject }
-            };
-            Self {
-                name: pool.name.clone(),
-                retry_timeout_ms: pool.server_retry_timeout_ms,
-                servers: (0..).zip(&pool.servers).map(of_server).collect(),
-            }
-        };
-        snapshot.pools.iter().map(of_pool).collect()
-    }
 }
 
 impl Rings {
@@ -434,134 +324,12 @@ impl Rings {
     }
 }
 
-impl Ring {
-    fn new(config: RingConfig) -> Self {
-        Self {
-            version: 0,
-            servers: vec![Server { live: true, flaps: Flaps::default() }; config.servers.len()],
-            config,
-            change: None,
-            wanted: BTreeMap::new(),
-            not_before: None,
-        }
-    }
-
-    /// The ring of the pool of the same name in another epoch.
-    fn reconfigured(mut self, config: RingConfig, halted: bool) -> Self {
-        let old: HashMap<(&str, &Endpoint), u32> = (0..)
-            .zip(&self.config.servers)
-            .map(|(index, server)| ((&*server.name, &server.endpoint), index))
-            .collect();
-        let mut ring =
-            Self { version: self.version, not_before: self.not_before, ..Self::new(config) };
-        for (index, server) in (0..).zip(&ring.config.servers) {
-            let Some(&before) = old.get(&(&*server.name, &server.endpoint)) else { continue };
-            let state = self.servers[before as usize];
-            ring.servers[index as usize] = state;
-            let wanted = self.wanted.remove(&before);
-            if server.may_eject {
-                ring.wanted.extend(wanted.map(|wanted| (index, wanted)));
-            } else if !state.live && !halted {
-                let why = "it is not to be ejected any more".to_owned();
-                ring.wanted.insert(index, Wanted { live: true, why });
-            }
-        }
-        ring
-    }
-
-    fn state(&self, now: Instant) -> RingState {
-        let millis = |span: Duration| span.as_millis().try_into().unwrap_or(u64::MAX);
-        let of_server = |server: &Server| ServerState {
-            live: server.live,
-            pause_ms: millis(server.flaps.pause),
-            changed_ms_ago: server.flaps.changed_at.map(|at| millis(now - at)),
-        };
-        RingState {
-            config: self.config.clone(),
-            version: self.version,
-            servers: self.servers.iter().map(of_server).collect(),
-            wanted: self.wanted.clone(),
-        }
-    }
-
-    fn from_state(state: RingState, now: Instant) -> Self {
-        let of_server = |server: ServerState| {
-            let ago = server.changed_ms_ago.map(Duration::from_millis);
-            let flaps = Flaps {
-                pause: Duration::from_millis(server.pause_ms),
-                changed_at: ago.and_then(|ago| now.checked_sub(ago)),
-            };
-            Server { live: server.live, flaps }
-        };
-        Self {
-            config: state.config,
-            version: state.version,
-            servers: state.servers.into_iter().map(of_server).collect(),
-            change: None,
-            wanted: state.wanted,
-            not_before: None,
-        }
-    }
-
-    fn live(&self) -> Vec<bool> {
-        self.servers.iter().map(|server| server.live).collect()
-    }
-
-    /// Whether the pause of a server that flaps is over. It is while no other server is live: one
-    /// that flaps is better than none.
-    fn may_return(&self, server: u32, now: Instant) -> bool {
-        let Some(Server { live, flaps }) = self.servers.get(server as usize) else { return false };
-        *live
-            || flaps.changed_at.is_none_or(|ejected_at| now >= ejected_at + flaps.pause)
-            || !self.servers.iter().any(|server| server.live)
-    }
-
-    fn change_server(&mut self, index: u32, wanted: Wanted, now: Instant) {
-        let server = &mut self.servers[index as usize];
-        let (pool, name) = (&self.config.name, &self.config.servers[index as usize].name);
-        server.live = wanted.live;
-        if wanted.live {
-            server.flaps.changed_at = Some(now);
-            info!("pool '{pool}': server '{name}' is readmitted: {}", wanted.why);
-            return;
-        }
-        let retry = Duration::from_millis(self.config.retry_timeout_ms);
-        match server.flaps.ejected(retry, now) {
-            Some(served) => warn!(
-                "pool '{pool}': server '{name}' is ejected: {}; it was readmitted {served:.1?} \
-                 ago, so it stays out for {:?} at least",
-                wanted.why, server.flaps.pause
-            ),
-            None => warn!("pool '{pool}': server '{name}' is ejected: {}", wanted.why),
-        }
-    }
-
-    fn hold(&self, pool: u32) -> ToChild {
-        ToChild::Hold { pool, version: self.version, drain_ms: DRAIN_MS }
-    }
-
-    fn release(&self, pool: u32) -> ToChild {
-        ToChild::Release { pool, version: self.version, live: self.live() }
-    }
-}
-
-impl Flaps {
-    /// Determines the pause. Tells how long the server has served if that was not well enough to
-    /// go without one.
-    fn ejected(&mut self, retry: Duration, now: Instant) -> Option<Duration> {
-        let served = self.changed_at.replace(now).map(|readmitted_at| now - readmitted_at)?;
-        if served < FLAP_WINDOW + retry {
-            let pause_min = retry.max(FLAP_PAUSE_MIN);
-            self.pause = (self.pause * 2).clamp(pause_min, pause_min.max(FLAP_PAUSE_MAX));
-        } else if served >= self.pause * FLAP_MEMORY {
-            self.pause = Duration::ZERO;
-        }
-        (self.pause > Duration::ZERO).then_some(served)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use cashew_config::snapshot::Endpoint;
+
+    use super::flaps::{FLAP_MEMORY, FLAP_PAUSE_MAX, FLAP_WINDOW};
+    use super::pool::ServerConfig;
     use super::*;
 
     #[test]
@@ -872,24 +640,6 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_follows_the_retry_timeout_where_that_is_extreme() {
-        let ejected = |retry, times| {
-            let now = Instant::now();
-            let mut flaps = Flaps::default();
-            for _ in 0..times {
-                flaps.ejected(retry, now);
-            }
-            flaps.pause
-        };
-        assert_eq!(ejected(Duration::ZERO, 1), Duration::ZERO);
-        assert_eq!(ejected(Duration::ZERO, 2), FLAP_PAUSE_MIN);
-        assert_eq!(ejected(Duration::ZERO, 3), 2 * FLAP_PAUSE_MIN);
-        assert_eq!(ejected(Duration::ZERO, 30), FLAP_PAUSE_MAX);
-        let hour = Duration::from_secs(3600);
-        assert_eq!(ejected(hour, 3), hour);
-    }
-
-    #[test]
     fn who_flaps_is_better_than_none() {
         let (mut rings, now) = running([0]);
         eject(&mut rings, 0, now);
@@ -906,195 +656,13 @@ mod tests {
         assert_eq!(rings.live(0), [true, false]);
     }
 
-    /// Workers that read their mail late, die and are replaced at random moments, while epochs
-    /// come and go, never dispatch by two rings of one pool at once.
-    #[test]
-    fn no_two_workers_ever_dispatch_by_different_rings() {
-        for seed in 1..=300 {
-            Simulation::new(seed).run();
-        }
-    }
-
-    /// Epochs are switched here while nobody reads: that all workers go over to one together is
-    /// not for the rings to see to.
-    struct Simulation {
-        random: u64,
-        rings: Rings,
-        now: Instant,
-        workers: [Option<Worker>; 3],
-        /// The server on each place of the pool.
-        servers: Vec<&'static str>,
-        versions: BTreeSet<u64>,
-        changes: u32,
-        switches: u32,
-    }
-
-    #[derive(Default)]
-    struct Worker {
-        inbox: VecDeque<ToChild>,
-        started: bool,
-        held: bool,
-        live: Vec<bool>,
-    }
-
-    impl Simulation {
-        fn new(seed: u64) -> Self {
-            Self {
-                random: seed,
-                rings: Rings::new(vec![pool("alpha", ["a", "b", "c"])]),
-                now: Instant::now(),
-                workers: [(); 3].map(|()| None),
-                servers: vec!["a", "b", "c"],
-                versions: BTreeSet::new(),
-                changes: 0,
-                switches: 0,
-            }
-        }
-
-        fn run(&mut self) {
-            for _ in 0..2000 {
-                let was_quiet = self.rings.is_quiet();
-                self.step();
-                assert!(!(self.rings.frozen && was_quiet) || self.rings.is_quiet());
-                self.deliver();
-                self.check();
-            }
-            assert!(self.changes > 5, "too little happened: {}", self.changes);
-            assert!(self.switches > 2, "too little happened: {}", self.switches);
-            self.settle();
-        }
-
-        fn deliver(&mut self) {
-            while let Some((slot, message)) = self.rings.poll_message() {
-                if let ToChild::Hold { version, .. } = message {
-                    self.versions.insert(version);
-                    assert_eq!(self.versions.last(), Some(&version), "a version comes again");
-                }
-                let worker = self.workers[slot as usize].as_mut();
-                worker.expect("messages of the dead are dropped").inbox.push_back(message);
-            }
-        }
-
-        fn step(&mut self) {
-            let slot = self.below(3);
-            match self.below(24) {
-                0 if self.workers[slot].is_some() => {
-                    self.workers[slot] = None;
-                    self.rings.left(slot as u32, self.now);
-                }
-                1..=3 if self.workers[slot].is_none() => {
-                    self.workers[slot] = Some(Worker::default());
-                    self.rings.joined(slot as u32);
-                    self.deliver();
-                    self.workers[slot].as_mut().unwrap().inbox.push_back(ToChild::Start);
-                }
-                4 | 5 => {
-                    let server = self.below(3) as u32;
-                    self.rings.server_down(0, server, "refused".into(), self.now);
-                }
-                6 | 7 => {
-                    let server = self.below(3) as u32;
-                    self.rings.server_up(0, server, self.now);
-                }
-                8 => {
-                    let pause = Duration::from_millis(self.below(400) as u64);
-                    self.now += pause;
-                    self.rings.handle_timeout(self.now);
-                }
-                9 => self.rings.freeze(),
-                10 => self.rings.thaw(self.now),
-                11 if self.rings.frozen && self.rings.is_quiet() => self.switch(),
-                _ => {
-                    self.read(slot);
-                }
-            }
-        }
-
-        /// All workers read what they were told and go over together.
-        fn switch(&mut self) {
-            (0..3).for_each(|slot| while self.read(slot) {});
-            let places = self.servers.len();
-            let (one, other) = (self.below(places), self.below(places));
-            let known: BTreeMap<_, _> =
-                self.servers.iter().copied().zip(self.rings.live(0)).collect();
-            self.servers.swap(one, other);
-            if self.below(3) == 0 {
-                self.servers[one] = ["a", "b", "c", "d", "e"]
-                    .into_iter()
-                    .find(|name| !self.servers.contains(name))
-                    .unwrap();
-            }
-            let next = vec![pool("alpha", [self.servers[0], self.servers[1], self.servers[2]])];
-            let preview = self.rings.switched(next.clone());
-            self.rings.switch(next);
-            let live = self.rings.live(0);
-            assert_eq!(preview.live(0), live);
-            for (server, live) in self.servers.iter().zip(&live) {
-                assert_eq!(*live, known.get(server).copied().unwrap_or(true));
-            }
-            for worker in self.workers.iter_mut().flatten() {
-                worker.live.clone_from(&live);
-            }
-            self.switches += 1;
-        }
-
-        /// Whether there was anything to read.
-        fn read(&mut self, slot: usize) -> bool {
-            let Some(worker) = &mut self.workers[slot] else { return false };
-            match worker.inbox.pop_front() {
-                Some(ToChild::Start) => worker.started = true,
-                Some(ToChild::Hold { pool, version, .. }) => {
-                    worker.held = true;
-                    self.rings.held(slot as u32, pool, version, self.now);
-                }
-                Some(ToChild::Release { live, .. }) => {
-                    self.changes += u32::from(worker.started && worker.live != live);
-                    (worker.held, worker.live) = (false, live);
-                }
-                Some(message) => panic!("unexpected {message:?}"),
-                None => return false,
-            }
-            true
-        }
-
-        fn check(&self) {
-            let mut dispatching =
-                self.workers.iter().flatten().filter(|worker| worker.started && !worker.held);
-            if let Some(first) = dispatching.next() {
-                assert!(dispatching.all(|other| other.live == first.live));
-            }
-        }
-
-        /// When all is well all servers come back, and nobody is held any more.
-        fn settle(&mut self) {
-            self.rings.thaw(self.now);
-            for _ in 0..10 {
-                self.now += FLAP_PAUSE_MAX;
-                self.rings.handle_timeout(self.now);
-                (0..3).for_each(|server| self.rings.server_up(0, server, self.now));
-                for _ in 0..3 {
-                    self.deliver();
-                    (0..3).for_each(|slot| while self.read(slot) {});
-                }
-            }
-            assert_eq!(self.rings.live(0), [true; 3]);
-            assert!(self.rings.is_quiet());
-            assert!(self.workers.iter().flatten().all(|worker| !worker.held));
-        }
-
-        fn below(&mut self, limit: usize) -> usize {
-            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (self.random >> 33) as usize % limit
-        }
-    }
-
     const RETRY_TIMEOUT: Duration = Duration::from_secs(20);
 
     fn rings() -> Rings {
         Rings::new(vec![pool("alpha", ["a", "b"]), pool("beta", ["a", "b", "c"])])
     }
 
-    fn pool<const N: usize>(name: &str, servers: [&str; N]) -> RingConfig {
+    pub(super) fn pool<const N: usize>(name: &str, servers: [&str; N]) -> RingConfig {
         let server = |name: &str| ServerConfig {
             name: name.into(),
             endpoint: endpoint(name),

@@ -101,6 +101,8 @@ impl Failed<'_> {
             }
             Expect::Line
             | Expect::Values
+            | Expect::Joined
+            | Expect::JoinedLast
             | Expect::Meta
             | Expect::MetaQuiet
             | Expect::Fenced
@@ -113,7 +115,9 @@ impl Failed<'_> {
         let retrieves =
             || Opcode::from_byte(self.asked.opcode).is_some_and(|(op, _)| op.retrieves());
         match self.expect {
-            Expect::Values => out.extend_from_slice(b"END\r\n"),
+            Expect::Values | Expect::Joined | Expect::JoinedLast => {
+                out.extend_from_slice(b"END\r\n");
+            }
             Expect::Meta | Expect::MetaQuiet if !self.miss.is_empty() => {
                 out.extend_from_slice(self.miss);
             }

@@ -9,6 +9,7 @@
 mod auth;
 mod binary;
 mod fallback;
+mod joined;
 mod many;
 mod meta;
 mod sift;
@@ -18,6 +19,7 @@ mod text;
 
 pub(crate) use auth::{greet, is_greeted};
 pub(crate) use fallback::Notes;
+pub(crate) use joined::Joined;
 pub(crate) use many::Many;
 pub(crate) use stats::{Aggregate, merge_packets, merge_stats};
 

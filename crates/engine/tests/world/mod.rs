@@ -6,8 +6,10 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use cashew_config::{Context, Snapshot};
-use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup, Time};
-use cashew_metrics::{Segments, Writer};
+use cashew_engine::{
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Plan, Setup, Time,
+};
+use cashew_metrics::{Segments, ServerGauge, Writer};
 
 /// The configuration in `yaml`, a flat file.
 pub(crate) fn snapshot(yaml: &str) -> Snapshot {
@@ -37,6 +39,11 @@ pub(crate) fn redis(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let bulks: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
     format!("*{}\r\n{bulks}", words.len())
+}
+
+/// Redis requests, one for each line.
+pub(crate) fn all(lines: &[&str]) -> String {
+    lines.iter().map(|line| redis(line)).collect()
 }
 
 pub(crate) struct World {
@@ -244,6 +251,14 @@ impl World {
         (world, lanes)
     }
 
+    /// The same with a client.
+    #[track_caller]
+    pub(crate) fn with_client<const N: usize>(snapshot: &Snapshot) -> (Self, ConnId, [ConnId; N]) {
+        let (mut world, lanes) = Self::connected(snapshot);
+        let client = world.client();
+        (world, client, lanes)
+    }
+
     /// The server refuses the connection.
     #[track_caller]
     pub(crate) fn refuse(&mut self, server: u32) {
@@ -264,6 +279,43 @@ impl World {
 
     pub(crate) fn connects_to(&self, server: u32) -> bool {
         self.connecting.get(&server).is_some_and(|list| !list.is_empty())
+    }
+
+    /// Another epoch is prepared, with this worker as the only one.
+    pub(crate) fn prepare(&mut self, next: &Snapshot) {
+        self.engine.handle_prepare(Plan::whole(next, 0, 1), self.now);
+        self.tick();
+    }
+
+    pub(crate) fn pause(&mut self, drain_ms: u64) {
+        self.engine.handle_pause(drain_ms, self.now);
+        self.tick();
+    }
+
+    pub(crate) fn commit(&mut self, next: &Snapshot) {
+        self.metrics = Writer::in_memory(next);
+        self.engine.handle_commit(self.metrics.clone(), self.now);
+        self.tick();
+    }
+
+    /// What was said of epochs since the last call.
+    pub(crate) fn epoch_answers(&mut self) -> Vec<Action> {
+        let is_answer =
+            |action: &Action| matches!(action, Action::Prepared { .. } | Action::Paused { .. });
+        self.actions.drain(..).filter(is_answer).collect()
+    }
+
+    /// Connections of the server that clients have to themselves.
+    pub(crate) fn sessions(&self, server: usize) -> u64 {
+        self.metrics.server_gauge(self.metrics.server(0, server), ServerGauge::Sessions)
+    }
+
+    /// A client of another engine comes.
+    pub(crate) fn adopt(&mut self, export: Export) -> ConnId {
+        let Export { pool, parts, input, output } = export;
+        let conn = self.engine.handle_adopted(pool, parts, input, output, self.now);
+        self.tick();
+        conn
     }
 
     pub(crate) fn is_handed_off(&self, conn: ConnId) -> bool {

@@ -124,12 +124,29 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
                 None => line,
             }
         }
-        Expect::MetaQuiet
+        Expect::Joined
+        | Expect::JoinedLast
+        | Expect::MetaQuiet
         | Expect::Fenced
         | Expect::Stats
         | Expect::Packet
         | Expect::PacketQuiet
         | Expect::Packets => return None,
+    };
+    buf.split_at_checked(len)
+}
+
+/// The part of a reply to several keys that is this key's, and what follows it: one VALUE block, or
+/// nothing if the reply goes on with another key's or ends. `None` if more has to be known.
+#[inline(always)]
+pub fn plain_block<'b>(key: &[u8], buf: &'b [u8]) -> Option<(&'b [u8], &'b [u8])> {
+    let len = match buf.strip_prefix(b"VALUE ") {
+        Some(rest) if rest.get(key.len())? == &b' ' && rest.starts_with(key) => {
+            buf.len() - behind_line_end(value(rest)?)?.len()
+        }
+        Some(_) => 0,
+        None if buf.starts_with(b"END\r\n") => 0,
+        None => return None,
     };
     buf.split_at_checked(len)
 }

@@ -19,6 +19,10 @@ pub enum Expect {
     Line,
     /// VALUE blocks closed by END, or an error line in place of whatever is left.
     Values,
+    /// One VALUE block, or nothing, if the key is not there: of a `get` with further keys.
+    Joined,
+    /// The same and what closes that `get`.
+    JoinedLast,
     /// A line, which has a data block behind it if it starts with VA.
     Meta,
     /// The same, and not every one is for the client to see.
@@ -40,6 +44,12 @@ impl Expect {
     #[inline]
     pub fn is_sifted(self) -> bool {
         matches!(self, Self::MetaQuiet | Self::PacketQuiet | Self::Fenced)
+    }
+
+    /// Whether the key tells which part of the reply to several it is.
+    #[inline]
+    pub fn is_joined(self) -> bool {
+        matches!(self, Self::Joined | Self::JoinedLast)
     }
 }
 
@@ -87,6 +97,7 @@ impl ReplyScanner {
         let scan = match expect {
             Expect::Line => self.scan_line(buf, 0),
             Expect::Values => self.scan_values(buf),
+            Expect::Joined | Expect::JoinedLast => self.scan_block(buf),
             Expect::Meta | Expect::MetaQuiet => self.scan_meta(buf, false),
             Expect::Fenced => self.scan_meta(buf, true),
             Expect::Stats => self.scan_stats(buf),
@@ -156,6 +167,29 @@ impl ReplyScanner {
                     Some(()) => at += 1,
                     None => return Scan::Invalid,
                 },
+            }
+        }
+        Scan::Partial
+    }
+
+    /// One VALUE block, of which the line comes whole: whose it is has been looked up there.
+    fn scan_block(&mut self, buf: &[u8]) -> Scan {
+        let mut at = 0;
+        while at < buf.len() {
+            match self.state {
+                State::Opening => {
+                    let Some(line) = value_line(&buf[at..]) else { return Scan::Invalid };
+                    at += line.len;
+                    self.number = line.data_size;
+                    self.state = State::Data;
+                }
+                State::Data => at += self.skip_data(buf.len() - at),
+                State::DataLineFeed if buf[at] == b'\n' => return Scan::Complete(at + 1),
+                State::DataReturn => match self.step(buf[at]) {
+                    Some(()) => at += 1,
+                    None => return Scan::Invalid,
+                },
+                _ => return Scan::Invalid,
             }
         }
         Scan::Partial

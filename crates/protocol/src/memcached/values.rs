@@ -43,6 +43,12 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
+/// The key that a whole VALUE line at the start of the buffer names.
+#[inline]
+pub fn value_key(buf: &[u8]) -> Option<&[u8]> {
+    value_line(buf).map(|line| line.key)
+}
+
 /// A whole `VALUE <key> <flags> <bytes> [<cas unique>]` line.
 pub(super) struct ValueLine<'a> {
     pub(super) key: &'a [u8],

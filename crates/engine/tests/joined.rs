@@ -1,0 +1,327 @@
+//! memcached's gets of one key that leave together.
+
+mod world;
+
+use cashew_engine::{CloseReason, ConnId};
+use world::{World, pool};
+
+/// All keys are of the one server.
+fn one_server<const N: usize>() -> (World, [ConnId; N], ConnId) {
+    let (mut world, [lane]): (World, [ConnId; 1]) =
+        World::connected(&pool("timeout: 400\npreconnect: true", 1));
+    let clients = [(); N].map(|()| client(&mut world));
+    (world, clients, lane)
+}
+
+/// A client that is known to speak the text protocol.
+fn client(world: &mut World) -> ConnId {
+    let client = world.client();
+    world.send(client, "what\r\n");
+    world.received(client);
+    client
+}
+
+/// What several clients ask in the same turn of the loop.
+fn together(world: &mut World, requests: &[(ConnId, &str)]) {
+    for (client, request) in requests {
+        world.engine.handle_received(*client, request.as_bytes(), world.now);
+    }
+    world.tick();
+}
+
+fn value(key: &str, data: &str) -> String {
+    format!("VALUE {key} 0 {}\r\n{data}\r\n", data.len())
+}
+
+fn hit(key: &str, data: &str) -> String {
+    value(key, data) + "END\r\n"
+}
+
+#[test]
+fn gets_leave_as_one_and_each_is_answered_its_own() {
+    let (mut world, [x, y, z], lane) = one_server();
+    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\nget a\r\n"), (z, "get c\r\n")]);
+    world.expect(lane, "get a b a c\r\n");
+    world
+        .send(lane, [value("a", "1"), value("a", "2"), value("c", "END\r\n")].concat() + "END\r\n");
+    world.expect(x, hit("a", "1"));
+    world.expect(y, "END\r\n".to_string() + &hit("a", "2"));
+    world.expect(z, hit("c", "END\r\n"));
+    world.assert_idle();
+}
+
+#[test]
+fn a_get_alone_is_forwarded_as_it_is() {
+    let (mut world, [x, y], lane) = one_server();
+    together(&mut world, &[(x, "get a\r\n")]);
+    together(&mut world, &[(y, "get b\r\n")]);
+    // What is written takes nothing more.
+    world.expect(lane, "get a\r\nget b\r\n");
+    world.send(lane, "END\r\n".to_string() + &hit("b", "1"));
+    world.expect(x, "END\r\n");
+    world.expect(y, hit("b", "1"));
+    world.assert_idle();
+}
+
+#[test]
+fn gets_pass_by_what_others_ask_and_not_what_their_own_client_has() {
+    let (mut world, [x, y, z], lane) = one_server();
+    together(
+        &mut world,
+        &[
+            (x, "get a\r\nset k 0 0 1\r\n1\r\nget k\r\nget l\r\n"),
+            (y, "get b\r\n"),
+            (z, "gets c\r\nget c\r\nincr n 1\r\nget n\r\n"),
+        ],
+    );
+    // `get b` meets the last get that waits.
+    world.expect(
+        lane,
+        "get a\r\nset k 0 0 1\r\n1\r\nget k l b\r\ngets c\r\nget c\r\nincr n 1\r\nget n\r\n",
+    );
+    let replies = [
+        "END\r\nSTORED\r\n",
+        &value("k", "1"),
+        &hit("b", "2"),
+        "VALUE c 0 1 7\r\n3\r\nEND\r\n",
+        &hit("c", "3"),
+        "8\r\n",
+        &hit("n", "8"),
+    ];
+    world.send(lane, replies.concat());
+    world.expect(x, "END\r\nSTORED\r\n".to_string() + &hit("k", "1") + "END\r\n");
+    world.expect(y, hit("b", "2"));
+    world.expect(
+        z,
+        "VALUE c 0 1 7\r\n3\r\nEND\r\n".to_string() + &hit("c", "3") + "8\r\n" + &hit("n", "8"),
+    );
+    world.assert_idle();
+}
+
+#[test]
+fn a_get_passes_by_a_set_of_another_client() {
+    let (mut world, [x, y, z], lane) = one_server();
+    together(
+        &mut world,
+        &[(x, "get a\r\n"), (y, "set b 0 0 1\r\n1\r\n"), (z, "get ccc\r\nget d\r\n")],
+    );
+    world.expect(lane, "get a ccc d\r\nset b 0 0 1\r\n1\r\n");
+    world.send(lane, hit("ccc", "3") + "STORED\r\n");
+    world.expect(x, "END\r\n");
+    world.expect(y, "STORED\r\n");
+    world.expect(z, hit("ccc", "3") + "END\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn other_retrievals_stay_apart() {
+    let (mut world, [x], lane) = one_server();
+    let requests = "gets a\r\nget  b\r\nget a b\r\ngat 10 a\r\nmg a v\r\n";
+    together(&mut world, &[(x, requests)]);
+    world.expect(lane, "gets a\r\nget  b\r\nget a b\r\ngat 10 a\r\nmg a v\r\n");
+}
+
+#[test]
+fn replies_are_the_same_however_they_are_cut() {
+    let key = "k".repeat(250);
+    let replies = [
+        vec![hit("c", "\r\nEND\r\n")],
+        vec!["END\r\n".into()],
+        vec![value("a", ""), value(&key, &"v".repeat(300)), hit("c", "VALUE c 0 1")],
+        vec![value("a", "1"), value("b", "2"), hit(&key, "3")],
+        vec![value("b", "2"), "SERVER_ERROR out of memory writing get response\r\n".into()],
+    ];
+    for reply in replies {
+        let reply = reply.concat();
+        let mut outcomes = Vec::new();
+        let halves = (0..reply.len()).map(|cut| vec![&reply[..cut], &reply[cut..]]);
+        let bytes = (0..reply.len()).map(|at| &reply[at..=at]).collect::<Vec<_>>();
+        for pieces in halves.chain([bytes]) {
+            let (mut world, [x, y, z], lane) = one_server();
+            let last = format!("get {key}\r\nget c\r\n");
+            together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n"), (z, &last)]);
+            world.expect(lane, format!("get a b {key} c\r\n"));
+            for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+                world.send(lane, piece);
+            }
+            assert!(!world.closed.contains(&lane));
+            world.assert_idle();
+            outcomes.push([x, y, z].map(|client| world.received(client)));
+        }
+        outcomes.dedup();
+        assert_eq!(outcomes.len(), 1, "{reply}");
+    }
+}
+
+#[test]
+fn an_error_is_for_those_that_are_not_answered() {
+    let (mut world, [x, y, z], lane) = one_server();
+    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n"), (z, "get c\r\n")]);
+    world.expect(lane, "get a b c\r\n");
+    let error = "SERVER_ERROR out of memory writing get response\r\n";
+    world.send(lane, value("a", "1") + error);
+    world.expect(x, hit("a", "1"));
+    world.expect(y, error);
+    world.expect(z, error);
+    together(&mut world, &[(x, "get a\r\n")]);
+    world.expect(lane, "get a\r\n");
+    world.send(lane, "END\r\n");
+    world.expect(x, "END\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_is_no_reply_ends_the_connection() {
+    let nonsense = [
+        "STORED\r\n".to_string(),
+        value("c", "1"),
+        value("b", "1") + &value("a", "1"),
+        value("b", "1") + &value("b", "1"),
+        "VALUE a 0 1\r\nxx\r\n".into(),
+        "VALUE a 0 99999999999\r\n".into(),
+        "VALUE a\r\n".into(),
+        "x".repeat(10_000),
+        hit("a", "1") + "END\r\n",
+    ];
+    for reply in nonsense {
+        let (mut world, [x, y], lane) = one_server();
+        together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n")]);
+        world.send(lane, &reply);
+        assert!(world.closed.contains(&lane), "{reply}");
+        // Nobody gets another's value.
+        let got = [x, y].map(|client| String::from_utf8(world.received(client)).unwrap());
+        assert!(got.iter().all(|got| got.ends_with("\r\n")), "{got:?}");
+        assert!(!got[1].contains("VALUE a") && !got[0].contains("VALUE b"), "{got:?}");
+    }
+}
+
+#[test]
+fn all_fail_with_the_connection() {
+    let (mut world, [x, y], lane) = one_server();
+    world.wait_ms(10_000);
+    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\nget c\r\n")]);
+    world.send(lane, value("a", "1") + "VALUE b 0 2\r\nx");
+    world.close(lane, CloseReason::Reset);
+    world.expect(x, hit("a", "1"));
+    let error = "SERVER_ERROR Connection reset by peer\r\n";
+    world.expect(y, error.repeat(2));
+    let lane = world.accept(0);
+    together(&mut world, &[(x, "get d\r\n"), (y, "get e\r\n")]);
+    world.expect(lane, "get d e\r\n");
+    world.send(lane, hit("e", "1"));
+    world.expect(x, "END\r\n");
+    world.expect(y, hit("e", "1"));
+    world.assert_idle();
+}
+
+#[test]
+fn a_get_that_was_written_in_part_fails_whole_and_the_rest_is_sent_anew() {
+    let line = "get a bb ccc\r\n";
+    for cut in 1..=line.len() {
+        let (mut world, [w, x, y, z], lane) = one_server();
+        world.wait_ms(10_000);
+        world.stuck.push(lane);
+        together(
+            &mut world,
+            &[(w, "set k 0 0 1\r\n1\r\n"), (x, "get a\r\n"), (y, "get bb\r\n"), (z, "get ccc\r\n")],
+        );
+        together(&mut world, &[(w, "set l 0 0 1\r\n2\r\n")]);
+        world.write_some(lane, "set k 0 0 1\r\n1\r\n".len() + cut);
+        world.close(lane, CloseReason::Reset);
+        let error = "SERVER_ERROR Connection reset by peer\r\n";
+        for client in [w, x, y, z] {
+            world.expect(client, error);
+        }
+        world.stuck.clear();
+        let lane = world.accept(0);
+        world.expect(lane, "set l 0 0 1\r\n2\r\n");
+        world.send(lane, "STORED\r\n");
+        world.expect(w, "STORED\r\n");
+        together(&mut world, &[(x, "get a\r\n"), (y, "get bb\r\n")]);
+        world.expect(lane, "get a bb\r\n");
+        world.send(lane, hit("bb", "1"));
+        world.expect(x, "END\r\n");
+        world.expect(y, hit("bb", "1"));
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn what_waits_for_a_connection_goes_whole_or_fails_whole() {
+    let mut world = World::new(&pool("timeout: 400\nserver_connect_timeout: 300", 1));
+    let clients = [(); 3].map(|()| client(&mut world));
+    let [x, y, z] = clients;
+    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n")]);
+    world.wait_ms(200);
+    together(&mut world, &[(z, "get c\r\n")]);
+    world.wait_ms(250);
+    for client in clients {
+        world.expect(client, "SERVER_ERROR Connection timed out\r\n");
+    }
+    let (x, y) = (client(&mut world), client(&mut world));
+    world.wait_ms(2000);
+    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n")]);
+    let lane = world.accept(0);
+    world.expect(lane, "get a b\r\n");
+    world.send(lane, hit("a", "1"));
+    world.expect(x, hit("a", "1"));
+    world.expect(y, "END\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn who_leaves_takes_nobody_along() {
+    let (mut world, [x, y, z], lane) = one_server();
+    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n"), (z, "get c\r\n")]);
+    world.close(x, CloseReason::Reset);
+    world.send(lane, value("a", "1") + "VALUE b 0 3\r\n");
+    world.close(y, CloseReason::Eof);
+    world.send(lane, "123\r\n".to_string() + &hit("c", "1"));
+    world.expect(z, hit("c", "1"));
+    world.assert_idle();
+}
+
+#[test]
+fn large_values_pass_through() {
+    for size in [16 << 10, 300 << 10, 3 << 20] {
+        let (mut world, [x, y, z], lane) = one_server();
+        together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n"), (z, "get c\r\n")]);
+        let data = "v".repeat(size);
+        let reply = value("b", &data) + &hit("c", "1");
+        for piece in reply.as_bytes().chunks(50_000) {
+            world.send(lane, piece);
+        }
+        world.expect(x, "END\r\n");
+        world.expect(y, hit("b", &data));
+        world.expect(z, hit("c", "1"));
+    }
+}
+
+#[test]
+fn a_line_does_not_grow_beyond_what_old_servers_take() {
+    let (mut world, [x, y], lane) = one_server();
+    let key = "k".repeat(200);
+    let request = format!("get {key}\r\n");
+    together(&mut world, &[(x, &request.repeat(12)), (y, "get a\r\n")]);
+    let first = format!("get {}\r\n", [key.as_str(); 9].join(" "));
+    let second = format!("get {} a\r\n", [key.as_str(); 3].join(" "));
+    assert!(first.len() <= 2000);
+    world.expect(lane, first + &second);
+    world.send(lane, value(&key, "1").repeat(9) + "END\r\n" + &hit("a", "2"));
+    world.expect(x, hit(&key, "1").repeat(9) + &"END\r\n".repeat(3));
+    world.expect(y, hit("a", "2"));
+    world.assert_idle();
+}
+
+#[test]
+fn misses_are_told_instead_of_failures_where_that_is_wished() {
+    let (mut world, [lane]): (World, [ConnId; 1]) =
+        World::connected(&pool("timeout: 400\npreconnect: true\non_failure: miss", 1));
+    let (x, y) = (client(&mut world), client(&mut world));
+    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n")]);
+    world.expect(lane, "get a b\r\n");
+    world.send(lane, value("a", "1"));
+    world.close(lane, CloseReason::Reset);
+    world.expect(x, hit("a", "1"));
+    world.expect(y, "END\r\n");
+}

@@ -1,0 +1,215 @@
+//! The ring of one pool: which servers are live, and what is to become of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Endpoint, Topology};
+use cashew_control::ToChild;
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::flaps::Flaps;
+use super::{DRAIN_MS, Slot};
+
+/// What is configured about a pool and matters here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RingConfig {
+    pub(crate) name: String,
+    pub(crate) retry_timeout_ms: u64,
+    pub(crate) servers: Vec<ServerConfig>,
+}
+
+/// A server is the same in another epoch when its name and its endpoint are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ServerConfig {
+    pub(crate) name: String,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) may_eject: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RingState {
+    config: RingConfig,
+    version: u64,
+    /// One for each server.
+    servers: Vec<ServerState>,
+    wanted: BTreeMap<u32, Wanted>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct ServerState {
+    live: bool,
+    pause_ms: u64,
+    changed_ms_ago: Option<u64>,
+}
+
+#[derive(Clone)]
+pub(super) struct Ring {
+    pub(super) config: RingConfig,
+    /// Of the last change that was begun. No two changes have the same, so that a late answer to
+    /// one that is over is told from one to the change under way.
+    pub(super) version: u64,
+    /// One for each server that is configured.
+    pub(super) servers: Vec<Server>,
+    pub(super) change: Option<Change>,
+    /// Servers to be ejected or readmitted by the next change. Never holds what is true already
+    /// or becomes true by the change under way.
+    pub(super) wanted: BTreeMap<u32, Wanted>,
+    pub(super) not_before: Option<Instant>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Server {
+    pub(super) live: bool,
+    pub(super) flaps: Flaps,
+}
+
+/// A change whose hold has been sent and whose release has not.
+#[derive(Clone)]
+pub(super) struct Change {
+    pub(super) servers: BTreeMap<u32, Wanted>,
+    /// Who may still dispatch by the old ring.
+    pub(super) waiting: BTreeSet<Slot>,
+    pub(super) deadline: Instant,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Wanted {
+    pub(super) live: bool,
+    pub(super) why: String,
+}
+
+impl RingConfig {
+    /// The pools of a snapshot.
+    pub(crate) fn of(snapshot: &Snapshot) -> Vec<Self> {
+        let of_pool = |pool: &cashew_config::snapshot::Pool| {
+            let master = match pool.topology {
+                Topology::Sharded => None,
+                Topology::MasterReplica { master } => Some(master),
+            };
+            let of_server = |(index, server): (u32, &cashew_config::snapshot::Server)| {
+                let may_eject = pool.auto_eject_hosts && master != Some(index);
+                let (name, endpoint) = (server.name.clone(), server.endpoint.clone());
+                ServerConfig { name, endpoint, may_eject }
+            };
+            Self {
+                name: pool.name.clone(),
+                retry_timeout_ms: pool.server_retry_timeout_ms,
+                servers: (0..).zip(&pool.servers).map(of_server).collect(),
+            }
+        };
+        snapshot.pools.iter().map(of_pool).collect()
+    }
+}
+
+impl Ring {
+    pub(super) fn new(config: RingConfig) -> Self {
+        Self {
+            version: 0,
+            servers: vec![Server { live: true, flaps: Flaps::default() }; config.servers.len()],
+            config,
+            change: None,
+            wanted: BTreeMap::new(),
+            not_before: None,
+        }
+    }
+
+    /// The ring of the pool of the same name in another epoch.
+    pub(super) fn reconfigured(mut self, config: RingConfig, halted: bool) -> Self {
+        let old: HashMap<(&str, &Endpoint), u32> = (0..)
+            .zip(&self.config.servers)
+            .map(|(index, server)| ((&*server.name, &server.endpoint), index))
+            .collect();
+        let mut ring =
+            Self { version: self.version, not_before: self.not_before, ..Self::new(config) };
+        for (index, server) in (0..).zip(&ring.config.servers) {
+            let Some(&before) = old.get(&(&*server.name, &server.endpoint)) else { continue };
+            let state = self.servers[before as usize];
+            ring.servers[index as usize] = state;
+            let wanted = self.wanted.remove(&before);
+            if server.may_eject {
+                ring.wanted.extend(wanted.map(|wanted| (index, wanted)));
+            } else if !state.live && !halted {
+                let why = "it is not to be ejected any more".to_owned();
+                ring.wanted.insert(index, Wanted { live: true, why });
+            }
+        }
+        ring
+    }
+
+    pub(super) fn state(&self, now: Instant) -> RingState {
+        let millis = |span: Duration| span.as_millis().try_into().unwrap_or(u64::MAX);
+        let of_server = |server: &Server| ServerState {
+            live: server.live,
+            pause_ms: millis(server.flaps.pause),
+            changed_ms_ago: server.flaps.changed_at.map(|at| millis(now - at)),
+        };
+        RingState {
+            config: self.config.clone(),
+            version: self.version,
+            servers: self.servers.iter().map(of_server).collect(),
+            wanted: self.wanted.clone(),
+        }
+    }
+
+    pub(super) fn from_state(state: RingState, now: Instant) -> Self {
+        let of_server = |server: ServerState| {
+            let ago = server.changed_ms_ago.map(Duration::from_millis);
+            let flaps = Flaps {
+                pause: Duration::from_millis(server.pause_ms),
+                changed_at: ago.and_then(|ago| now.checked_sub(ago)),
+            };
+            Server { live: server.live, flaps }
+        };
+        Self {
+            config: state.config,
+            version: state.version,
+            servers: state.servers.into_iter().map(of_server).collect(),
+            change: None,
+            wanted: state.wanted,
+            not_before: None,
+        }
+    }
+
+    pub(super) fn live(&self) -> Vec<bool> {
+        self.servers.iter().map(|server| server.live).collect()
+    }
+
+    /// Whether the pause of a server that flaps is over. It is while no other server is live: one
+    /// that flaps is better than none.
+    pub(super) fn may_return(&self, server: u32, now: Instant) -> bool {
+        let Some(Server { live, flaps }) = self.servers.get(server as usize) else { return false };
+        *live
+            || flaps.changed_at.is_none_or(|ejected_at| now >= ejected_at + flaps.pause)
+            || !self.servers.iter().any(|server| server.live)
+    }
+
+    pub(super) fn change_server(&mut self, index: u32, wanted: Wanted, now: Instant) {
+        let server = &mut self.servers[index as usize];
+        let (pool, name) = (&self.config.name, &self.config.servers[index as usize].name);
+        server.live = wanted.live;
+        if wanted.live {
+            server.flaps.changed_at = Some(now);
+            info!("pool '{pool}': server '{name}' is readmitted: {}", wanted.why);
+            return;
+        }
+        let retry = Duration::from_millis(self.config.retry_timeout_ms);
+        match server.flaps.ejected(retry, now) {
+            Some(served) => warn!(
+                "pool '{pool}': server '{name}' is ejected: {}; it was readmitted {served:.1?} \
+                 ago, so it stays out for {:?} at least",
+                wanted.why, server.flaps.pause
+            ),
+            None => warn!("pool '{pool}': server '{name}' is ejected: {}", wanted.why),
+        }
+    }
+
+    pub(super) fn hold(&self, pool: u32) -> ToChild {
+        ToChild::Hold { pool, version: self.version, drain_ms: DRAIN_MS }
+    }
+
+    pub(super) fn release(&self, pool: u32) -> ToChild {
+        ToChild::Release { pool, version: self.version, live: self.live() }
+    }
+}
