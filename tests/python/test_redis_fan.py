@@ -228,6 +228,25 @@ def test_a_script_that_runs_on_one_server_is_killed(stack, conn):
         assert "Script killed by user" in str(busy.reply())
 
 
+def test_a_function_that_runs_on_one_server_is_told_and_killed(stack, conn):
+    library = "#!lua name=lib\nredis.register_function('forever', function() while true do end end)"
+    conn.call("FUNCTION", "LOAD", library)
+    for server in stack.servers:
+        server.call("CONFIG", "SET", "busy-reply-threshold", "50")
+    with stack.connect() as busy, stack.connect() as asker:
+        busy.send(resp("FCALL", "forever", 1, "key"))
+
+        def runs():
+            stats = asker.call("FUNCTION", "STATS")
+            return stats[1] is not None and stats[1][1] == b"forever"
+
+        wait_until(runs, "it is told what runs")
+        assert conn.call("FUNCTION", "KILL") == "OK"
+        assert "Script killed by user" in str(busy.reply())
+        assert conn.call("FUNCTION", "STATS")[1] is None
+    conn.call("FUNCTION", "FLUSH")
+
+
 def test_servers_are_configured_alike_and_told_apart(stack, conn):
     assert conn.call("CONFIG", "SET", "hz", "17") == "OK"
     assert [server.call("CONFIG", "GET", "hz")[1] for server in stack.servers] == [b"17"] * 3
@@ -267,6 +286,89 @@ def test_info_adds_up(stack, conn):
     assert re.search(r"db0:keys=(\d+)", two).group(1) != "90"
     own = conn.call("INFO", "cashew").decode()
     assert own.startswith("# Cashew\r\n") and "# Server" not in own
+
+
+def test_a_section_of_info_is_that_section(stack, conn):
+    fill(conn, 20)
+    assert stack.client().info("keyspace") == {"db0": {"keys": 20, "expires": 0, "avg_ttl": 0}}
+    assert conn.call("INFO", "nosuch") == b""
+
+
+def test_the_slow_log_is_one(stack, conn):
+    conn.call("CONFIG", "SET", "slowlog-log-slower-than", "0")
+    try:
+        conn.call("SLOWLOG", "RESET")
+        fill(conn, 60)
+        # It says whole seconds: what comes now is later.
+        time.sleep(1.1)
+        fill(conn, 6, "late")
+    finally:
+        conn.call("CONFIG", "SET", "slowlog-log-slower-than", "10000")
+    newest = conn.call("SLOWLOG", "GET", "9")
+    assert len(newest) == 9 and len(conn.call("SLOWLOG", "GET")) == 10
+    assert sum(entry[3][1].startswith(b"late") for entry in newest) == 6
+    every = conn.call("SLOWLOG", "GET", "-1")
+    times = [entry[1] for entry in every]
+    assert times == sorted(times, reverse=True) and every[:9] == newest
+    assert len({entry[0] for entry in every}) == len(every) == conn.call("SLOWLOG", "LEN")
+    # From an id follow the server and its own id.
+    for name, place in (("one", 0), ("two", 1), ("three", 2)):
+        own = [entry[0] for entry in conn.call("SLOWLOG", "GET", "-1", f"server:{name}")]
+        mine = {entry[0] // 3 for entry in every if entry[0] % 3 == place}
+        assert mine and mine <= set(own)
+    entries = stack.client().slowlog_get(3)
+    assert len(entries) == 3 and {"id", "start_time", "duration", "command"} <= set(entries[0])
+
+
+def test_latency_is_told_by_event(stack, conn):
+    conn.call("CONFIG", "SET", "latency-monitor-threshold", "1")
+    try:
+        for server, seconds in zip(stack.servers, (0.01, 0.05, 0.02)):
+            server.call("DEBUG", "SLEEP", seconds)
+        [event] = [event for event in conn.call("LATENCY", "LATEST") if event[0] == b"command"]
+        assert event[3] >= 50 and event[2] <= event[3]
+        history = conn.call("LATENCY", "HISTORY", "command")
+        assert len(history) == 3 and history == sorted(history, key=lambda sample: sample[0])
+        assert conn.call("LATENCY", "RESET", "command") == 3
+        assert conn.call("LATENCY", "HISTORY", "command") == []
+    finally:
+        conn.call("CONFIG", "SET", "latency-monitor-threshold", "0")
+        conn.call("LATENCY", "RESET")
+
+
+def test_a_flushed_script_stays_flushed_whichever_worker_was_told(stack):
+    conns = {}
+
+    def both_are_there():
+        conn = stack.connect()
+        info = conn.call("INFO", "cashew").decode()
+        conns.setdefault(re.search(r"worker:(\d)", info).group(1), conn)
+        return len(conns) == 2
+
+    wait_until(both_are_there, "a connection to each worker")
+    one, other = conns.values()
+    sha = one.call("SCRIPT", "LOAD", "return 'there'")
+    assert [conn.call("EVALSHA", sha, 1, "a") for conn in (one, other)] == [b"there"] * 2
+    other.call("EVAL", "return 'there'", 1, "a")
+    for teller, asked in ((one, other), (other, one)):
+        assert teller.call("SCRIPT", "FLUSH") == "OK"
+        assert asked.error("EVALSHA", sha, 1, "a").startswith("NOSCRIPT")
+        assert teller.error("EVALSHA", sha, 1, "a").startswith("NOSCRIPT")
+        for conn in conns.values():
+            assert conn.call("EVAL", "return 'there'", 1, "a") == b"there"
+    # What is lost otherwise is healed as ever.
+    for server in stack.servers:
+        server.call("SCRIPT", "FLUSH")
+    assert one.call("EVALSHA", sha, 1, "a") == b"there"
+
+
+@pytest.mark.parametrize("pool", ["three", "one"])
+def test_what_redis_refuses_in_a_transaction_is_refused_in_its_words(stack, pool):
+    with stack.connect(pool) as conn, stack.only.connect() as bare:
+        for words in (["SAVE"], ["SHUTDOWN", "NOSAVE"], ["SYNC"]):
+            assert conn.call("MULTI") == bare.call("MULTI") == "OK"
+            assert conn.error(*words) == bare.error(*words)
+            assert conn.error("EXEC").split()[0] == bare.error("EXEC").split()[0] == "EXECABORT"
 
 
 def s_info(server):

@@ -154,7 +154,7 @@ impl Numbers<'_> {
     pub(crate) fn server_gauge(self, server: ServerId, gauge: ServerGauge) -> u64 {
         match (self.slot, gauge) {
             (Some(slot), _) => self.segments.server_gauge(slot, server, gauge),
-            (None, ServerGauge::EjectedAt | ServerGauge::Ejected) => {
+            (None, ServerGauge::EjectedAt | ServerGauge::Ejected | ServerGauge::Silent) => {
                 self.segments.max_server_gauge(server, gauge)
             }
             (

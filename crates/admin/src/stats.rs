@@ -32,7 +32,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const POOL_STATS: [PoolStat; 15] = [
+pub(crate) const POOL_STATS: [PoolStat; 16] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -48,11 +48,12 @@ pub(crate) const POOL_STATS: [PoolStat; 15] = [
     PoolStat::Gauge(PoolGauge::RingVersion),
     PoolStat::Gauge(PoolGauge::Subscriptions),
     PoolStat::Counter(PoolCounter::MessagesDelivered),
+    PoolStat::Counter(PoolCounter::ScriptFlushes),
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order, of which there are [`SERVER_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 18] = [
+pub(crate) const SERVER_STATS: [ServerStat; 19] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -69,6 +70,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 18] = [
     ServerStat::Counter(ServerCounter::Connects),
     ServerStat::Counter(ServerCounter::ConnectErrors),
     ServerStat::Gauge(ServerGauge::Ejected),
+    ServerStat::Gauge(ServerGauge::Silent),
     ServerStat::Gauge(ServerGauge::Sessions),
     ServerStat::Gauge(ServerGauge::InLine),
 ];
@@ -356,11 +358,19 @@ mod tests {
             "messages_delivered",
             "request_latency",
             "ring_version",
+            "script_flushes",
             "subscriptions",
         ];
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
-        let server_additions =
-            ["connect_errors", "connects", "ejected", "in_line", "server_latency", "sessions"];
+        let server_additions = [
+            "connect_errors",
+            "connects",
+            "ejected",
+            "in_line",
+            "server_latency",
+            "sessions",
+            "silent",
+        ];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);
     }
 

@@ -74,12 +74,29 @@ pub enum ToChild {
     /// by [`ToMaster::Adopted`] before anything is done with it: the session of a worker that dies
     /// without that can be given to another one.
     Adopt { session: Session },
+    /// What another worker wants to know of this one, about a pool by its name: the request of a
+    /// client, in the sealed memfd that comes with it. `by` is that client's id. To be answered with
+    /// [`ToMaster::Answer`].
+    Question { number: u64, pool: String, by: u64 },
+    /// What one worker answered to [`ToMaster::Ask`], in a sealed memfd, if it is not empty.
+    Answer { ticket: u64, rest: Rest },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the one in use.
     LogReopen,
     /// Stop accepting, finish what is in flight within `worker_shutdown_timeout`, exit with 0.
     Shutdown,
+}
+
+/// What is still to be expected of the workers that were asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rest {
+    Awaited,
+    /// All have answered.
+    None,
+    /// Nothing, though not all have answered.
+    Missing,
 }
 
 /// From a worker or the admin process to the master.
@@ -124,6 +141,17 @@ pub enum ToMaster {
     /// Serves by that epoch.
     Committed {
         epoch: u64,
+    },
+    /// A client's request that concerns the clients of all workers: the others are to be asked by
+    /// [`ToChild::Question`]. Carries it in a sealed memfd. `ticket` names it in the answers.
+    Ask {
+        ticket: u64,
+        pool: String,
+        by: u64,
+    },
+    /// The answer to that question, in a sealed memfd, unless it is empty.
+    Answer {
+        number: u64,
     },
     /// A session at rest, for another worker. Carries what [`ToChild::Adopt`] does.
     HandOver {

@@ -2,7 +2,7 @@
 //! read; no `epoll_ctl` per request.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -461,6 +461,12 @@ impl Driver for EpollDriver {
             // A Unix socket has no such option, and needs none.
             let _ = sockopt::set_tcp_quickack(descriptor, true);
         }
+    }
+
+    fn descriptor(&self, conn: Token) -> Option<BorrowedFd<'_>> {
+        let socket = self.tables[conn.table()].get(conn.index())?;
+        let descriptor = socket.descriptor.as_ref()?;
+        (socket.generation == conn.generation()).then(|| descriptor.as_fd())
     }
 
     #[inline]

@@ -139,6 +139,9 @@ pub trait Driver {
     /// reply that could carry that.
     fn acknowledge(&mut self, conn: Token);
 
+    /// The connection's descriptor, to ask the kernel about it and for nothing else.
+    fn descriptor(&self, conn: Token) -> Option<BorrowedFd<'_>>;
+
     /// The connection's output is to be written: here and now, or by the next [`Driver::flush`],
     /// together with that of others. What does not go then follows by itself when the peer has
     /// read.

@@ -741,6 +741,12 @@ impl Driver for UringDriver {
         }
     }
 
+    fn descriptor(&self, conn: Token) -> Option<BorrowedFd<'_>> {
+        let socket = self.tables[conn.table()].get(conn.index())?;
+        let descriptor = socket.descriptor.as_ref()?;
+        (socket.generation == conn.generation()).then(|| descriptor.as_fd())
+    }
+
     #[inline]
     fn send(&mut self, conn: Token, _: &mut impl Handler) {
         self.mark_dirty(conn);

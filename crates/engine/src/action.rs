@@ -59,6 +59,15 @@ pub enum Action {
         pool: u32,
         server: u32,
     },
+    /// The client `by` asks something of all workers: have this one answer by `handle_question`,
+    /// and the others, too, if they are in the scope. Their answers are for `handle_answer`.
+    Ask {
+        ticket: u64,
+        scope: Scope,
+        pool: u32,
+        by: u64,
+        request: Vec<u8>,
+    },
     /// News for the log: so many bytes are held that no new requests are taken for now.
     Pressed {
         held: u64,
@@ -74,9 +83,28 @@ pub enum Action {
         server: u32,
         why: Failure,
     },
+    /// News for the log: a server that let requests wait for too long gives no sign of life.
+    ServerSilent {
+        pool: u32,
+        server: u32,
+    },
+    /// News for the log: it does again, after so many milliseconds.
+    ServerSpeaks {
+        pool: u32,
+        server: u32,
+        lasted_ms: u64,
+    },
     /// News for the log: a failing server is connected again.
     ServerRecovered {
         pool: u32,
         server: u32,
     },
+}
+
+/// Which workers something concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// This one.
+    Here,
+    Everywhere,
 }

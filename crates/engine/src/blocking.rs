@@ -39,9 +39,17 @@ pub(crate) struct Blocking {
     /// The server was told to end the wait.
     pub(crate) is_withdrawn: bool,
     /// It is to be told as soon as it has said what to call the connection.
-    is_due: bool,
+    due: Due,
     /// The server may still be about to do as it was told, so that nobody else may wait there.
     is_marked: bool,
+}
+
+/// What a server is to be told as soon as that is possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    No,
+    Withdrawal,
+    End { with_error: bool },
 }
 
 impl Engine {
@@ -132,7 +140,7 @@ impl Engine {
             until,
             text,
             is_withdrawn: false,
-            is_due: false,
+            due: Due::No,
             is_marked: false,
         };
         let state = &mut self.clients[client];
@@ -145,9 +153,27 @@ impl Engine {
 
     /// Ends the wait of a client, at somebody's wish: it is answered as if its time were up, or by
     /// an error. Returns whether it waited.
-    #[expect(dead_code, reason = "for CLIENT UNBLOCK, which is not served yet")]
     pub(crate) fn end_wait(&mut self, client: u32, with_error: bool) -> bool {
-        self.tell_to_end(client, with_error)
+        // One that was withdrawn is about to wait elsewhere.
+        let blocking = self.clients[client].modes.blocking.as_ref();
+        let Some(blocking) = blocking.filter(|it| !it.is_withdrawn) else { return false };
+        let (lane, request) = (self.lane(blocking.lane), blocking.request);
+        let is_nameless = self.is_engaged(blocking.lane) && lane.peer_id == 0;
+        let is_to_be_named = is_nameless && lane.head != request;
+        if !is_to_be_named && !self.tell_to_end(client, with_error) {
+            return false;
+        }
+        self.shorten_tour(client);
+        if !is_to_be_named {
+            return true;
+        }
+        // The server is about to say what to call the connection.
+        if let Some(blocking) = self.clients[client].modes.blocking()
+            && blocking.due == Due::No
+        {
+            blocking.due = Due::End { with_error };
+        }
+        true
     }
 
     /// Has the server end the wait of a client, whose request is put back then. It does nothing
@@ -163,7 +189,7 @@ impl Engine {
         let lane = self.lane(index);
         if lane.head != request && lane.peer_id == 0 {
             if let Some(blocking) = self.clients[client].modes.blocking() {
-                blocking.is_due = true;
+                blocking.due = Due::Withdrawal;
             }
             return;
         }
@@ -180,7 +206,8 @@ impl Engine {
         let (peer, pool, server) = (lane.peer_id, lane.pool, lane.server);
         let is_sent = lane.in_flight > 0 && matches!(lane.link, Link::Ready { .. });
         let messenger = self.pools[pool as usize].servers[server as usize].lane(0, 0);
-        let can_tell = !matches!(self.lane(messenger).link, Link::Backoff { .. });
+        let is_silent = self.pools[pool as usize].servers[server as usize].is_silent();
+        let can_tell = !is_silent && !matches!(self.lane(messenger).link, Link::Backoff { .. });
         if peer == 0 || !is_sent || !can_tell {
             return false;
         }
@@ -201,9 +228,16 @@ impl Engine {
 
     /// The server has said, or not, what to call the connection where the next request waits.
     pub(crate) fn withdraw_due(&mut self, lane: u32) {
-        if self.blocked_at(lane).is_some_and(|blocking| blocking.is_due) {
-            let client = self.requests[self.lane(lane).head].client;
-            self.withdraw(client);
+        let due = self.blocked_at(lane).map_or(Due::No, |blocking| blocking.due);
+        let client = match due {
+            Due::No => return,
+            Due::Withdrawal | Due::End { .. } => self.requests[self.lane(lane).head].client,
+        };
+        match due {
+            Due::End { with_error } => {
+                self.tell_to_end(client, with_error);
+            }
+            Due::No | Due::Withdrawal => self.withdraw(client),
         }
     }
 
@@ -295,8 +329,10 @@ impl Engine {
 
     /// Whether the client is read though nothing of it is consumed.
     pub(crate) fn is_listened_to(&self, client: u32) -> bool {
-        let client = &self.clients[client];
-        client.modes.blocking.is_some() || client.modes.turn == Turn::Waits
+        let state = &self.clients[client];
+        state.modes.blocking.is_some()
+            || state.modes.turn == Turn::Waits
+            || self.is_held_back(client)
     }
 
     /// The client has gone: ends its wait.

@@ -9,6 +9,7 @@
 //! long as its connections last; where it has lost it all the same, and the client has asked on, the
 //! client gets the error.
 
+use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Command;
@@ -71,16 +72,26 @@ impl Engine {
         match command.name {
             "script|load" => self.remember_script(pool, text),
             "script|flush" => {
-                let pool = &mut self.pools[pool as usize];
-                pool.scripts = Scripts::default();
-                pool.servers.iter_mut().for_each(|server| server.scripts_seen.clear());
+                let metrics = self.pools[pool as usize].metrics;
+                self.metrics.add_pool(metrics, PoolCounter::ScriptFlushes, 1);
+                self.forget_scripts(pool);
             }
             _ => {}
         }
     }
 
+    fn forget_scripts(&mut self, pool: u32) {
+        let pool = &mut self.pools[pool as usize];
+        pool.scripts = Scripts::default();
+        pool.servers.iter_mut().for_each(|server| server.scripts_seen.clear());
+    }
+
     fn remember_script(&mut self, pool: u32, text: &[u8]) {
         let pool = &mut self.pools[pool as usize];
+        if pool.scripts.is_empty() {
+            let counter = PoolCounter::ScriptFlushes;
+            pool.scripts.begin(self.metrics.sum_pool_counter(pool.metrics, counter));
+        }
         if let Some(place) = pool.scripts.insert(text) {
             pool.servers.iter_mut().for_each(|server| server.scripts_seen.remove(place));
         }
@@ -190,6 +201,14 @@ impl Engine {
     /// Has the server load the script and answer once more; gives the call back if it cannot.
     #[cold]
     fn give_script(&mut self, index: u32, call: Box<Call>, sha: &Sha) -> Option<Box<Call>> {
+        let pool = self.requests[index].pool;
+        let state = &self.pools[pool as usize];
+        let flushes = self.metrics.sum_pool_counter(state.metrics, PoolCounter::ScriptFlushes);
+        if flushes != state.scripts.began_at() {
+            // It is not lost: a client of another worker has flushed it.
+            self.forget_scripts(pool);
+            return Some(call);
+        }
         let scripts = &self.pools[self.requests[index].pool as usize].scripts;
         let Some(place) = scripts.place(sha) else { return Some(call) };
         let mut load = Vec::new();

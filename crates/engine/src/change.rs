@@ -585,9 +585,18 @@ impl Engine {
                 }
             }
             Action::ServerFailing { pool, server, .. }
+            | Action::ServerSilent { pool, server }
+            | Action::ServerSpeaks { pool, server, .. }
             | Action::ServerRecovered { pool, server } => match places.server(*pool, *server) {
                 Some(place) => {
                     (*pool, *server) = place;
+                    true
+                }
+                None => false,
+            },
+            Action::Ask { pool, .. } => match places.pool(*pool) {
+                Some(place) => {
+                    *pool = place;
                     true
                 }
                 None => false,
@@ -767,6 +776,8 @@ impl Engine {
                 let in_line = server.line.len() as u64;
                 self.metrics.set_server(server.metrics, ServerGauge::InLine, in_line);
                 self.metrics.set_server(server.metrics, ServerGauge::Ejected, ejected);
+                let silent = u64::from(server.is_silent());
+                self.metrics.set_server(server.metrics, ServerGauge::Silent, silent);
                 // No queues are so long: they are published in any case.
                 server.queues = Queues { unsent: u64::MAX, ..Queues::default() };
                 lanes.push(server.first_lane);

@@ -68,7 +68,10 @@ pub(crate) struct Client {
     /// front, or 0.
     pub(crate) looked_up: u8,
     pub(crate) skip: Skip,
-    /// Its requests mean something else than those of most clients: none takes the express way.
+    /// Its requests have to be looked at one by one, see [`Engine::update_special`]: none takes the
+    /// express way.
+    ///
+    /// [`Engine::update_special`]: crate::Engine::update_special
     pub(crate) special: bool,
     /// Its connection is not read. One that waits for its server or for a lease is paused, but
     /// read, up to a limit.
@@ -269,11 +272,11 @@ impl Client {
         }
     }
 
-    /// Whether its requests may take the express way has perhaps changed.
-    pub(crate) fn update_special(&mut self) {
+    /// Whether its requests mean something else than those of most clients.
+    pub(crate) fn is_odd(&self) -> bool {
         let has_mode = self.modes.transaction.is_some() || self.modes.subscriber.is_some();
         let replies_oddly = self.noreply || self.skip != Skip::No;
-        self.special = has_mode || self.undecided || replies_oddly;
+        has_mode || self.undecided || replies_oddly
     }
 
     /// Whether it asks nothing more and is owed nothing.

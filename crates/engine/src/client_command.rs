@@ -1,4 +1,4 @@
-//! CLIENT, as far as it concerns the connection that says it.
+//! CLIENT, as far as it concerns the connection that says it. For the rest see [`crate::inquiry`].
 
 use cashew_protocol::Span;
 use cashew_protocol::redis::{self as table, Command};
@@ -41,12 +41,8 @@ impl Engine {
                 Err(text) => self.say_error(client, text),
             },
             "client|setinfo" => self.client_setinfo(client, arg(2), arg(3)),
-            "client|info" => {
-                let line = self.client_line(client, "client|info");
-                self.say_with(client, |out| {
-                    encode::write_verbatim(out, resp, *b"txt", line.as_bytes());
-                })
-            }
+            "client|info" | "client|list" | "client|kill" | "client|pause" | "client|unpause"
+            | "client|unblock" => self.inquire(client, command, bytes, args),
             "client|reply" => self.client_reply(client, arg(2)),
             "client|no-evict" => match on_or_off(arg(2)) {
                 Some(on) => {
@@ -126,7 +122,7 @@ impl Engine {
         let is_off = *noreply && *skip == Skip::No;
         if mode.eq_ignore_ascii_case(b"on") {
             (*noreply, *skip) = (false, Skip::No);
-            self.clients[client].update_special();
+            self.update_special(client);
             return self.say(client, b"+OK\r\n");
         }
         if mode.eq_ignore_ascii_case(b"off") {
@@ -138,7 +134,7 @@ impl Engine {
         } else {
             return self.say_error(client, SYNTAX);
         }
-        self.clients[client].update_special();
+        self.update_special(client);
         Plan::Done
     }
 
@@ -150,34 +146,7 @@ impl Engine {
             Skip::AfterThis => (true, Skip::This),
             Skip::This | Skip::No => (false, Skip::No),
         };
-        self.clients[client].update_special();
-    }
-
-    /// What CLIENT INFO says of a client, and CLIENT LIST.
-    pub(crate) fn client_line(&self, client: u32, command: &str) -> String {
-        let Client { session, pool, input, output, requests, .. } = &self.clients[client];
-        let pool = &self.pools[*pool as usize];
-        let profile = session.profile.as_deref().cloned().unwrap_or_default();
-        let text = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
-        let flags = if session.no_evict { "e" } else { "N" };
-        format!(
-            "id={} addr=? laddr=? fd=-1 name={} age={} idle=0 flags={flags} db={} sub=0 psub=0 \
-             ssub=0 multi=-1 qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={} oll={} \
-             omem={} tot-mem={} events=r cmd={command} user=default redir=-1 resp={} lib-name={} \
-             lib-ver={}\n",
-            session.id,
-            text(&profile.name),
-            (self.now.as_micros() as i64 - session.since_us) / 1_000_000,
-            pool.variant_of(session).database,
-            input.len(),
-            0,
-            requests,
-            output.len(),
-            input.capacity() as u64 + output.len(),
-            session.dialect.resp().number(),
-            text(&profile.library),
-            text(&profile.library_version),
-        )
+        self.update_special(client);
     }
 }
 

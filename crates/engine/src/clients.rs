@@ -286,7 +286,7 @@ impl Engine {
                 && client.state != State::Uploading
                 && client.modes.transaction.is_none()
                 && client.modes.many.is_none())
-            || client.modes.turn == Turn::Waits
+            || matches!(client.modes.turn, Turn::Waits | Turn::HeldBack)
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause
@@ -347,6 +347,16 @@ impl Engine {
     /// Answers a request here, in its turn.
     pub(crate) fn answer(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
         let request = self.new_request(index);
+        self.answer_request(index, request, write);
+    }
+
+    /// Answers one of a client's requests here.
+    pub(crate) fn answer_request(
+        &mut self,
+        index: u32,
+        request: u32,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) {
         let mut text = std::mem::take(&mut self.scratch.text);
         text.clear();
         write(&mut text);

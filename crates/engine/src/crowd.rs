@@ -60,6 +60,18 @@ impl Crowd {
         (lately / u64::from(periods.max(1))) as u32
     }
 
+    /// The name of this moment, for who is taken to have asked in it.
+    pub(crate) fn period(&self) -> u32 {
+        self.period
+    }
+
+    /// For how long a client that is owed nothing has not asked, given its `last`; `None` if it
+    /// never has.
+    pub(crate) fn silence_us(&self, last: u32, now: Time) -> Option<u64> {
+        let periods = period_of(now).wrapping_sub(last);
+        (last != 0).then(|| u64::from(periods) * PERIOD_US)
+    }
+
     /// A client that had left waits again.
     pub(crate) fn come_back(&mut self) {
         self.waiting += 1;
@@ -80,9 +92,14 @@ impl Crowd {
             self.asked_before = if is_next { self.asked } else { 0 };
             self.asked = 0;
             self.until = Time::from_micros(now.as_micros() + PERIOD_US);
-            self.period = self.period.wrapping_add(1).max(1);
+            self.period = period_of(now);
         }
     }
+}
+
+/// The period that has that time. None is 0, which is that of clients that never asked.
+fn period_of(now: Time) -> u32 {
+    ((now.as_micros() / PERIOD_US + 1) as u32).max(1)
 }
 
 #[cfg(test)]

@@ -335,7 +335,7 @@ impl Engine {
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
-            Merge::Numsub(_) => resp::is_error,
+            Merge::Numsub(_) | Merge::Newest(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::Fan(_)
@@ -392,6 +392,7 @@ impl Engine {
                 out.extend_from_slice(&table);
                 merged
             }
+            Merge::Newest(newest) => self.merge_newest(fragments, newest, &mut out),
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
             Merge::Numsub(corrections) => {
                 let mut sums = Vec::new();

@@ -209,9 +209,11 @@ impl Engine {
             return Err(Failure::QueueFull);
         }
         match lane.link {
-            Link::Ready { .. } | Link::Handshaking { .. } | Link::Connecting { .. } => {}
+            Link::Ready { .. } => {}
+            _ if server.is_silent() => return Err(Failure::Silent),
+            Link::Handshaking { .. } | Link::Connecting { .. } => {}
             Link::Idle => self.connect(index),
-            Link::Backoff { .. } => return Err(lane.last_failure),
+            Link::Backoff { .. } => return Err(lane.absence()),
         }
         Ok(index)
     }
@@ -478,6 +480,7 @@ impl Engine {
                 }
             }
             Merge::Named(named) => self.bufs.discharge(named.size()),
+            Merge::Newest(newest) => self.bufs.discharge(newest.size()),
             Merge::Round(round) => {
                 self.bufs.discharge(size_of_val(&*round));
                 self.bufs.give(round.text);

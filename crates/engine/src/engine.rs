@@ -16,6 +16,7 @@ use crate::crowd::Crowd;
 use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
 use crate::id::ConnId;
+use crate::inquiry::Inquiries;
 use crate::lane::Lane;
 use crate::memcached::{Asking, Notes};
 use crate::moving::Moving;
@@ -117,6 +118,7 @@ pub struct Engine {
     pub(crate) crowd: Crowd,
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
+    pub(crate) inquiries: Inquiries,
     pub(crate) scratch: Scratch,
     pub(crate) asking: Asking,
     pub(crate) notes: Notes,
@@ -200,6 +202,7 @@ impl Engine {
             crowd: Crowd::default(),
             resumable: Vec::new(),
             moving: Moving::default(),
+            inquiries: Inquiries::default(),
             scratch: Scratch::default(),
             asking: Asking::default(),
             notes: Notes::default(),
@@ -246,7 +249,7 @@ impl Engine {
         let client = Client {
             has_place,
             undecided,
-            special: undecided,
+            special: undecided || self.pools[pool as usize].holds_writes_back(),
             ..Client::new(pool, lane_choice, session)
         };
         let (index, generation) = self.clients.insert(client);
@@ -405,10 +408,12 @@ impl Engine {
                     self.tend_leaving();
                 }
                 Timer::Line => self.tend_lines(),
+                Timer::ClientPause => self.end_client_pauses(),
                 Timer::Housekeeping => {
                     self.allow_departures();
                     self.tend_leaving();
                     self.tend_private_lanes();
+                    self.tend_inquiries();
                     self.tend_feeds();
                     self.tend_strained();
                     self.tend_sessions();
@@ -450,7 +455,7 @@ impl Engine {
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }
-                Timer::Change | Timer::Line | Timer::Housekeeping => true,
+                Timer::Change | Timer::Line | Timer::ClientPause | Timer::Housekeeping => true,
             });
         }
     }
@@ -582,6 +587,11 @@ impl Engine {
     /// What is configured of a pool that an action names.
     pub fn pool_config(&self, pool: u32) -> &snapshot::Pool {
         &self.pools[pool as usize].config
+    }
+
+    /// All pools there are are named by numbers below this one.
+    pub fn pools(&self) -> u32 {
+        self.pools.len() as u32
     }
 
     /// The pool in use of that name, or one that was removed and has clients still.

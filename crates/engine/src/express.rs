@@ -179,7 +179,8 @@ impl Engine {
             };
             let lane_index = pool.servers[server as usize].lane(client.variant, client.lane_choice);
             let lane = &mut self.lanes[lane_index as usize];
-            if !lane.has_connection() || lane.is_full(limits, plain.bytes.len()) {
+            let is_ready = matches!(lane.link, Link::Ready { .. });
+            if !is_ready || lane.is_full(limits, plain.bytes.len()) {
                 break;
             }
             let (request, slot) = self.requests.add(pool_index, index, self.now);

@@ -43,6 +43,8 @@ pub enum Failure {
     /// The server does not speak RESP3.
     DialectRefused,
     QueueFull,
+    /// It has let requests wait for too long and said nothing since. Nothing was sent.
+    Silent,
     /// Every server that could answer is ejected.
     NoServer,
     /// The server is not configured any more.
@@ -71,6 +73,7 @@ impl Failure {
             Self::DatabaseRefused => "DB index is out of range",
             Self::DialectRefused => "unsupported protocol version",
             Self::QueueFull => "Server queue is full",
+            Self::Silent => "Server does not answer",
             Self::Unused => "Connection was taken back, since it was not used while others waited",
             Self::Removed => "Server was removed from the configuration",
         }
@@ -80,6 +83,14 @@ impl Failure {
     /// that it refuses what one client has asked for, or says what it is busy with.
     pub(crate) fn is_of_server(self) -> bool {
         !matches!(self, Self::Exhausted | Self::Busy | Self::Loading) && !self.is_of_variant()
+    }
+
+    /// Whether something was there that said so, though no reply to what was asked.
+    pub(crate) fn is_sign_of_life(self) -> bool {
+        matches!(
+            self,
+            Self::Refused | Self::Reset | Self::Closed | Self::BadReply | Self::HandshakeRefused
+        )
     }
 
     /// Whether it concerns only those who want the same dialect and database.

@@ -37,6 +37,8 @@ pub(crate) use merge::{integers, is_null, merge, text};
 const ADDRESS: &[u8] = b"server:";
 /// Sections of INFO that the gateway writes about itself.
 const OWN_SECTIONS: [&[u8]; 2] = [b"cashew", b"gateway"];
+/// SLOWLOG GET without a number.
+const LOG_ENTRIES: usize = 10;
 /// The largest pools tell of so many servers one by one.
 const SERVERS_TOLD_MAX: usize = 256;
 /// An error repeats so many bytes of what a client sent.
@@ -47,6 +49,8 @@ const QUOTED_MAX: usize = 64;
 pub(crate) struct Named {
     fan: Fan,
     version: Version,
+    /// With what the gateway says of itself behind it.
+    tells_own: bool,
     /// In the order of the fragments.
     names: Vec<Box<str>>,
 }
@@ -56,6 +60,23 @@ impl Named {
     pub(crate) fn size(&self) -> usize {
         let names = self.names.iter().map(|name| name.len() + size_of_val(name));
         size_of::<Self>() + names.sum::<usize>()
+    }
+}
+
+/// A merge of the newest entries of several logs.
+#[derive(Debug)]
+pub(crate) struct Newest {
+    /// So many at most.
+    limit: usize,
+    /// Whose, in the order of the fragments, and of how many servers.
+    places: Vec<u32>,
+    servers: u32,
+}
+
+impl Newest {
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        size_of::<Self>() + self.places.capacity() * size_of::<u32>()
     }
 }
 
@@ -82,6 +103,10 @@ pub(crate) fn tolerates(fan: Fan) -> bool {
         Fan::Sum
         | Fan::Same
         | Fan::Concat
+        | Fan::Newest
+        | Fan::Timeline
+        | Fan::Events
+        | Fan::Running
         | Fan::Scan
         | Fan::RandomKey
         | Fan::Least
@@ -106,9 +131,12 @@ impl Way {
         match fan {
             // A list of everything is to hold nobody up on its way back.
             Fan::Concat => Self::Shared(size.max(BULK_SIZE)),
-            Fan::AnyOk => Self::Alone,
+            Fan::AnyOk | Fan::Running => Self::Alone,
             Fan::Sum
             | Fan::Same
+            | Fan::Newest
+            | Fan::Timeline
+            | Fan::Events
             | Fan::Scan
             | Fan::RandomKey
             | Fan::Least
@@ -174,6 +202,10 @@ impl Engine {
             Fan::Sum
             | Fan::Same
             | Fan::Concat
+            | Fan::Newest
+            | Fan::Timeline
+            | Fan::Events
+            | Fan::Running
             | Fan::Least
             | Fan::Most
             | Fan::LeastEach
@@ -181,7 +213,7 @@ impl Engine {
             | Fan::AnyOk
             | Fan::Info
             | Fan::PerServer
-            | Fan::AnyServer => self.fan_out(client, fan, bytes, way),
+            | Fan::AnyServer => self.fan_out(client, fan, bytes, args, way),
         }
     }
 
@@ -216,7 +248,7 @@ impl Engine {
     }
 
     /// Sends the same bytes to every server of the ring.
-    fn fan_out(&mut self, client: u32, fan: Fan, text: &[u8], way: Way) -> Plan {
+    fn fan_out(&mut self, client: u32, fan: Fan, text: &[u8], args: &[Span], way: Way) -> Plan {
         let pool = self.clients[client].pool;
         let live = self.live_servers(pool);
         let mut lanes = Vec::with_capacity(live.len());
@@ -232,7 +264,9 @@ impl Engine {
             return self.fail(client, Failure::NoServer);
         }
         let merge = match fan {
-            Fan::PerServer | Fan::Info => self.named(client, fan, &live),
+            Fan::PerServer => self.named(client, fan, &live, false),
+            Fan::Info => self.named(client, fan, &live, asks_for_all(text, args)),
+            Fan::Newest => self.newest(client, limit_of(text, args), live),
             _ => Merge::Fan(fan),
         };
         let parent = self.new_request(client);
@@ -259,14 +293,32 @@ impl Engine {
         live.filter(|(live, _)| **live).map(|(_, server)| server).collect()
     }
 
-    fn named(&mut self, client: u32, fan: Fan, servers: &[u32]) -> Merge {
+    fn named(&mut self, client: u32, fan: Fan, servers: &[u32], tells_own: bool) -> Merge {
         let Self { clients, pools, .. } = self;
         let client = &clients[client];
         let config = &pools[client.pool as usize].config.servers;
         let names = servers.iter().map(|&server| config[server as usize].name.as_str().into());
-        let named = Named { fan, version: client.session.dialect.resp(), names: names.collect() };
+        let version = client.session.dialect.resp();
+        let named = Named { fan, version, tells_own, names: names.collect() };
         self.bufs.charge(named.size());
         Merge::Named(Box::new(named))
+    }
+
+    fn newest(&mut self, client: u32, limit: usize, places: Vec<u32>) -> Merge {
+        let servers = self.pools[self.clients[client].pool as usize].servers.len() as u32;
+        let newest = Newest { limit, places, servers };
+        self.bufs.charge(newest.size());
+        Merge::Newest(Box::new(newest))
+    }
+
+    pub(crate) fn merge_newest(
+        &self,
+        fragments: u32,
+        newest: &Newest,
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
+        let Newest { limit, places, servers } = newest;
+        merge::newest(self.fragment_replies(fragments), places, *servers, *limit, out)
     }
 
     /// A fragment in front of others, which is in no lane yet.
@@ -324,8 +376,10 @@ impl Engine {
             return Some(());
         }
         let mut info = info::merge(texts, self.identity.process_id);
-        info.push_str("\r\n");
-        info.push_str(&self.own_info(self.requests[parent].pool));
+        if named.tells_own {
+            info.push_str("\r\n");
+            info.push_str(&self.own_info(self.requests[parent].pool));
+        }
         write_info(out, named.version, &info);
         Some(())
     }
@@ -558,9 +612,27 @@ fn asks_for_own(bytes: &[u8], args: &[Span]) -> bool {
     args.len() > 1 && args[1..].iter().all(is_own)
 }
 
+/// Whether INFO is about everything, or about the gateway, too.
+fn asks_for_all(bytes: &[u8], args: &[Span]) -> bool {
+    const ALL: [&[u8]; 3] = [b"default", b"all", b"everything"];
+    let is_all = |arg: &Span| {
+        let mut names = ALL.iter().chain(&OWN_SECTIONS);
+        names.any(|name| arg.of(bytes).eq_ignore_ascii_case(name))
+    };
+    args.len() == 1 || args[1..].iter().any(is_all)
+}
+
+/// How many entries of its log a server is asked for. What is no number it will refuse.
+fn limit_of(bytes: &[u8], args: &[Span]) -> usize {
+    let Some(count) = args.get(2) else { return LOG_ENTRIES };
+    let count: Option<i64> = std::str::from_utf8(count.of(bytes)).ok().and_then(|n| n.parse().ok());
+    count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX)
+}
+
 fn state_of(server: &Server) -> &'static str {
     match (server.ejected, server.failing) {
         (true, _) => "ejected",
+        (false, _) if server.is_silent() => "silent",
         (false, true) => "failing",
         (false, false) => "up",
     }

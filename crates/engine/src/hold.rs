@@ -86,10 +86,11 @@ impl Engine {
     }
 
     /// Another worker found the server well; what is known of it here is out of date.
-    pub(crate) fn readmitted(&mut self, pool: u32, server: u32) {
-        let server = &self.pools[pool as usize].servers[server as usize];
+    pub(crate) fn readmitted(&mut self, pool: u32, index: u32) {
+        let server = &self.pools[pool as usize].servers[index as usize];
         let (first, own, is_failing) =
             (server.first_lane, server.own_lanes().flatten().collect::<Vec<u32>>(), server.failing);
+        let is_silent = server.is_silent();
         let feed = server.feed.as_ref().map(|feed| feed.lane);
         let private = server.private_lanes.iter().chain(&server.session_lanes);
         for &lane in private.chain(&feed) {
@@ -97,6 +98,9 @@ impl Engine {
             if let Link::Backoff { .. } = link {
                 *link = Link::Idle;
             }
+        }
+        if is_silent {
+            self.end_silence(pool, index);
         }
         for lane in own {
             let state = &mut self.lanes[lane as usize];

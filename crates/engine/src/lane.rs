@@ -39,6 +39,11 @@ pub(crate) struct Lane {
     pub(crate) attempts: u32,
     /// Why the last connection ended or did not come about.
     pub(crate) last_failure: Failure,
+    /// Its next connection, or the one that is being made, asks for a sign of life first: see
+    /// [`crate::silence`].
+    pub(crate) asks: bool,
+    /// When the current connection, or the last one, was begun.
+    pub(crate) tried_at: Time,
     pub(crate) handshake: Handshake,
     pub(crate) output: Output,
     pub(crate) head: u32,
@@ -96,7 +101,7 @@ pub(crate) enum Link {
     Connecting {
         deadline: Time,
     },
-    /// Connected; AUTH, HELLO or SELECT is not answered yet.
+    /// Connected; AUTH, HELLO, SELECT, or the question for a sign of life, is not answered yet.
     Handshaking {
         deadline: Time,
     },
@@ -213,6 +218,8 @@ impl Lane {
             conn: ConnId::lane(0, 0),
             attempts: 0,
             last_failure: Failure::Closed,
+            asks: false,
+            tried_at: Time::ZERO,
             handshake: Handshake::default(),
             output: Output::default(),
             head: NONE,

@@ -1,7 +1,7 @@
 //! The server's side: connecting, writing, reading, failing, coming back.
 
 use cashew_config::snapshot::Protocol;
-use cashew_metrics::{ServerCounter, ServerGauge};
+use cashew_metrics::{ServerCounter, ServerGauge, ServerId};
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::resp::encode;
 
@@ -14,6 +14,7 @@ use crate::lane::{Batch, Lane, Link, Scan, Scanner};
 use crate::memcached::{greet, is_greeted};
 use crate::pool::Server;
 use crate::request::Role;
+use crate::silence::question;
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::Timer;
@@ -26,13 +27,6 @@ const BACKOFF_MAX_MS: u64 = 1000;
 const SETTLED_AFTER_US: u64 = 1_000_000;
 /// How long the ejection of a server is waited for before it is asked for again.
 const ASK_AGAIN_MS: u64 = 1000;
-/// A packet that asks for the version.
-const BINARY_VERSION: [u8; 24] = {
-    let mut packet = [0; 24];
-    packet[0] = 0x80;
-    packet[1] = 0x0b;
-    packet
-};
 /// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
 const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
 
@@ -42,10 +36,25 @@ impl Engine {
         &mut self.pools[pool as usize].servers[server as usize]
     }
 
+    /// Something has come from the lane's server.
+    #[inline]
+    fn heard_from(&mut self, index: u32) -> ServerId {
+        let now = self.now;
+        let server = self.server_of(index);
+        server.heard_at = now;
+        server.metrics
+    }
+
     pub(crate) fn connect(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
-        let deadline = pool.connect_deadline(self.now);
+        let is_silent = pool.servers[lane.server as usize].is_silent();
+        lane.asks |= is_silent && lane.is_shared();
+        lane.tried_at = self.now;
+        let deadline = match lane.asks {
+            true => pool.sign_deadline(self.now, is_silent),
+            false => pool.connect_deadline(self.now),
+        };
         lane.generation = lane.generation.wrapping_add(1);
         lane.conn = ConnId::lane(lane.slot, lane.generation);
         lane.link = Link::Connecting { deadline };
@@ -92,6 +101,11 @@ impl Engine {
             handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"SELECT", database.as_bytes()]);
             });
+        }
+        if lane.asks {
+            handshake.replies_owed += 1;
+            let (text, _) = question(dialect);
+            handshake.output.push(text, &mut self.bufs);
         }
         let is_greeting = handshake.replies_owed > 0;
         lane.link = Link::Handshaking { deadline };
@@ -142,9 +156,16 @@ impl Engine {
     }
 
     fn lane_ready(&mut self, index: u32) {
-        self.lanes[index as usize].link = Link::Ready { since: self.now };
+        let lane = &mut self.lanes[index as usize];
+        lane.link = Link::Ready { since: self.now };
+        let has_asked = std::mem::take(&mut lane.asks);
         let server = self.server_of(index);
-        if std::mem::take(&mut server.failing) {
+        if server.is_silent() {
+            if has_asked {
+                let Lane { pool, server, .. } = self.lanes[index as usize];
+                self.end_silence(pool, server);
+            }
+        } else if std::mem::take(&mut server.failing) {
             let Lane { pool, server, .. } = self.lanes[index as usize];
             self.actions.push_back(Action::ServerRecovered { pool, server });
         }
@@ -225,7 +246,7 @@ impl Engine {
         let Scan::Partial = lane.scanner.scan(self.requests[request].expect, buffer) else {
             unreachable!("the scanner said that the reply goes on behind these bytes");
         };
-        let server = self.server_of(index).metrics;
+        let server = self.heard_from(index);
         self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
         self.bufs.charge(buffer.capacity());
         self.deliver_middle(request, std::mem::take(buffer));
@@ -238,7 +259,7 @@ impl Engine {
     /// Bytes arrived from the server.
     pub(crate) fn lane_received(&mut self, index: u32, mut bytes: &[u8]) {
         let generation = self.lanes[index as usize].generation;
-        let server = self.server_of(index).metrics;
+        let server = self.heard_from(index);
         self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
         while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
             let rest = self.express_replies(index, bytes);
@@ -414,6 +435,8 @@ impl Engine {
             let dialect =
                 self.pools[lane.pool as usize].variants[usize::from(lane.variant)].dialect;
             let is_ok = match dialect {
+                // A sign of life, whatever it says.
+                _ if lane.asks && handshake.replies_owed == 1 => true,
                 // A map, or an array, is the answer to HELLO.
                 Dialect::Resp2 | Dialect::Resp3 => {
                     matches!(handshake.reply.first(), Some(b'+' | b'%' | b'*'))
@@ -440,8 +463,9 @@ impl Engine {
         let lane = &self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
         let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
-        let is_selecting = database > 0 && lane.handshake.replies_owed == 1;
-        let hello_owed = 1 + u32::from(database > 0);
+        let behind = u32::from(lane.asks);
+        let is_selecting = database > 0 && lane.handshake.replies_owed == 1 + behind;
+        let hello_owed = 1 + u32::from(database > 0) + behind;
         let is_greeting = dialect == Dialect::Resp3 && lane.handshake.replies_owed == hello_owed;
         let reply = lane.handshake.reply.as_slice();
         if reply.starts_with(b"-BUSY") {
@@ -478,6 +502,7 @@ impl Engine {
     }
 
     fn connection_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        self.hear_failure(index, failure);
         let lane = &mut self.lanes[index as usize];
         lane.last_failure = failure;
         let had_requests = lane.in_flight > 0 || lane.partial > 0;
@@ -498,6 +523,10 @@ impl Engine {
         }
         if !is_clean && failure.is_of_server() {
             self.note_failure(index, failure);
+        }
+        if self.lane(index).is_shared() && self.server_of(index).is_silent() {
+            self.down_in_silence(index);
+            return;
         }
         let is_feed_wanted = self.is_feed_wanted(index);
         let lane = &mut self.lanes[index as usize];
@@ -533,7 +562,7 @@ impl Engine {
         self.back_off(index);
     }
 
-    fn back_off(&mut self, index: u32) {
+    pub(crate) fn back_off(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
         let steps = lane.attempts.saturating_sub(1).min(16);
         let span = (BACKOFF_MIN_MS << steps).min(BACKOFF_MAX_MS);
@@ -650,7 +679,7 @@ impl Engine {
     }
 
     /// Fails what has waited to be sent longer than the timeout.
-    fn expire_unsent(&mut self, index: u32) {
+    pub(crate) fn expire_unsent(&mut self, index: u32) {
         if self.lane(index).is_session {
             // They belong together.
             if self.first_unsent_expiry(index).is_some_and(|expiry| expiry <= self.now) {
@@ -668,7 +697,7 @@ impl Engine {
         self.publish_queues(index);
     }
 
-    fn first_unsent_expiry(&self, index: u32) -> Option<Time> {
+    pub(crate) fn first_unsent_expiry(&self, index: u32) -> Option<Time> {
         let lane = &self.lanes[index as usize];
         if lane.unsent == 0 {
             return None;
@@ -758,7 +787,10 @@ impl Engine {
         match self.lanes[index as usize].link {
             Link::Idle => {}
             Link::Connecting { deadline } | Link::Handshaking { deadline } => {
-                if deadline <= now {
+                if self.shows_silence(index, deadline) {
+                    let Lane { pool, server, .. } = self.lanes[index as usize];
+                    self.fall_silent(pool, server);
+                } else if deadline <= now {
                     self.lane_down(index, Failure::TimedOut, Closed::ByUs);
                 } else {
                     self.expire_unsent(index);
@@ -771,6 +803,7 @@ impl Engine {
             }
             Link::Ready { .. } => {
                 if self.reply_deadline(index) <= now {
+                    self.doubt(index);
                     self.lane_down(index, Failure::TimedOut, Closed::ByUs);
                 }
             }
@@ -784,9 +817,11 @@ impl Engine {
         let lane = &self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
         let is_used = lane.variant == 0 || pool.usage[usize::from(lane.variant)].clients > 0;
-        let is_ejected = pool.servers[lane.server as usize].ejected;
+        let server = &pool.servers[lane.server as usize];
+        // Of a silent server only the first lane asks whether it still is.
+        let is_vain = server.ejected || (server.is_silent() && index != server.first_lane);
         let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
-        if is_ejected || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
+        if is_vain || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
             self.lanes[index as usize].link = Link::Idle;
         } else {
             self.connect(index);
@@ -848,11 +883,7 @@ impl Engine {
             return;
         }
         let lane = server.first_lane;
-        let (text, expect): (&[u8], _) = match pool.variants[0].dialect {
-            Dialect::Resp2 | Dialect::Resp3 => (b"*1\r\n$4\r\nPING\r\n", Expect::Line),
-            Dialect::Text => (b"version\r\n", Expect::Line),
-            Dialect::Binary => (&BINARY_VERSION, Expect::Packet),
-        };
+        let (text, expect) = question(pool.variants[0].dialect);
         self.arm_probe(pool_index, server_index);
         let link = self.lanes[lane as usize].link;
         let is_waiting = matches!(link, Link::Connecting { .. } | Link::Handshaking { .. });

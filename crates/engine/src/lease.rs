@@ -42,6 +42,8 @@ pub(crate) enum Turn {
     Has { lane: u32 },
     /// It has waited long enough.
     Over,
+    /// It is held back by CLIENT PAUSE, whatever it wants.
+    HeldBack,
 }
 
 /// What became of the wish for a lease.
@@ -71,7 +73,7 @@ impl Engine {
     pub(crate) fn lease(&mut self, client: u32, server: u32) -> Lease {
         let Client { pool, variant, ref modes, .. } = self.clients[client];
         match modes.turn {
-            Turn::No => {}
+            Turn::No | Turn::HeldBack => {}
             Turn::Waits => return Lease::InLine,
             Turn::Over => {
                 self.clients[client].modes.end_turn();
@@ -86,6 +88,9 @@ impl Engine {
                 // Its keys have another server by now.
                 self.release(lane);
             }
+        }
+        if self.pools[pool as usize].servers[server as usize].is_silent() {
+            return Lease::Failed(Failure::Silent);
         }
         let is_first = self.pools[pool as usize].servers[server as usize].line.is_empty();
         let lane = match is_first {
@@ -356,7 +361,9 @@ impl Engine {
                 self.clients[client].modes.end_turn();
                 self.unblock(client);
             }
-            Turn::No | Turn::Waits | Turn::Over => self.lose_transaction(client, failure),
+            Turn::No | Turn::Waits | Turn::Over | Turn::HeldBack => {
+                self.lose_transaction(client, failure)
+            }
         }
         self.publish_session(index);
     }

@@ -347,6 +347,7 @@ impl Engine {
             Silence::Next => (true, Skip::This),
             Silence::All => (true, Skip::No),
         };
+        client.asked_in = self.crowd.period();
         self.bufs.charge(output.capacity());
         client.output.push_buf(output, &mut self.bufs);
         self.bufs.charge(input.capacity());
@@ -354,7 +355,7 @@ impl Engine {
         let (is_asking, is_owed) = (!client.input.is_empty(), !client.output.is_empty());
         let (index, generation) = self.clients.insert(client);
         self.leave_new(index);
-        self.clients[index].update_special();
+        self.update_special(index);
         let is_followed = self.follow_session(index);
         if is_owed {
             self.mark_client(index);

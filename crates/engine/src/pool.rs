@@ -9,6 +9,7 @@ use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
 use crate::client::Session;
+use crate::client_pause::ClientPause;
 use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
@@ -60,12 +61,14 @@ pub(crate) struct Pool {
     pub(crate) quota: u32,
     /// Number of the ring in use; grows with every change.
     pub(crate) ring_version: u64,
-    /// Nothing is dispatched: a change of the ring or of the epoch is under way.
+    /// Nothing is dispatched: a change of the ring or of the epoch is under way, or a client said so.
     pub(crate) held: bool,
     /// The change of the ring, if it is that.
     pub(crate) hold: Option<Hold>,
     /// It is held for a change of the epoch.
     pub(crate) paused: bool,
+    /// Its clients are held back by one of them.
+    pub(crate) client_pause: Option<ClientPause>,
 }
 
 /// What a pool is to the epoch in use.
@@ -107,6 +110,10 @@ pub(crate) struct Server {
     pub(crate) failed_at: Time,
     /// The last attempt to reach it failed.
     pub(crate) failing: bool,
+    /// When any bytes came from it last.
+    pub(crate) heard_at: Time,
+    /// Since when what is for it fails at once, since it answers nothing: see [`crate::silence`].
+    pub(crate) silent_since: Time,
     /// Left out of the ring, by agreement of all workers.
     pub(crate) ejected: bool,
     /// When its ejection may be asked for. It was just before, and whoever decides may have reasons
@@ -209,6 +216,7 @@ impl Pool {
             held: false,
             hold: None,
             paused: false,
+            client_pause: None,
             config: Box::new(config),
         };
         pool.configure();
@@ -257,7 +265,7 @@ impl Pool {
 
     /// Dispatches again, unless it is held for another reason.
     pub(crate) fn update_held(&mut self) {
-        self.held = self.hold.is_some() || self.paused;
+        self.held = self.hold.is_some() || self.paused || self.holds_all_back();
     }
 
     /// When a request that starts to wait at `from` has waited long enough.
@@ -283,6 +291,8 @@ impl Server {
             failures: 0,
             failed_at: Time::NEVER,
             failing: false,
+            heard_at: Time::ZERO,
+            silent_since: Time::NEVER,
             ejected: false,
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,

@@ -30,6 +30,9 @@ impl Engine {
         variant: u16,
     ) -> Result<Option<u32>, Failure> {
         let server = &self.pools[pool_index as usize].servers[server_index as usize];
+        if server.is_silent() {
+            return Err(Failure::Silent);
+        }
         let rank = |lane: &u32| {
             let lane = &self.lanes[*lane as usize];
             match lane.link {

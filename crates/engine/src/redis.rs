@@ -39,8 +39,15 @@ impl Engine {
                 Err(plan) => return plan,
             }
         }
-        if self.clients[client].special && self.is_queueing(client) {
-            return self.queue_redis(client, lookup, bytes, args);
+        if self.clients[client].special {
+            if let Lookup::Found(command) = lookup
+                && self.is_postponed(client, command)
+            {
+                return self.postpone(client);
+            }
+            if self.is_queueing(client) {
+                return self.queue_redis(client, lookup, bytes, args);
+            }
         }
         match lookup {
             // As Redis: whether there is such a command comes first.

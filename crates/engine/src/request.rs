@@ -8,7 +8,7 @@ use crate::buffer::BufPool;
 use crate::bulk::Mark;
 use crate::calls::Call;
 use crate::carry::Carry;
-use crate::fan::{Named, Page, Round};
+use crate::fan::{Named, Newest, Page, Round};
 use crate::memcached::{Aggregate, Asked};
 use crate::pubsub::Correction;
 use crate::slab::NONE;
@@ -118,6 +118,7 @@ pub(crate) enum Merge {
     Numsub(Box<[i32]>),
     /// The same where servers are told by their names.
     Named(Box<Named>),
+    Newest(Box<Newest>),
     /// One page of a SCAN over all servers.
     Page(Page),
     /// One server after the other, until one has what is asked for.

@@ -1,6 +1,7 @@
 //! Scripts that came through the gateway, in bounded memory.
 //!
-//! Each worker remembers for itself what SCRIPT LOAD and EVAL bring, and forgets with SCRIPT FLUSH.
+//! Each worker remembers for itself what SCRIPT LOAD and EVAL bring, and forgets with SCRIPT FLUSH. That
+//! another worker was told to flush it sees by the statistics, before it gives a server a script again.
 
 use std::collections::HashMap;
 
@@ -23,6 +24,8 @@ pub(crate) struct Scripts {
     size: usize,
     /// Grows with every use.
     uses: u64,
+    /// How often they had been flushed, over all workers, when the first of them was remembered.
+    flushes: u64,
 }
 
 struct Script {
@@ -113,6 +116,19 @@ impl Scripts {
         self.slots[place as usize] = Script { sha, text: text.into(), quick, used: 0 };
         self.touch(place);
         Some(place)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_sha.is_empty()
+    }
+
+    /// They are those remembered since this flush.
+    pub(crate) fn begin(&mut self, flushes: u64) {
+        self.flushes = flushes;
+    }
+
+    pub(crate) fn began_at(&self) -> u64 {
+        self.flushes
     }
 
     /// The place of the script that has not been used for longest.

@@ -201,7 +201,7 @@ impl Engine {
         session.database = Selected::NONE;
         session.authenticated = pool.auth.is_none();
         session.set_name(b"");
-        self.clients[client].update_special();
+        self.update_special(client);
         let is_followed = self.follow_session(client);
         debug_assert!(is_followed, "there is always the first variant");
     }

@@ -18,6 +18,8 @@ pub(crate) enum Timer {
     Change,
     /// A client has waited long enough for a lease.
     Line,
+    /// CLIENT PAUSE is over.
+    ClientPause,
     Housekeeping,
 }
 

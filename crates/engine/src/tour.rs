@@ -114,6 +114,13 @@ impl Engine {
         }
     }
 
+    /// No server is asked any more but the one where the client waits.
+    pub(crate) fn shorten_tour(&mut self, client: u32) {
+        if let Some(tour) = self.tours.get_mut(&client) {
+            tour.left.drain(..tour.left.len().saturating_sub(1));
+        }
+    }
+
     /// Takes in what a server says; returns whether its client's tour goes on.
     pub(crate) fn end_leg(&mut self, client: u32, reply: &[u8]) -> bool {
         let Some(tour) = self.tours.get_mut(&client) else { return false };

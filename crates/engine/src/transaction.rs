@@ -15,6 +15,7 @@ use cashew_protocol::{Span, redis as table};
 
 use crate::carry::{remedy, shown};
 use crate::client::State;
+use crate::client_pause::may_write;
 use crate::clients::Plan;
 use crate::dispatch::Payload;
 use crate::engine::Engine;
@@ -41,6 +42,10 @@ pub(crate) struct Transaction {
     /// The server was told so, or is about to be.
     is_begun: bool,
     has_watched: bool,
+    /// Some command in it may write.
+    is_writing: bool,
+    /// Commands that were taken for queued.
+    queued: u32,
     /// The lease, or [`NONE`].
     pub(crate) lane: u32,
     /// Queued commands without keys while the server is not known, back to back, and where each
@@ -70,11 +75,22 @@ impl Transaction {
             is_open: false,
             is_begun: false,
             has_watched: false,
+            is_writing: false,
+            queued: 0,
             lane: NONE,
             early: Vec::new(),
             early_ends: Vec::new(),
             fate: Fate::Good,
         }
+    }
+
+    pub(crate) fn is_writing(&self) -> bool {
+        self.is_writing
+    }
+
+    /// How many commands are in it; `None` before MULTI.
+    pub(crate) fn queued(&self) -> Option<u32> {
+        self.is_open.then_some(self.queued)
     }
 
     /// Bytes allocated.
@@ -121,7 +137,7 @@ impl Engine {
     fn close_transaction(&mut self, client: u32) -> u32 {
         let Some(transaction) = self.clients[client].modes.end_transaction() else { return NONE };
         self.bufs.discharge(transaction.size());
-        self.clients[client].update_special();
+        self.update_special(client);
         // By other lanes nothing may overtake what is on its way there.
         self.clients[client].fenced = true;
         transaction.lane
@@ -254,6 +270,12 @@ impl Engine {
                 return self.refuse_with(client, |out| table::wrong_arity_error(out, command));
             }
         };
+        if command.facts.flags.split(' ').any(|flag| flag == "no_multi") {
+            return self.refuse_queued(client, "ERR Command not allowed inside a transaction");
+        }
+        if may_write(command) {
+            self.transaction(client).is_writing = true;
+        }
         match command.rule {
             Rule::Session(SessionRule::Exec) => self.exec(client),
             Rule::Session(SessionRule::Discard) => self.discard(client),
@@ -418,6 +440,7 @@ impl Engine {
         let end = transaction.early.len() as u32;
         transaction.early_ends.push(end);
         let grown = transaction.size() - before;
+        transaction.queued += 1;
         self.bufs.charge(grown);
         self.say(client, QUEUED)
     }
@@ -428,6 +451,7 @@ impl Engine {
         {
             return Plan::Wait;
         }
+        self.transaction(client).queued += 1;
         self.forward_on(client, lane, Expect::Line)
     }
 

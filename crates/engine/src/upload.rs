@@ -101,6 +101,10 @@ impl Engine {
         if self.clients[client].modes.transaction.is_some() {
             return Begun::No;
         }
+        if self.clients[client].special && self.is_postponed(client, command) {
+            self.postpone(client);
+            return Begun::Later;
+        }
         if !self.clients[client].session.authenticated {
             self.answer(client, |out| out.extend_from_slice(NOT_AUTHENTICATED));
             self.upload_to(client, NONE, Tail::Redis(tail), head);

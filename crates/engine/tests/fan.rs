@@ -127,6 +127,57 @@ fn counts_of_all_servers_are_added() {
 }
 
 #[test]
+fn logs_are_told_as_one() {
+    let entry = |id: u32, at: u32| format!("*3\r\n:{id}\r\n:{at}\r\n+x\r\n");
+    let list = |entries: &[(u32, u32)]| {
+        let text: String = entries.iter().map(|&(id, at)| entry(id, at)).collect();
+        format!("*{}\r\n{text}", entries.len())
+    };
+    let one = list(&[(9, 70), (8, 40)]);
+    let two = list(&[(5, 60)]);
+    let three = list(&[(2, 70), (1, 50)]);
+    let replies = [one.as_str(), &two, &three];
+    // Ids of three servers: three times the server's, and its place.
+    merges("SLOWLOG GET 3", replies, &list(&[(27, 70), (8, 70), (16, 60)]));
+    let all = list(&[(27, 70), (8, 70), (16, 60), (5, 50), (24, 40)]);
+    merges("SLOWLOG GET", replies, &all);
+    merges("SLOWLOG GET -1", replies, &all);
+    merges("COMMANDLOG GET 1 slow", replies, &list(&[(27, 70)]));
+    merges("SLOWLOG GET x", ["-ERR count\r\n"; 3], "-ERR count\r\n");
+    merges(
+        "LATENCY HISTORY command",
+        ["*1\r\n*2\r\n:5\r\n:1\r\n", "*0\r\n", "*1\r\n*2\r\n:4\r\n:2\r\n"],
+        "*2\r\n*2\r\n:4\r\n:2\r\n*2\r\n:5\r\n:1\r\n",
+    );
+    merges(
+        "LATENCY LATEST",
+        ["*1\r\n*4\r\n+a\r\n:5\r\n:1\r\n:9\r\n", "*0\r\n", "*1\r\n*4\r\n+a\r\n:6\r\n:2\r\n:3\r\n"],
+        "*1\r\n*4\r\n+a\r\n:6\r\n:2\r\n:9\r\n",
+    );
+}
+
+#[test]
+fn sections_that_are_asked_for_come_alone() {
+    let (mut world, client, lanes) = three_servers();
+    for (request, has_own) in [
+        ("INFO keyspace", false),
+        ("INFO nosuch stats", false),
+        ("INFO ALL", true),
+        ("INFO stats cashew", true),
+    ] {
+        world.send(client, redis(request));
+        for lane in lanes {
+            world.expect(lane, redis(request));
+            world.send(lane, "$27\r\n# Stats\r\nkeyspace_hits:10\r\n\r\n");
+        }
+        let reply = String::from_utf8(world.received(client)).unwrap();
+        assert!(reply.contains("# Stats\r\nkeyspace_hits:30\r\n"), "{reply}");
+        assert_eq!(reply.contains("# Cashew\r\n"), has_own, "{reply}");
+    }
+    world.assert_idle();
+}
+
+#[test]
 fn patterns_are_on_all_servers_and_counted_once() {
     merges("PUBSUB NUMPAT", [":1\r\n", ":3\r\n", ":2\r\n"], ":3\r\n");
 }
@@ -187,9 +238,12 @@ fn who_is_to_be_stopped_is_asked_on_another_connection() {
     world.send(busy, redis("EVAL x 1 a"));
     world.expect(lanes[1], redis("EVAL x 1 a"));
     let idle = "-NOTBUSY No scripts in execution right now.\r\n";
+    let rests = "*4\r\n+running_script\r\n*-1\r\n+engines\r\n*0\r\n";
+    let runs = "*4\r\n+running_script\r\n*2\r\n+name\r\n+f\r\n+engines\r\n*0\r\n";
     for (request, replies, merged) in [
         ("SCRIPT KILL", [idle, "+OK\r\n", idle], "+OK\r\n"),
         ("FUNCTION KILL", [idle, idle, idle], idle),
+        ("FUNCTION STATS", [rests, runs, rests], runs),
     ] {
         world.send(client, redis(request));
         let apart: [Option<ConnId>; 3] = world.accept_all();

@@ -2,7 +2,10 @@
 
 mod world;
 
+use std::sync::Arc;
+
 use cashew_engine::{CloseReason, ConnId};
+use cashew_metrics::{Layout, Segments};
 use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\npreconnect: true\nhash_tag: \"{}\"";
@@ -20,6 +23,38 @@ fn sha(text: &str) -> String {
 /// `a e` are keys of the first of the four servers, `b f` of the second.
 fn four_servers() -> (World, ConnId, [ConnId; 4]) {
     World::with_client(&pool(OPTIONS, 4))
+}
+
+#[test]
+fn what_another_worker_was_told_to_flush_is_not_brought_back() {
+    let snapshot = pool(OPTIONS, 1);
+    let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), 2));
+    let [mut one, mut other] = [0, 1].map(|slot| World::of_worker(&snapshot, &segments, slot, 2));
+    let [client, elsewhere] = [one.client(), other.client()];
+    let lanes = [one.accept(0), other.accept(0)];
+    let (_, sha) = script();
+    one.send(client, redis("EVAL return1 1 a"));
+    one.send(lanes[0], ":1\r\n");
+    other.send(elsewhere, redis("SCRIPT FLUSH"));
+    other.send(lanes[1], "+OK\r\n");
+    let call = redis(&format!("EVALSHA {sha} 1 a"));
+    one.received(client);
+    one.received(lanes[0]);
+    for _ in 0..2 {
+        one.send(client, &call);
+        one.expect(lanes[0], &call);
+        one.send(lanes[0], LOST);
+        one.expect(client, LOST);
+    }
+    // What came since is remembered as ever.
+    one.send(client, redis("EVAL return1 1 a"));
+    one.send(lanes[0], ":1\r\n");
+    one.received(client);
+    one.received(lanes[0]);
+    one.send(client, &call);
+    one.send(lanes[0], LOST);
+    one.expect(client, "");
+    one.expect(lanes[0], call.clone() + &redis("SCRIPT LOAD return1") + &call);
 }
 
 fn load(world: &mut World, client: ConnId, lanes: [ConnId; 4]) -> String {

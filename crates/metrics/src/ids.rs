@@ -58,6 +58,8 @@ stats! {
             "Client connections closed because a worker's buffers took all of its memory_max";
         MessagesDelivered => "messages_delivered", "cashew_messages_delivered_total",
             "Messages of channels given to clients, once for each client";
+        ScriptFlushes => "script_flushes", "cashew_script_flushes_total",
+            "SCRIPT FLUSH commands of clients";
         Requests => "client_requests", "cashew_requests_total",
             "Requests received from clients";
         Responses => "client_responses", "cashew_responses_total",
@@ -110,6 +112,8 @@ stats! {
             "When the server was last ejected, since 1970 (JSON: microseconds); 0 = never";
         Ejected => "ejected", "cashew_server_ejected",
             "Whether the server is ejected from the ring";
+        Silent => "silent", "cashew_server_silent",
+            "Whether requests for the server fail at once since it does not answer";
         Sessions => "sessions", "cashew_server_sessions",
             "Connections to the server that clients have to themselves, for transactions and blocking calls";
         InLine => "in_line", "cashew_server_in_line",

@@ -21,7 +21,7 @@ use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 ///
 /// With `CASHEW_TEST_BUMP` in the environment of the compiler it is one more, as in a release after
 /// this one: to test upgrades, and for nothing else.
-const VERSION: u64 = 5 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 6 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 

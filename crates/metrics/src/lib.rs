@@ -31,5 +31,5 @@ pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
 pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};
 pub use segments::{Segments, SlotHeader};
-pub use shared::{FAILURE_MAX, LastReload, QUOTAS_MAX, Reloads, Shared};
+pub use shared::{FAILURE_MAX, LastReload, PAUSES_MAX, Pause, QUOTAS_MAX, Reloads, Shared};
 pub use writer::Writer;

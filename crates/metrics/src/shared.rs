@@ -22,6 +22,9 @@ pub const QUOTAS_MAX: u32 = 4096;
 /// As many bytes of the reason of a failure are kept.
 pub const FAILURE_MAX: usize = 256;
 
+/// Pools of which clients may be held back at once.
+pub const PAUSES_MAX: usize = 15;
+
 /// So often a reader tries to see the reloads as they are between two of them.
 const READS_MAX: u32 = 1000;
 
@@ -31,6 +34,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"csh-all\0") | VERSION << 56;
 
 mod word {
     pub(super) const MAGIC: usize = 0;
+    /// Those that are 0 are free.
+    pub(super) const PAUSES: usize = 1;
     pub(super) const CLIENT_ID: usize = 16;
     /// Apart from the rest, since it is written at every accept.
     pub(super) const QUOTAS: usize = 32;
@@ -45,6 +50,32 @@ mod word {
     pub(super) const FAILURE_BYTES: usize = RELOADS_VERSION + 5;
     pub(super) const FAILURE: usize = RELOADS_VERSION + 6;
     pub(super) const COUNT: usize = FAILURE + super::FAILURE_MAX / 8;
+}
+
+/// For how long the clients of a pool are held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// As [`monotonic_ms`](crate::monotonic_ms) has it.
+    pub until_ms: u64,
+    /// What reads goes on.
+    pub writes_only: bool,
+}
+
+impl Pause {
+    const QUOTA_BITS: u32 = QUOTAS_MAX.trailing_zeros();
+    const UNTIL_MAX_MS: u64 = u64::MAX >> (Self::QUOTA_BITS + 1);
+
+    /// In one word, which is not 0.
+    fn word(self, quota: u32) -> u64 {
+        let until_ms = self.until_ms.clamp(1, Self::UNTIL_MAX_MS);
+        (until_ms << 1 | u64::from(self.writes_only)) << Self::QUOTA_BITS | u64::from(quota)
+    }
+
+    fn of_word(word: u64) -> (u32, Self) {
+        let quota = word as u32 % QUOTAS_MAX;
+        let rest = word >> Self::QUOTA_BITS;
+        (quota, Self { until_ms: rest >> 1, writes_only: rest % 2 == 1 })
+    }
 }
 
 /// How the reloads of an instance went.
@@ -66,7 +97,7 @@ pub struct LastReload {
 }
 
 /// What all processes of an instance share for its whole life: the next client id, how many clients
-/// each pool has over all workers, and how reloads went. A quota is a pool's number for that, and is below
+/// each pool has over all workers, whether these are held back, and how reloads went. A quota is a pool's number for that, and is below
 /// [`QUOTAS_MAX`].
 #[derive(Clone)]
 pub struct Shared {
@@ -140,6 +171,39 @@ impl Shared {
         self.quota(quota)
             .fetch_update(Relaxed, Relaxed, corrected)
             .expect("there is always a corrected number");
+    }
+
+    /// How the clients of a pool are held back, if they are.
+    pub fn pause(&self, quota: u32, now_ms: u64) -> Option<Pause> {
+        let pauses = self.pauses().iter().map(|word| word.load(Relaxed)).filter(|&word| word != 0);
+        let pauses = pauses.map(Pause::of_word);
+        let mut own = pauses.filter(|(of, pause)| *of == quota && pause.until_ms > now_ms);
+        own.next().map(|(_, pause)| pause)
+    }
+
+    /// Has the clients of a pool be held back like this, or not any more. Returns whether there was
+    /// room for that.
+    pub fn set_pause(&self, quota: u32, pause: Option<Pause>, now_ms: u64) -> bool {
+        let mut to_set = pause.map(|pause| pause.word(quota));
+        for word in self.pauses() {
+            let set = word.fetch_update(Relaxed, Relaxed, |before| {
+                let (of, old) = Pause::of_word(before);
+                let is_own = before != 0 && of == quota;
+                let is_free = before == 0 || is_own || old.until_ms <= now_ms;
+                match to_set {
+                    Some(to_set) if is_free => Some(to_set),
+                    _ => is_own.then_some(0),
+                }
+            });
+            if set.is_ok() {
+                to_set = None;
+            }
+        }
+        to_set.is_none()
+    }
+
+    fn pauses(&self) -> &[AtomicU64] {
+        &self.mapping.words()[word::PAUSES..word::PAUSES + PAUSES_MAX]
     }
 
     /// Counts a reload that is over, and why it failed if it did. For the master alone.
@@ -219,6 +283,36 @@ mod tests {
     use super::*;
 
     const THREADS: usize = 4;
+
+    #[test]
+    fn pauses_are_seen_by_all_until_they_are_over() {
+        let (fd, shared) = Shared::create().unwrap();
+        let other = Shared::open(&fd).unwrap();
+        let pause = |until_ms, writes_only| Some(Pause { until_ms, writes_only });
+        assert_eq!(other.pause(0, 0), None);
+        assert!(shared.set_pause(0, pause(500, true), 100));
+        assert!(shared.set_pause(QUOTAS_MAX - 1, pause(u64::MAX, false), 100));
+        assert_eq!(other.pause(0, 499), pause(500, true));
+        assert_eq!(other.pause(0, 500), None);
+        assert_eq!(other.pause(1, 0), None);
+        let endless = other.pause(QUOTAS_MAX - 1, 1 << 50).unwrap();
+        assert!(!endless.writes_only && endless.until_ms > 1 << 50);
+        assert!(other.set_pause(0, pause(600, false), 100));
+        assert_eq!(shared.pause(0, 550), pause(600, false));
+        assert!(other.set_pause(0, None, 100));
+        assert_eq!(shared.pause(0, 0), None);
+        // What is over makes room.
+        for quota in 1..PAUSES_MAX as u32 {
+            assert!(shared.set_pause(quota, pause(700, true), 100), "{quota}");
+        }
+        assert!(!shared.set_pause(77, pause(800, true), 699));
+        assert_eq!(shared.pause(77, 0), None);
+        assert!(shared.set_pause(3, pause(800, false), 699));
+        assert!(shared.set_pause(77, pause(800, true), 700));
+        assert_eq!(shared.pause(77, 700), pause(800, true));
+        assert_eq!(shared.pause(3, 700), pause(800, false));
+        assert!(shared.set_pause(78, None, 0), "there is nothing to forget");
+    }
 
     #[test]
     fn the_limit_is_never_exceeded_and_always_reached() {

@@ -181,6 +181,11 @@ impl Writer {
         self.word(pool.base() + counter as usize).load(Relaxed)
     }
 
+    /// Over all workers.
+    pub fn sum_pool_counter(&self, pool: PoolId, counter: PoolCounter) -> u64 {
+        self.segments.sum_pool_counter(pool, counter)
+    }
+
     pub fn pool_gauge(&self, pool: PoolId, gauge: PoolGauge) -> u64 {
         self.word(pool.base() + POOL_GAUGES + gauge as usize).load(Relaxed)
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Protocol;
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Plan, Setup,
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, Rest, Setup,
 };
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
@@ -452,10 +452,17 @@ impl Gateway {
                 }
                 Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
                 Action::ServerFailing { pool, server, .. }
+                | Action::ServerSilent { pool, server }
+                | Action::ServerSpeaks { pool, server, .. }
                 | Action::ServerRecovered { pool, server } => {
                     self.place(pool, server);
                 }
                 Action::HandOff { conn } => self.detach(conn.token(), fabric),
+                Action::Ask { ticket, pool, by, request, .. } => {
+                    let (now, place) = (fabric.clock.time(), |_| Place::UNKNOWN);
+                    let own = self.engine.handle_question(pool, by, &request, &place, now);
+                    self.engine.handle_answer(ticket, &own, Rest::None, now);
+                }
                 Action::Pressed { .. } | Action::Shed { .. } => {}
             }
         }

@@ -590,7 +590,7 @@ fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
 }
 
 fn is_gateway_error(reply: &[u8]) -> bool {
-    const TEXTS: [&str; 12] = [
+    const TEXTS: [&str; 13] = [
         "Connection was taken back, since it was not used while others waited",
         "DB index is out of range",
         "Connection refused",
@@ -602,6 +602,7 @@ fn is_gateway_error(reply: &[u8]) -> bool {
         "Server sent an invalid reply",
         "Server refused AUTH or SELECT",
         "Server queue is full",
+        "Server does not answer",
         "Server was removed from the configuration",
     ];
     let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);

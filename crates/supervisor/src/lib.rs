@@ -14,6 +14,7 @@ mod epochs;
 mod errand;
 mod fleet;
 mod handover;
+mod inquiries;
 mod interests;
 mod limits;
 mod listeners;

@@ -3,6 +3,7 @@
 
 mod children;
 mod clients;
+mod inquiries;
 mod log;
 mod operators;
 mod reload;
@@ -32,6 +33,7 @@ use crate::command::{Command, Nobody};
 use crate::deal::Deal;
 use crate::epochs::Epochs;
 use crate::handover;
+use crate::inquiries::{Asker, Inquiries};
 use crate::interests::Interests;
 use crate::limits::raise_open_files;
 use crate::listeners::Listeners;
@@ -108,6 +110,7 @@ struct Master {
     operators: Operators,
     notify: Notify,
     sessions: Sessions,
+    inquiries: Inquiries,
     balance: Balance,
     members: BTreeMap<Role, Member>,
     /// Workers of an earlier one are replaced.
@@ -212,6 +215,7 @@ impl Master {
             operators,
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
+            inquiries: Inquiries::after(0),
             balance: Balance::new(),
             members: ranks.chain(admin).map(member).collect(),
             generation: 0,
@@ -294,6 +298,7 @@ impl Master {
             .chain(self.operators.poll_timeout())
             .chain(self.notify.poll_timeout())
             .chain(self.watchdog.poll_timeout())
+            .chain(self.inquiries.poll_timeout())
             .chain(look_at)
             .min()
     }
@@ -305,6 +310,7 @@ impl Master {
         let has_served = |slot| running(slot).is_some_and(|running| running.is_ready);
         self.epochs.handle_timeout(has_served, now);
         self.operators.handle_timeout(now);
+        self.end_inquiries(now);
         self.show_life(now);
         self.end_hangs(now);
         if self.phase == Phase::Serving && self.look_at <= now {
@@ -403,6 +409,12 @@ impl Master {
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
                 self.take_session(slot, session, descriptors, now);
             }
+            (ToMaster::Ask { ticket, pool, by }, Role::Worker { slot }) => {
+                self.ask(Asker { slot, ticket }, pool, by, descriptors, now);
+            }
+            (ToMaster::Answer { number }, Role::Worker { slot }) => {
+                self.take_answer(number, slot, descriptors, now);
+            }
             (ToMaster::Adopted, Role::Worker { .. }) => {
                 if let Some(running) = &mut self.member(role).running {
                     running.adopted();
@@ -414,6 +426,8 @@ impl Master {
                 | ToMaster::ServerUp { .. }
                 | ToMaster::Paused { .. }
                 | ToMaster::HandOver { .. }
+                | ToMaster::Ask { .. }
+                | ToMaster::Answer { .. }
                 | ToMaster::Adopted),
                 Role::Admin,
             ) => warn!("admin has no business to say {message:?}"),

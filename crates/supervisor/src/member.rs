@@ -19,6 +19,9 @@ use crate::slots::Slot;
 use crate::state::{ChildState, MemberState, Pack, Unpack};
 use crate::watchdog::Hang;
 
+/// Letters that wait for a child that does not read: what need not be said is not said then.
+const BACKLOG_MAX: usize = 64;
+
 pub(crate) struct Member {
     pub(crate) role: Role,
     /// Which share of the work is a worker's; means nothing for the admin.
@@ -87,6 +90,18 @@ impl Member {
         }
         running.outbox.push_back(letter);
         self.flush(now);
+    }
+
+    /// Whether it can be asked about its clients.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| {
+            running.is_ready && running.channel.is_some() && !running.is_foreign()
+        })
+    }
+
+    /// Whether it reads what it is told: not much of that waits.
+    pub(crate) fn reads(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.outbox.len() < BACKLOG_MAX)
     }
 
     /// Sends as much as the channel takes.

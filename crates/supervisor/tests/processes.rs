@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use fake::{Instance, PATIENCE, fake_processes, is_alive, kill, wait_until};
+use fake::{Config, Instance, PATIENCE, fake_processes, is_alive, kill, wait_until};
 use rustix::process::Signal;
 
 fake_processes!();
@@ -286,4 +286,64 @@ fn is_stopped(pid: u32) -> bool {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat"));
     tasks.flatten().all(|task| stat(task).is_ok_and(|stat| stat.contains(") T ")))
+}
+
+/// What a worker heard that asked all others: itself, the others, and what became of the rest.
+fn inquiry(instance: &Instance, how: &str) -> (u32, Vec<u32>, String) {
+    let answer = instance.ask(&format!("all {how}"));
+    let words: Vec<&str> = answer.split(' ').collect();
+    let pids: Vec<u32> = words[..words.len() - 1].iter().map(|pid| pid.parse().unwrap()).collect();
+    let mut others = pids[1..].to_vec();
+    others.sort_unstable();
+    (pids[0], others, words[words.len() - 1].to_owned())
+}
+
+/// The same of a worker that is not this one.
+fn inquiry_of_another(instance: &Instance, how: &str, pid: u32) -> (u32, Vec<u32>, String) {
+    let mut heard = None;
+    wait_until(|| {
+        // It asks nobody to misbehave who asks itself.
+        heard = Some(inquiry(instance, &format!("{how} {pid}")));
+        heard.as_ref().is_some_and(|(asker, ..)| *asker != pid)
+    });
+    heard.unwrap()
+}
+
+#[test]
+fn questions_of_one_worker_are_answered_by_all_others() {
+    let instance = Instance::new("inquiries");
+    let config = Config { workers: 3, ..instance.config() };
+    let instance = instance.start_with(&config);
+    let mut workers = instance.workers(3);
+    workers.sort_unstable();
+    let others = |asker: u32, missing: u32| -> Vec<u32> {
+        workers.iter().copied().filter(|&pid| pid != asker && pid != missing).collect()
+    };
+    for _ in 0..10 {
+        let (asker, heard, rest) = inquiry(&instance, "who");
+        assert_eq!((heard, &rest[..]), (others(asker, 0), "None"));
+    }
+    let (asker, heard, rest) = inquiry_of_another(&instance, "shrug", workers[0]);
+    assert_eq!((heard, &rest[..]), (others(asker, workers[0]), "None"));
+    // Who hangs is not waited for any longer than that.
+    let (asker, heard, rest) = inquiry_of_another(&instance, "hang", workers[1]);
+    assert_eq!((heard, &rest[..]), (others(asker, workers[1]), "Missing"));
+    let (asker, heard, rest) = inquiry(&instance, "who");
+    assert_eq!((heard, &rest[..]), (others(asker, 0), "None"));
+    // Who dies has no clients, and who comes in its place is asked.
+    let (asker, heard, rest) = inquiry_of_another(&instance, "die", workers[2]);
+    assert_eq!((heard, &rest[..]), (others(asker, workers[2]), "None"));
+    wait_until(|| {
+        let (_, heard, rest) = inquiry(&instance, "who");
+        heard.len() == 2 && !heard.contains(&workers[2]) && rest == "None"
+    });
+}
+
+#[test]
+fn who_is_alone_has_nobody_to_ask() {
+    let instance = Instance::new("inquiry-alone");
+    let config = Config { workers: 1, ..instance.config() };
+    let instance = instance.start_with(&config);
+    let (asker, heard, rest) = inquiry(&instance, "who");
+    assert_eq!((asker, heard, &rest[..]), (instance.pid(), vec![], "None"));
 }

@@ -201,6 +201,7 @@ impl Handler for Core {
             return Err(self.engine.handle_refused(pool));
         }
         let (admission, id) = (self.admission(pool), self.shared.next_client_id());
+        self.follow_pause(pool);
         Ok(Token(self.engine.handle_accepted(pool, admission, id, self.now).token()))
     }
 

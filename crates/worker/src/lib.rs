@@ -5,6 +5,8 @@ mod affinity;
 mod clock;
 mod core;
 mod pace;
+mod pauses;
+mod place;
 mod preparer;
 mod resolver;
 mod sessions;

@@ -22,6 +22,8 @@ pub(crate) struct Outbox {
 
 struct Mail {
     message: ToMaster,
+    /// A memfd that goes with it, unless it is a session.
+    enclosed: Option<OwnedFd>,
     session: Option<Parcel>,
 }
 
@@ -44,7 +46,11 @@ pub(crate) struct Sent {
 
 impl Outbox {
     pub(crate) fn say(&mut self, message: ToMaster) {
-        self.mail.push_back(Mail { message, session: None });
+        self.say_with(message, None);
+    }
+
+    pub(crate) fn say_with(&mut self, message: ToMaster, enclosed: Option<OwnedFd>) {
+        self.mail.push_back(Mail { message, enclosed, session: None });
     }
 
     pub(crate) fn hand_over(
@@ -55,7 +61,8 @@ impl Outbox {
         quota: u32,
     ) {
         let message = ToMaster::HandOver { session };
-        self.mail.push_back(Mail { message, session: Some(Parcel { socket, bytes, quota }) });
+        let session = Some(Parcel { socket, bytes, quota });
+        self.mail.push_back(Mail { message, enclosed: None, session });
         self.sessions += 1;
     }
 
@@ -71,9 +78,12 @@ impl Outbox {
     /// Sends what the channel takes.
     pub(crate) fn send(&mut self, control: &ChildChannel) -> Sent {
         let mut lost = Vec::new();
-        while let Some(Mail { message, session }) = self.mail.front() {
+        while let Some(Mail { message, enclosed, session }) = self.mail.front() {
             let result = match session {
-                None => control.send(message, &[]),
+                None => {
+                    let enclosed: Vec<_> = enclosed.iter().map(AsFd::as_fd).collect();
+                    control.send(message, &enclosed)
+                }
                 Some(parcel) => control.send(message, &parcel.descriptors()),
             };
             match result {

@@ -1,6 +1,7 @@
 //! The loop: wait, handle, time out, flush.
 
 mod epochs;
+mod inquiries;
 mod moving;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -316,6 +317,9 @@ impl<D: Driver> Worker<D> {
                 self.outbox.say(ToMaster::Paused { epoch, unfinished });
             }
             Action::HandOff { conn } => self.leaving.push_back(conn),
+            Action::Ask { ticket, scope, pool, by, request } => {
+                self.ask(ticket, scope, pool, by, &request);
+            }
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.say(ToMaster::ServerDown { pool, server, why });
@@ -345,6 +349,19 @@ impl<D: Driver> Worker<D> {
             Action::ServerFailing { pool, server, why } => {
                 let (pool, server) = self.names(pool, server);
                 tracing::warn!("pool {pool}: server {server} fails: {}", why.text());
+            }
+            Action::ServerSilent { pool, server } => {
+                let (pool, server) = self.names(pool, server);
+                tracing::warn!(
+                    "pool {pool}: server {server} does not answer: its requests fail at once"
+                );
+            }
+            Action::ServerSpeaks { pool, server, lasted_ms } => {
+                let (pool, server) = self.names(pool, server);
+                let (seconds, millis) = (lasted_ms / 1000, lasted_ms % 1000);
+                tracing::info!(
+                    "pool {pool}: server {server} answers again, after {seconds}.{millis:03} s"
+                );
             }
             Action::ServerRecovered { pool, server } => {
                 let (pool, server) = self.names(pool, server);
@@ -445,6 +462,7 @@ impl<D: Driver> Worker<D> {
         if now_ms >= self.last_beat_ms + HEARTBEAT_MS {
             self.last_beat_ms = now_ms;
             self.writer.beat(now_ms);
+            self.core.follow_pauses();
         }
         if now_ms >= self.last_return_ms + RETURN_MS {
             self.last_return_ms = now_ms;
@@ -582,6 +600,10 @@ impl<D: Driver> Worker<D> {
             ToChild::Shed { permille } => {
                 self.core.engine.leave_share(permille, now);
             }
+            ToChild::Question { number, pool, by } => {
+                self.answer(number, &pool, by, &descriptors);
+            }
+            ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
@@ -645,7 +667,7 @@ mod tests {
     use cashew_control::{SESSION_VERSION, Session};
     use cashew_driver::{CloseKind, Handler};
     use cashew_engine::Plan;
-    use cashew_metrics::{Layout, PoolCounter, Segments, Shared};
+    use cashew_metrics::{Layout, Pause, PoolCounter, Segments, Shared};
 
     use super::*;
     use crate::sessions::UNSENT_MAX;
@@ -701,6 +723,10 @@ mod tests {
         fn resume(&mut self, _: Token) {}
 
         fn acknowledge(&mut self, _: Token) {}
+
+        fn descriptor(&self, _: Token) -> Option<BorrowedFd<'_>> {
+            None
+        }
 
         fn send(&mut self, conn: Token, handler: &mut impl Handler) {
             if self.broken.contains(&conn) {
@@ -842,6 +868,31 @@ mod tests {
         assert_eq!(core.engine.clients(), clients.len() + 1);
         core.closed(clients[1], CloseKind::Reset);
         assert!(core.accepted(7).is_err());
+    }
+
+    #[test]
+    fn clients_are_held_back_as_all_workers_have_it() {
+        let mut worker = worker(Fake::default());
+        let paused = |worker: &Worker<Fake>| worker.core.engine.client_pause(0);
+        let client = worker.core.accepted(7).expect("it is welcome");
+        worker.core.received(client, &mut b"CLIENT PAUSE 60000 WRITE\r\n".to_vec());
+        worker.end_tick();
+        // The other workers have not answered, but whoever starts knows already.
+        let now_ms = monotonic_ms();
+        let shared = worker.core.shared.pause(0, now_ms).expect("all are to know");
+        assert!(shared.writes_only && shared.until_ms.abs_diff(now_ms + 60_000) < 30_000);
+        assert!(!worker.driver.written.contains_key(&client));
+        let pause = paused(&worker).expect("its own clients are held back");
+        worker.core.follow_pauses();
+        assert_eq!(paused(&worker), Some(pause), "it is the same");
+        // Another worker's client ends it, or begins one, and this one was not asked.
+        worker.core.shared.set_pause(0, None, now_ms);
+        worker.core.follow_pauses();
+        assert_eq!(paused(&worker), None);
+        let pause = Pause { until_ms: now_ms + 60_000, writes_only: false };
+        worker.core.shared.set_pause(0, Some(pause), now_ms);
+        let _ = worker.core.accepted(7).expect("it is welcome");
+        assert!(paused(&worker).is_some_and(|pause| !pause.writes_only));
     }
 
     #[test]

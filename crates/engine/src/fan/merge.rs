@@ -24,9 +24,12 @@ pub(crate) fn merge<'r>(
         Fan::Same => first(replies, out),
         Fan::AnyOk => any_ok(replies, out),
         Fan::Concat => concat(replies, out),
+        Fan::Timeline => timeline(replies, out),
+        Fan::Events => events(replies, out),
+        Fan::Running => running(replies, out),
         Fan::LeastEach => least_each(replies, out),
         Fan::SumPairs => sum_pairs(replies, out),
-        Fan::Scan | Fan::RandomKey | Fan::AnyServer | Fan::PerServer | Fan::Info => {
+        Fan::Scan | Fan::RandomKey | Fan::AnyServer | Fan::PerServer | Fan::Info | Fan::Newest => {
             unreachable!("these are not merged by their replies alone")
         }
     }
@@ -87,6 +90,110 @@ fn concat<'r>(replies: impl Iterator<Item = &'r [u8]> + Clone, out: &mut Vec<u8>
     write_header(out, kind?, count);
     for reply in replies {
         out.extend_from_slice(Aggregate::of(reply)?.elements);
+    }
+    Some(())
+}
+
+/// Entries of logs, which are arrays of an id, a time in seconds and more: the newest ones, of the
+/// same second those of the first server first. Their ids are made different ones: `places` says which
+/// of `servers` a reply is from.
+pub(crate) fn newest<'r>(
+    replies: impl Iterator<Item = &'r [u8]>,
+    places: &[u32],
+    servers: u32,
+    limit: usize,
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let mut entries = Vec::new();
+    for (reply, &place) in replies.zip(places) {
+        for entry in Aggregate::of(reply)? {
+            let mut parts = Aggregate::of(entry)?;
+            let (kind, count) = (parts.kind, parts.count);
+            let id = integer(parts.next()?)?;
+            let id = id.checked_mul(i64::from(servers))?.checked_add(i64::from(place))?;
+            let time = integer(parts.clone().next()?)?;
+            entries.push((time, kind, count, id, parts.elements));
+        }
+    }
+    entries.sort_by_key(|&(time, ..)| std::cmp::Reverse(time));
+    entries.truncate(limit);
+    write_header(out, b'*', entries.len());
+    for (_, kind, count, id, rest) in entries {
+        write_header(out, kind, count);
+        encode::write_integer(out, id);
+        out.extend_from_slice(rest);
+    }
+    Some(())
+}
+
+fn timeline<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    let mut samples = Vec::new();
+    for reply in replies {
+        for sample in Aggregate::of(reply)? {
+            samples.push((integer(Aggregate::of(sample)?.next()?)?, sample));
+        }
+    }
+    samples.sort_by_key(|&(time, _)| time);
+    write_header(out, b'*', samples.len());
+    samples.iter().for_each(|(_, sample)| out.extend_from_slice(sample));
+    Some(())
+}
+
+/// Which of the servers runs something, says the first value of its reply.
+fn running<'r>(
+    mut replies: impl Iterator<Item = &'r [u8]> + Clone,
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let runs = |reply: &&[u8]| {
+        let value = Aggregate::of(reply).and_then(|mut parts| parts.nth(1));
+        value.is_some_and(|value| !is_null(value))
+    };
+    let chosen = replies.clone().find(runs).or_else(|| replies.next())?;
+    out.extend_from_slice(chosen);
+    Some(())
+}
+
+/// An event: when it happened last and how long that took, the longest time, and what can be added.
+struct Event<'r> {
+    kind: u8,
+    name: &'r [u8],
+    numbers: Vec<i64>,
+}
+
+fn events<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    const AT: usize = 0;
+    const MOST: usize = 2;
+    let mut events: Vec<Event<'r>> = Vec::new();
+    for reply in replies {
+        for event in Aggregate::of(reply)? {
+            let mut parts = Aggregate::of(event)?;
+            let (kind, name) = (parts.kind, parts.next()?);
+            let numbers: Vec<i64> = parts.map(integer).collect::<Option<_>>()?;
+            if numbers.len() <= MOST {
+                return None;
+            }
+            let Some(known) = events.iter_mut().find(|known| known.name == name) else {
+                events.push(Event { kind, name, numbers });
+                continue;
+            };
+            if known.numbers.len() != numbers.len() {
+                return None;
+            }
+            // The time and what belongs to it.
+            if numbers[..MOST] > known.numbers[..MOST] {
+                known.numbers[AT..MOST].copy_from_slice(&numbers[..MOST]);
+            }
+            known.numbers[MOST] = known.numbers[MOST].max(numbers[MOST]);
+            for (sum, more) in known.numbers.iter_mut().zip(numbers).skip(MOST + 1) {
+                *sum = sum.checked_add(more)?;
+            }
+        }
+    }
+    write_header(out, b'*', events.len());
+    for event in &events {
+        write_header(out, event.kind, event.numbers.len() + 1);
+        out.extend_from_slice(event.name);
+        event.numbers.iter().for_each(|&number| encode::write_integer(out, number));
     }
     Some(())
 }
@@ -234,6 +341,69 @@ mod tests {
         );
         assert_eq!(merged(Fan::Concat, &["~1\r\n+a\r\n", "*1\r\n+b\r\n"]), None);
         assert_eq!(merged(Fan::Concat, &["*-1\r\n"]), None);
+    }
+
+    #[test]
+    fn the_newest_entries_of_all_are_told_as_many_as_of_one() {
+        let entry = |id: u32, at: u32| format!("*3\r\n:{id}\r\n:{at}\r\n*1\r\n$3\r\nGET\r\n");
+        let list = |entries: &[(u32, u32)]| {
+            let entries: String = entries.iter().map(|&(id, at)| entry(id, at)).collect();
+            format!("*{}\r\n{entries}", entries.matches("*3\r\n").count())
+        };
+        let replies = [list(&[(8, 90), (7, 50)]), list(&[]), list(&[(3, 90), (2, 89), (1, 10)])];
+        let newest = |limit: usize| {
+            let mut out = Vec::new();
+            let replies = replies.iter().map(|reply| reply.as_bytes());
+            super::newest(replies, &[0, 2, 3], 4, limit, &mut out)?;
+            Some(String::from_utf8(out).unwrap())
+        };
+        assert_eq!(newest(3).unwrap(), list(&[(32, 90), (15, 90), (11, 89)]));
+        let all = list(&[(32, 90), (15, 90), (11, 89), (28, 50), (7, 10)]);
+        assert_eq!(newest(usize::MAX).unwrap(), all);
+        assert_eq!(newest(0).unwrap(), "*0\r\n");
+        for bad in ["*1\r\n:1\r\n", "+OK\r\n", "*1\r\n*1\r\n:1\r\n"] {
+            let mut out = Vec::new();
+            let replies = [bad.as_bytes()].into_iter();
+            assert_eq!(super::newest(replies, &[0], 1, 10, &mut out), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn samples_are_in_the_order_of_time() {
+        let replies = ["*2\r\n*2\r\n:1\r\n:7\r\n*2\r\n:5\r\n:8\r\n", "*1\r\n*2\r\n:3\r\n:9\r\n"];
+        let all = "*3\r\n*2\r\n:1\r\n:7\r\n*2\r\n:3\r\n:9\r\n*2\r\n:5\r\n:8\r\n";
+        assert_eq!(merged(Fan::Timeline, &replies).unwrap(), all);
+        assert_eq!(merged(Fan::Timeline, &["*0\r\n", "*0\r\n"]).unwrap(), "*0\r\n");
+        assert_eq!(merged(Fan::Timeline, &["*1\r\n:1\r\n"]), None);
+    }
+
+    #[test]
+    fn the_server_that_runs_something_tells() {
+        let idle = "*4\r\n+running_script\r\n*-1\r\n+engines\r\n*0\r\n";
+        let busy = "*4\r\n+running_script\r\n*1\r\n+f\r\n+engines\r\n*0\r\n";
+        assert_eq!(merged(Fan::Running, &[idle, busy, idle]).unwrap(), busy);
+        assert_eq!(merged(Fan::Running, &[idle, idle]).unwrap(), idle);
+        let idle = "%2\r\n+running_script\r\n_\r\n+engines\r\n%0\r\n";
+        let busy = "%2\r\n+running_script\r\n%1\r\n+name\r\n+f\r\n+engines\r\n%0\r\n";
+        assert_eq!(merged(Fan::Running, &[idle, busy]).unwrap(), busy);
+    }
+
+    #[test]
+    fn an_event_of_several_servers_is_one() {
+        let event = |name: &str, numbers: &[i64]| {
+            let numbers: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+            format!("*{}\r\n$1\r\n{name}\r\n{numbers}", numbers.matches(':').count() + 1)
+        };
+        let one = format!("*1\r\n{}", event("a", &[100, 5, 90]));
+        let two = format!("*2\r\n{}{}", event("b", &[99, 1, 1]), event("a", &[101, 4, 40]));
+        let both = format!("*2\r\n{}{}", event("a", &[101, 4, 90]), event("b", &[99, 1, 1]));
+        assert_eq!(merged(Fan::Events, &[&one, &two]).unwrap(), both);
+        // Others add a sum and a count.
+        let more = format!("*1\r\n{}", event("a", &[100, 5, 90, 95, 2]));
+        let sums = format!("*1\r\n{}", event("a", &[100, 5, 90, 190, 4]));
+        assert_eq!(merged(Fan::Events, &[&more, &more]).unwrap(), sums);
+        assert_eq!(merged(Fan::Events, &[&one, &more]), None);
+        assert_eq!(merged(Fan::Events, &["*1\r\n*1\r\n$1\r\na\r\n"]), None);
     }
 
     #[test]

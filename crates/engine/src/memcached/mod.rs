@@ -66,13 +66,12 @@ impl Engine {
     /// Takes a client for what its first byte says. Returns whether it speaks the binary protocol.
     #[cold]
     fn decide_dialect(&mut self, index: u32, first: u8) -> bool {
-        let client = &mut self.clients[index];
-        client.undecided = false;
-        client.update_special();
+        self.clients[index].undecided = false;
+        self.update_special(index);
         if first != BINARY_REQUEST {
             return false;
         }
-        client.session.dialect = Dialect::Binary;
+        self.clients[index].session.dialect = Dialect::Binary;
         let is_followed = self.follow_session(index);
         debug_assert!(is_followed, "two protocols are no more than a pool may have");
         true

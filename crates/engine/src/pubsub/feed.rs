@@ -121,13 +121,17 @@ impl Engine {
                 self.feed_on(lane).unasked.push_back(Question::Subscribe(topic));
                 self.put_questions(lane);
             }
-            Link::Idle if !self.pools[pool as usize].servers[server as usize].ejected => {
-                self.connect(lane);
-            }
+            Link::Idle if self.may_ask(pool, server) => self.connect(lane),
             // When it is connected all topics are asked for that should be there.
             Link::Idle | Link::Connecting { .. } | Link::Handshaking { .. } => {}
             Link::Backoff { .. } => {}
         }
+    }
+
+    /// Whether there is any point in connecting to the server.
+    fn may_ask(&self, pool: u32, server: u32) -> bool {
+        let server = &self.pools[pool as usize].servers[server as usize];
+        !server.ejected && !server.is_silent()
     }
 
     /// Asks a server to forget a topic. Returns whether there is an answer to come.

@@ -210,6 +210,9 @@ impl Engine {
         let feed = pool.servers[place.server as usize].feed.as_deref();
         let Some(feed) = feed else { return Some(Failure::NoServer) };
         let lane = self.lane(feed.lane);
+        if pool.servers[place.server as usize].is_silent() {
+            return Some(Failure::Silent);
+        }
         match lane.link {
             Link::Connecting { .. } | Link::Handshaking { .. } | Link::Ready { .. } => None,
             Link::Idle | Link::Backoff { .. } => Some(lane.last_failure),

@@ -211,7 +211,7 @@ impl Engine {
         Plan::Done
     }
 
-    fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
+    pub(crate) fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
         let owner = &self.clients[client];
         let topics = &self.pools[owner.pool as usize].pubsub.topics;
         let subscribed =
@@ -389,7 +389,7 @@ impl Engine {
         let Some(subscriber) = owner.modes.end_subscriber() else { return };
         owner.held -= subscriber.held.len() as u64;
         owner.output.push_buf(subscriber.held, &mut self.bufs);
-        owner.update_special();
+        self.update_special(client);
         // It could not be told to leave before.
         self.leave_new(client);
     }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Plan, Setup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, Rest, Scope,
+    Setup, Time,
 };
 use cashew_metrics::{Segments, ServerGauge, Writer};
 
@@ -62,7 +63,9 @@ pub(crate) struct World {
     /// Connections whose peers do not read.
     pub(crate) stuck: Vec<ConnId>,
     /// Clients that have come.
-    ids: u64,
+    pub(crate) ids: u64,
+    /// There are other workers, and the test answers for them.
+    pub(crate) has_others: bool,
 }
 
 impl World {
@@ -102,6 +105,7 @@ impl World {
             received: HashMap::new(),
             stuck: Vec::new(),
             ids: 0,
+            has_others: false,
         };
         world.tick();
         world
@@ -141,11 +145,51 @@ impl World {
                 }
                 Action::PauseRead { conn } => self.paused.push(conn),
                 Action::ResumeRead { conn } => self.paused.retain(|&other| other != conn),
+                Action::Ask { ticket, scope, pool, by, ref request } => {
+                    let own = self.own_answer(pool, by, request);
+                    let is_alone = scope == Scope::Here || !self.has_others;
+                    let rest = if is_alone { Rest::None } else { Rest::Awaited };
+                    self.engine.handle_answer(ticket, &own, rest, self.now);
+                }
                 _ => {}
             }
             self.actions.push(action);
         }
         acted
+    }
+
+    /// What this worker answers to a question of another one, or its own: its clients come from
+    /// ports that are called like their tokens.
+    pub(crate) fn answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
+        let answer = self.own_answer(pool, by, request);
+        self.tick();
+        answer
+    }
+
+    fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
+        let place = |conn: ConnId| Place {
+            peer: format!("10.0.0.1:{}", conn.token()),
+            local: "10.0.0.2:6000".to_owned(),
+            is_unix: false,
+            descriptor: 42,
+        };
+        self.engine.handle_question(pool, by, request, &place, self.now)
+    }
+
+    /// The question that was asked last.
+    #[track_caller]
+    pub(crate) fn question(&self) -> (u64, u64, Vec<u8>) {
+        let question = self.actions.iter().rev().find_map(|action| match action {
+            Action::Ask { ticket, by, request, .. } => Some((*ticket, *by, request.clone())),
+            _ => None,
+        });
+        question.expect("nobody has asked anything")
+    }
+
+    /// One of the other workers answers, or the master does in its place.
+    pub(crate) fn answered(&mut self, ticket: u64, answer: &[u8], rest: Rest) {
+        self.engine.handle_answer(ticket, answer, rest, self.now);
+        self.tick();
     }
 
     fn forget(&mut self, conn: ConnId) {

@@ -127,6 +127,12 @@ pub enum Fan {
     Same,
     /// One array with the elements of all, those of the first server first.
     Concat,
+    /// Entries of a log: the newest of all, as many as one server would tell.
+    Newest,
+    /// Samples that begin with their time, in its order.
+    Timeline,
+    /// Events with when they last happened: one entry for each.
+    Events,
     /// The cursor says which server is next: SCAN.
     Scan,
     /// RANDOMKEY: one server after the other, from a random one on, until one has a key.
@@ -141,6 +147,8 @@ pub enum Fan {
     SumPairs,
     /// The first reply that is no error, or else the first error.
     AnyOk,
+    /// FUNCTION STATS: of a server that runs something, or else of the first.
+    Running,
     /// INFO: sections put together.
     Info,
     /// What each server says, under its name.

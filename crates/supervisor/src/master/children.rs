@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use cashew_control::{MasterChannel, ToChild};
+use cashew_control::{MasterChannel, Rest, ToChild};
 use cashew_metrics::SLOTS_MAX;
 use tracing::{debug, error, info, warn};
 
@@ -193,6 +193,9 @@ impl Master {
         self.epochs.left(slot, is_missed, now);
         self.rings.left(slot, now);
         self.deal.left(slot);
+        for asker in self.inquiries.gone(slot) {
+            self.tell_asker(asker, Rest::None, Vec::new(), now);
+        }
         self.is_unsettled = true;
         for (session, descriptors) in sessions {
             self.sessions.push_back(Parcel { from: slot, session, descriptors });

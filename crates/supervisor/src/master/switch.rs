@@ -9,7 +9,7 @@ use std::time::Instant;
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Global, Pool};
 use cashew_control::{Epoch, PoolState, ToChild};
-use cashew_metrics::{Layout, Segments};
+use cashew_metrics::{Layout, Segments, monotonic_ms};
 use tracing::warn;
 
 use super::log::Destination;
@@ -86,6 +86,11 @@ impl Master {
         self.last_epoch += 1;
         snapshot.epoch = self.last_epoch;
         let quotas = self.quotas.switched(&snapshot, |quota| self.shared.taken(quota));
+        let added = quotas.numbers().iter().filter(|(pool, _)| self.quotas.number(pool).is_none());
+        for (_, &quota) in added {
+            // Another pool had the number, and its clients may have been held back.
+            self.shared.set_pause(quota, None, monotonic_ms());
+        }
         let rings = self.rings.switched(RingConfig::of(&snapshot));
         let metrics = self
             .metrics_for(&snapshot)

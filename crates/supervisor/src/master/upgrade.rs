@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use cashew_control::{SESSION_VERSION, ToChild, VERSION};
-use cashew_metrics::{Layout, SLOTS_MAX, Segments};
+use cashew_metrics::{Layout, SLOTS_MAX, Segments, monotonic_ms};
 use cashew_process::exec;
 use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
@@ -30,6 +30,7 @@ use super::{Master, Phase, workers_of};
 use crate::child::{Role, Spawn};
 use crate::command::Reply;
 use crate::deal::Deal;
+use crate::inquiries::Inquiries;
 use crate::listeners::Listeners;
 use crate::member::{Member, Running};
 use crate::notify::Notify;
@@ -442,6 +443,7 @@ impl Master {
             // As at the first start: the environment stays over an exec.
             notify: Notify::from_env(now),
             sessions: Default::default(),
+            inquiries: Inquiries::after(monotonic_ms() << 20),
             balance: crate::balance::Balance::new(),
             members,
             generation: state.generation,

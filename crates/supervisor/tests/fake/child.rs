@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, Session, ToChild, ToMaster};
+use cashew_control::{
+    ChildChannel, Epoch, ReceiveError, Rest, SendError, Session, ToChild, ToMaster, seal, unseal,
+};
 use cashew_metrics::{Layout, PoolCounter, PoolGauge, Segments, Shared, Writer, monotonic_ms};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -85,6 +87,8 @@ struct Worker {
     /// With the names of their pools.
     listeners: BTreeMap<u32, (String, OwnedFd)>,
     clients: Vec<Client>,
+    /// By ticket, who wants to know of all workers, and what has been said.
+    asking: BTreeMap<u64, (TcpStream, Vec<u8>)>,
     started: bool,
     held: bool,
     retiring: bool,
@@ -136,6 +140,7 @@ impl Worker {
             shared: None,
             listeners: BTreeMap::new(),
             clients: Vec::new(),
+            asking: BTreeMap::new(),
             started: false,
             held: false,
             retiring: false,
@@ -224,6 +229,8 @@ impl Worker {
                     self.hand_over(self.clients.len());
                 }
             }
+            ToChild::Question { number, .. } => self.be_asked(number, &descriptors[0]),
+            ToChild::Answer { ticket, rest } => self.be_answered(ticket, rest, &descriptors),
             ToChild::LogLevel { level } => note(&format!("level is {level} here\n")),
             ToChild::LogReopen => {
                 cashew_process::log::redirect(&descriptors[0]).unwrap();
@@ -388,6 +395,10 @@ impl Worker {
         if let Some(pool) = serving.pool(pool) {
             serving.writer.add_pool(serving.writer.pool(pool), PoolCounter::Requests, 1);
         }
+        if let Some(how) = question.trim().strip_prefix("all ") {
+            self.ask_all(how, stream);
+            return Ok(());
+        }
         if question.trim() != "stay" {
             let answer = self.answer(&question, &mut stream)?;
             return writeln!(stream, "{answer}");
@@ -404,6 +415,40 @@ impl Worker {
         self.clients.push(Client { pool: pool.to_owned(), id, stream });
         self.count_clients();
         Ok(())
+    }
+
+    /// Asks all other workers who they are, and tells one of them how to misbehave.
+    fn ask_all(&mut self, how: &str, stream: TcpStream) {
+        let ticket = self.asking.last_key_value().map_or(1, |(ticket, _)| ticket + 1);
+        self.asking.insert(ticket, (stream, Vec::new()));
+        let question = seal(how.as_bytes()).unwrap();
+        let (pool, by) = ("alpha".to_owned(), 7);
+        self.send(&ToMaster::Ask { ticket, pool, by }, &[question.as_fd()]);
+    }
+
+    fn be_asked(&self, number: u64, question: &OwnedFd) {
+        let me = std::process::id().to_string();
+        let question = String::from_utf8(unseal(question).unwrap()).unwrap();
+        match question.split_whitespace().collect::<Vec<&str>>()[..] {
+            ["die", pid] if pid == me => std::process::exit(6),
+            ["hang", pid] if pid == me => {}
+            // Who has nothing to say says that.
+            ["shrug", pid] if pid == me => self.say(&ToMaster::Answer { number }),
+            _ => {
+                let answer = seal(format!("{me} ").as_bytes()).unwrap();
+                self.send(&ToMaster::Answer { number }, &[answer.as_fd()]);
+            }
+        }
+    }
+
+    fn be_answered(&mut self, ticket: u64, rest: Rest, answer: &[OwnedFd]) {
+        let (_, heard) = self.asking.get_mut(&ticket).expect("it has asked");
+        heard.extend(answer.iter().flat_map(|answer| unseal(answer).unwrap()));
+        if rest != Rest::Awaited {
+            let (mut stream, heard) = self.asking.remove(&ticket).unwrap();
+            let (me, heard) = (std::process::id(), String::from_utf8(heard).unwrap());
+            let _ = writeln!(stream, "{me} {heard}{rest:?}");
+        }
     }
 
     /// A line, for which it does not stop to live.

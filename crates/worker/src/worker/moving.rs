@@ -107,6 +107,7 @@ impl<D: Driver> Worker<D> {
                 return;
             }
         };
+        self.core.follow_pause(pool);
         let parts = SessionParts {
             id: session.id,
             authenticated: session.authenticated,

@@ -1,0 +1,291 @@
+//! Requests that concern the clients of all workers: this one asks the others, and puts their
+//! answers together with its own.
+//!
+//! What is asked is the client's request itself, which each worker answers by
+//! [`Engine::handle_question`], the one that asks too: only its caller knows where connections lead
+//! from and to. A client that asks is owed nothing before, and what follows waits for the answer.
+
+use cashew_protocol::Span;
+use cashew_protocol::redis::{self as table, Command, Lookup};
+use cashew_protocol::resp::{Parsed, RequestParser, Version, encode};
+
+use crate::action::{Action, Scope};
+use crate::census::Question;
+use crate::client::State;
+use crate::clients::Plan;
+use crate::engine::Engine;
+use crate::id::ConnId;
+use crate::time::Time;
+
+/// How long other workers' answers are waited for. Whoever passes questions on gives up before.
+const PATIENCE_US: u64 = 3_000_000;
+
+/// Longest request that is passed on.
+const QUESTION_SIZE_MAX: usize = 64 * 1024;
+
+/// Inquiries that may be open at once.
+const OPEN_MAX: usize = 1024;
+
+const UNANSWERED: &str = "ERR not all worker processes of this gateway have answered in time; those \
+                          that have did as they were asked";
+
+/// Where a client's connection is, as the kernel has it and Redis writes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub peer: String,
+    pub local: String,
+    pub is_unix: bool,
+    pub descriptor: i32,
+}
+
+impl Place {
+    /// Of a connection that is just about to go.
+    pub const UNKNOWN: Self =
+        Self { peer: String::new(), local: String::new(), is_unix: false, descriptor: -1 };
+}
+
+/// Whether more answers to a question come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    Awaited,
+    /// All have answered.
+    None,
+    /// No more come, though not all have answered.
+    Missing,
+}
+
+/// Requests that wait for answers of other workers.
+#[derive(Default)]
+pub(crate) struct Inquiries {
+    open: Vec<Inquiry>,
+    last_ticket: u64,
+}
+
+struct Inquiry {
+    ticket: u64,
+    client: ConnId,
+    /// Means nothing once the client is gone.
+    request: u32,
+    answer: Answer,
+    /// The client is among those that are to be closed: it is when it has been answered.
+    ends: bool,
+    since: Time,
+}
+
+/// What all workers know together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// A line for each client.
+    Lines(Vec<u8>),
+    Count(u64),
+    /// An error when there is nobody to count.
+    AnyOf(u64),
+    Done,
+}
+
+impl Answer {
+    /// As it is told to other workers.
+    fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Lines(lines) => lines.clone(),
+            Self::Count(0) | Self::AnyOf(0) | Self::Done => Vec::new(),
+            Self::Count(count) | Self::AnyOf(count) => count.to_string().into_bytes(),
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Lines(lines) => lines.extend_from_slice(bytes),
+            Self::Count(count) | Self::AnyOf(count) => {
+                let more = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok());
+                *count = count.saturating_add(more.unwrap_or(0));
+            }
+            Self::Done => {}
+        }
+    }
+
+    fn write(&self, resp: Version, out: &mut Vec<u8>) {
+        match self {
+            Self::Lines(lines) => encode::write_verbatim(out, resp, *b"txt", &in_order(lines)),
+            Self::Count(count) => encode::write_integer(out, *count as i64),
+            Self::AnyOf(0) => out.extend_from_slice(b"-ERR No such client\r\n"),
+            Self::AnyOf(_) | Self::Done => out.extend_from_slice(b"+OK\r\n"),
+        }
+    }
+}
+
+/// Lines by the ids that they begin with. A client that went from one worker to another meanwhile
+/// may have been told of by both.
+fn in_order(lines: &[u8]) -> Vec<u8> {
+    let id = |line: &[u8]| -> u64 {
+        let digits = line.iter().skip(b"id=".len()).take_while(|byte| byte.is_ascii_digit());
+        digits.fold(0, |id, digit| id.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
+    };
+    let mut lines: Vec<(u64, &[u8])> =
+        lines.split_inclusive(|&byte| byte == b'\n').map(|line| (id(line), line)).collect();
+    lines.sort_by_key(|&(id, _)| id);
+    lines.dedup_by_key(|&mut (id, _)| id);
+    lines.into_iter().flat_map(|(_, line)| line).copied().collect()
+}
+
+impl Engine {
+    /// A request about clients, of any worker.
+    pub(crate) fn inquire(
+        &mut self,
+        client: u32,
+        command: &Command,
+        request: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let question = match Question::parse(command, request, args) {
+            Ok(question) => question,
+            Err(text) => return self.say_error(client, &text),
+        };
+        if self.clients[client].requests > 0 {
+            return Plan::Wait;
+        }
+        if request.len() > QUESTION_SIZE_MAX {
+            let text = "ERR the request is too long to be passed on to all worker processes";
+            return self.say_error(client, text);
+        }
+        if self.inquiries.open.len() >= OPEN_MAX {
+            let text = "ERR too many clients ask about clients of all worker processes";
+            return self.say_error(client, text);
+        }
+        self.inquiries.last_ticket += 1;
+        let ticket = self.inquiries.last_ticket;
+        let (pool, by) = (self.clients[client].pool, self.clients[client].session.id);
+        let inquiry = Inquiry {
+            ticket,
+            client: self.client_conn(client),
+            request: self.new_request(client),
+            answer: question.answer(),
+            ends: false,
+            since: self.now,
+        };
+        self.inquiries.open.push(inquiry);
+        self.clients[client].fenced = true;
+        let scope = question.scope();
+        self.actions.push_back(Action::Ask { ticket, scope, pool, by, request: request.to_vec() });
+        Plan::Done
+    }
+
+    /// What a worker, perhaps this one, wants to know about the clients of a pool here, asked by
+    /// the request of its client `by`. `place` is asked only about those that are told of.
+    pub fn handle_question(
+        &mut self,
+        pool: u32,
+        by: u64,
+        request: &[u8],
+        place: &dyn Fn(ConnId) -> Place,
+        now: Time,
+    ) -> Vec<u8> {
+        self.now = now;
+        let mut parser = RequestParser::default();
+        let Parsed::Complete { .. } = parser.parse(request, QUESTION_SIZE_MAX) else {
+            return Vec::new();
+        };
+        let Lookup::Found(command) = table::find(request, parser.args()) else {
+            return Vec::new();
+        };
+        match Question::parse(command, request, parser.args()) {
+            Ok(question) => self.census(pool, by, &question, place).to_bytes(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// What one worker answered to [`Action::Ask`], this one included.
+    pub fn handle_answer(&mut self, ticket: u64, answer: &[u8], rest: Rest, now: Time) {
+        self.now = now;
+        let mut open = self.inquiries.open.iter_mut();
+        let Some(at) = open.position(|inquiry| inquiry.ticket == ticket) else { return };
+        self.inquiries.open[at].answer.add(answer);
+        if rest != Rest::Awaited {
+            self.conclude(at, rest);
+        }
+    }
+
+    /// The client that asks is to be closed, as it asked for.
+    pub(crate) fn end_asker(&mut self, client: u32) {
+        let conn = self.client_conn(client);
+        let asker = self.inquiries.open.iter_mut().find(|inquiry| inquiry.client == conn);
+        if let Some(inquiry) = asker {
+            inquiry.ends = true;
+        }
+    }
+
+    /// Answers what others have not answered in time.
+    pub(crate) fn tend_inquiries(&mut self) {
+        let mut at = 0;
+        while at < self.inquiries.open.len() {
+            if self.now.micros_since(self.inquiries.open[at].since) < PATIENCE_US {
+                at += 1;
+            } else {
+                self.conclude(at, Rest::Missing);
+            }
+        }
+    }
+
+    fn conclude(&mut self, at: usize, rest: Rest) {
+        let Inquiry { client: conn, request, answer, ends, .. } =
+            self.inquiries.open.swap_remove(at);
+        let client = conn.index();
+        if !self.clients.is_current(client, conn.generation()) {
+            return;
+        }
+        let resp = self.resp_of(client);
+        if ends {
+            self.clients[client].state = State::Closing;
+        }
+        self.answer_request(client, request, |out| match rest {
+            Rest::Missing => encode::write_error(out, UNANSWERED.as_bytes()),
+            Rest::None | Rest::Awaited => answer.write(resp, out),
+        });
+        if self.clients.is_current(client, conn.generation()) {
+            self.check_output(client);
+        }
+    }
+}
+
+impl Question<'_> {
+    /// Whom it concerns.
+    fn scope(&self) -> Scope {
+        match self {
+            Self::Info => Scope::Here,
+            Self::List(_)
+            | Self::Kill(_)
+            | Self::Pause { .. }
+            | Self::Unpause
+            | Self::Unblock { .. } => Scope::Everywhere,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_all_are_in_order_and_of_each_client_once() {
+        let mut answer = Answer::Lines(Vec::new());
+        for bytes in [&b"id=12 a\nid=3 b\n"[..], b"", b"id=3 c\nid=100 d\n"] {
+            answer.add(bytes);
+        }
+        let mut out = Vec::new();
+        answer.write(Version::Resp2, &mut out);
+        assert_eq!(out, b"$24\r\nid=3 b\nid=12 a\nid=100 d\n\r\n");
+    }
+
+    #[test]
+    fn counts_are_added() {
+        let mut answer = Answer::Count(0);
+        for bytes in [&b"2"[..], b"", b"not a number", b"40"] {
+            answer.add(bytes);
+        }
+        assert_eq!(answer, Answer::Count(42));
+        assert_eq!(answer.to_bytes(), b"42");
+        let mut out = Vec::new();
+        Answer::AnyOf(0).write(Version::Resp3, &mut out);
+        assert_eq!(out, b"-ERR No such client\r\n");
+    }
+}

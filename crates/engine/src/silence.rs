@@ -1,0 +1,222 @@
+//! Servers that accept connections, perhaps, and answer nothing.
+//!
+//! After a request has waited for `timeout` in vain its lane's next connection asks the server for a
+//! sign of life before anything else. If that does not come either, and nothing else has meanwhile,
+//! the server is *silent*: what is for it fails at once. Its first lane goes on asking, and the
+//! first answer, whatever it says, ends that. Each worker sees for itself.
+//!
+//! Lanes for sessions, messages and large values neither ask nor are closed for it; while the server
+//! is silent none is taken.
+
+use cashew_metrics::ServerGauge;
+use cashew_protocol::memcached::Expect;
+
+use crate::action::Action;
+use crate::engine::{Closed, Engine};
+use crate::failure::Failure;
+use crate::lane::{Lane, Link};
+use crate::pool::{Pool, Server};
+use crate::time::Time;
+use crate::variant::Dialect;
+
+/// So long at most the first sign of life is waited for. Requests wait meanwhile.
+const FIRST_SIGN_MAX_MS: u64 = 250;
+/// So long at most each further one, for which nobody waits: then another connection may get through
+/// where the last one did not.
+const SIGN_MAX_MS: u64 = 2000;
+/// A packet that asks for the version.
+const BINARY_VERSION: [u8; 24] = {
+    let mut packet = [0; 24];
+    packet[0] = 0x80;
+    packet[1] = 0x0b;
+    packet
+};
+
+/// What every server answers soon if it answers at all.
+pub(crate) fn question(dialect: Dialect) -> (&'static [u8], Expect) {
+    match dialect {
+        Dialect::Resp2 | Dialect::Resp3 => (b"*1\r\n$4\r\nPING\r\n", Expect::Line),
+        Dialect::Text => (b"version\r\n", Expect::Line),
+        Dialect::Binary => (&BINARY_VERSION, Expect::Packet),
+    }
+}
+
+impl Lane {
+    /// Why nothing can be sent on it between two attempts to connect.
+    pub(crate) fn absence(&self) -> Failure {
+        if self.asks && self.last_failure == Failure::TimedOut {
+            return Failure::Silent;
+        }
+        self.last_failure
+    }
+
+    /// Whether clients share it for requests.
+    pub(crate) fn is_shared(&self) -> bool {
+        !self.is_private && !self.is_feed
+    }
+}
+
+impl Server {
+    #[inline]
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent_since != Time::NEVER
+    }
+}
+
+impl Pool {
+    /// Until when a connection that is begun now has to have brought a sign of life.
+    pub(crate) fn sign_deadline(&self, now: Time, is_silent: bool) -> Time {
+        let max = match (is_silent, self.config.timeout_ms) {
+            (true, _) => SIGN_MAX_MS,
+            (false, Some(timeout)) => FIRST_SIGN_MAX_MS.min(timeout.div_ceil(4)),
+            (false, None) => FIRST_SIGN_MAX_MS,
+        };
+        self.connect_deadline(now).min(now.plus_millis(max))
+    }
+}
+
+impl Engine {
+    /// A reply on the lane is overdue.
+    pub(crate) fn doubt(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        if lane.is_shared() {
+            lane.asks = true;
+            return;
+        }
+        let Lane { pool, server, is_feed, .. } = *lane;
+        let pool = &self.pools[pool as usize];
+        let server = &pool.servers[server as usize];
+        let is_in_doubt = !is_feed && !server.is_silent() && !server.ejected;
+        if !is_in_doubt || pool.expiry(server.heard_at) > self.now {
+            return;
+        }
+        // What a client has a lane to itself for says little of others: one of these is to find out.
+        let first = server.first_lane;
+        match self.lane(first).link {
+            Link::Ready { .. } if self.lane(first).is_free() => self.ask_for_sign(first),
+            Link::Idle => {
+                self.lanes[first as usize].asks = true;
+                self.connect(first);
+            }
+            Link::Ready { .. }
+            | Link::Connecting { .. }
+            | Link::Handshaking { .. }
+            | Link::Backoff { .. } => {}
+        }
+    }
+
+    /// Asks on a connection on which nothing is on its way.
+    fn ask_for_sign(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let deadline = pool.sign_deadline(self.now, false);
+        let (text, _) = question(pool.variants[usize::from(lane.variant)].dialect);
+        (lane.asks, lane.tried_at) = (true, self.now);
+        lane.link = Link::Handshaking { deadline };
+        lane.handshake.replies_owed = 1;
+        lane.handshake.output.push(text, &mut self.bufs);
+        self.mark_lane(index);
+        self.rearm(index);
+    }
+
+    /// Whether a lane that is being connected shows that its server is silent: it has brought no sign
+    /// of life in time, or no connection for a request for as long as that may wait.
+    pub(crate) fn shows_silence(&self, index: u32, deadline: Time) -> bool {
+        let lane = self.lane(index);
+        let server = &self.pools[lane.pool as usize].servers[lane.server as usize];
+        if !lane.is_shared() || server.is_silent() || server.ejected {
+            return false;
+        }
+        let is_unanswered = lane.asks && deadline <= self.now;
+        if is_unanswered && server.heard_at < lane.tried_at {
+            return true;
+        }
+        let is_overdue = self.first_unsent_expiry(index).is_some_and(|expiry| expiry <= self.now);
+        is_overdue && server.heard_at < self.requests[lane.first_unsent].started
+    }
+
+    /// All that waits for the server fails, and nothing is sent there until it answers.
+    pub(crate) fn fall_silent(&mut self, pool: u32, server: u32) {
+        let now = self.now;
+        let state = &mut self.pools[pool as usize].servers[server as usize];
+        state.silent_since = now;
+        let (first, metrics) = (state.first_lane, state.metrics);
+        let own: Vec<u32> = state.own_lanes().flatten().collect();
+        self.metrics.set_server(metrics, ServerGauge::Silent, 1);
+        for lane in own {
+            if self.lane(lane).has_connection() {
+                self.lane_down(lane, Failure::TimedOut, Closed::ByUs);
+            }
+        }
+        self.actions.push_back(Action::ServerSilent { pool, server });
+        // Who waits for a lane of its own looks again.
+        self.dissolve_line(pool, server);
+        let state = &mut self.pools[pool as usize].servers[server as usize];
+        for conn in std::mem::take(&mut state.waiting) {
+            if self.clients.is_current(conn.index(), conn.generation()) {
+                self.unblock(conn.index());
+            }
+        }
+        if self.lane(first).link == Link::Idle {
+            self.connect(first);
+        }
+    }
+
+    /// A connection that asks ends. Where that is an answer of a kind the server only fails, as
+    /// others do; perhaps it is the question that it does not like.
+    pub(crate) fn hear_failure(&mut self, index: u32, failure: Failure) {
+        let Lane { pool, server, asks, .. } = self.lanes[index as usize];
+        if !asks || !failure.is_sign_of_life() {
+            return;
+        }
+        self.lanes[index as usize].asks = false;
+        if self.pools[pool as usize].servers[server as usize].is_silent() {
+            self.end_silence(pool, server);
+        }
+    }
+
+    /// A shared lane of a silent server has lost its connection: what has waited there fails. Only
+    /// the first lane tries again; of an ejected server that is the probe's affair.
+    pub(crate) fn down_in_silence(&mut self, index: u32) {
+        self.expire_unsent(index);
+        self.fail_unsent(index, Failure::Silent);
+        let server = self.server_of(index);
+        let asks = index == server.first_lane && !server.ejected;
+        self.lanes[index as usize].asks = false;
+        if asks {
+            let lane = &mut self.lanes[index as usize];
+            lane.attempts = lane.attempts.saturating_add(1);
+            self.back_off(index);
+        }
+    }
+
+    /// The server has answered, or another worker found it well.
+    pub(crate) fn end_silence(&mut self, pool: u32, server: u32) {
+        let now = self.now;
+        let state = &mut self.pools[pool as usize].servers[server as usize];
+        let since = std::mem::replace(&mut state.silent_since, Time::NEVER);
+        state.failing = false;
+        let metrics = state.metrics;
+        self.metrics.set_server(metrics, ServerGauge::Silent, 0);
+        let lasted_ms = now.micros_since(since) / 1000;
+        self.actions.push_back(Action::ServerSpeaks { pool, server, lasted_ms });
+        let state = &self.pools[pool as usize];
+        let is_preconnected = state.preconnect;
+        let state = &state.servers[server as usize];
+        let shared = state.shared_lanes();
+        let lanes: Vec<u32> = state.all_lanes().collect();
+        for index in lanes {
+            let is_feed_wanted = self.lane(index).is_feed && self.is_feed_wanted(index);
+            let lane = &mut self.lanes[index as usize];
+            lane.attempts = 0;
+            let is_kept = is_feed_wanted || (is_preconnected && shared.contains(&index));
+            match lane.link {
+                Link::Idle if is_kept => self.connect(index),
+                Link::Backoff { .. } if is_kept => self.connect(index),
+                Link::Backoff { .. } => lane.link = Link::Idle,
+                Link::Idle | Link::Connecting { .. } | Link::Handshaking { .. } => {}
+                Link::Ready { .. } => {}
+            }
+        }
+    }
+}

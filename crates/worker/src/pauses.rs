@@ -1,0 +1,57 @@
+//! CLIENT PAUSE over all workers. What holds stands in memory that all share, so that those that
+//! start meanwhile know of it, and clients that go from one worker to another do not escape it.
+
+use cashew_engine::ClientPause;
+use cashew_metrics::{Pause, monotonic_ms};
+
+use crate::core::Core;
+
+/// Clocks are read one after the other.
+const SAME_MS: u64 = 50;
+
+impl Core {
+    /// Has the engine hold clients back as all workers do.
+    pub(crate) fn follow_pauses(&mut self) {
+        for pool in 0..self.engine.pools() {
+            self.follow_pause(pool);
+        }
+    }
+
+    /// The same for one pool.
+    pub(crate) fn follow_pause(&mut self, pool: u32) {
+        let shared = self.shared.pause(self.engine.quota(pool), monotonic_ms());
+        let (pause, known) =
+            (shared.map(|it| self.engine_pause(it)), self.engine.client_pause(pool));
+        let is_same = match (pause, known) {
+            (Some(pause), Some(known)) => {
+                let apart = pause.until.max(known.until) - pause.until.min(known.until);
+                pause.writes_only == known.writes_only && apart.as_millis() < u128::from(SAME_MS)
+            }
+            (None, None) => true,
+            (None, Some(_)) | (Some(_), None) => false,
+        };
+        if !is_same {
+            self.engine.set_client_pause(pool, pause, self.now);
+        }
+    }
+
+    /// Has all workers hold the clients of a pool back as the engine does.
+    pub(crate) fn share_pause(&self, pool: u32) {
+        let pause = self.engine.client_pause(pool).map(|ClientPause { until, writes_only }| {
+            let left_ms = until.micros_since(self.now).div_ceil(1000);
+            Pause { until_ms: monotonic_ms().saturating_add(left_ms), writes_only }
+        });
+        if !self.shared.set_pause(self.engine.quota(pool), pause, monotonic_ms()) {
+            tracing::warn!(
+                "pool {}: clients are held back, but workers that start meanwhile do not know: too \
+                 many pools are",
+                self.engine.pool_config(pool).name
+            );
+        }
+    }
+
+    fn engine_pause(&self, pause: Pause) -> ClientPause {
+        let left_ms = pause.until_ms.saturating_sub(monotonic_ms());
+        ClientPause { until: self.now.plus_millis(left_ms), writes_only: pause.writes_only }
+    }
+}

@@ -1,0 +1,95 @@
+//! Questions about clients: those of clients here, and those of other workers.
+
+use std::os::fd::OwnedFd;
+
+use cashew_control::{ToMaster, seal, unseal};
+use cashew_engine::{Rest, Scope};
+
+use super::Worker;
+use crate::place::place;
+
+impl<D: cashew_driver::Driver> Worker<D> {
+    /// Answers what a client wants to know of everybody, and asks all other workers.
+    pub(super) fn ask(&mut self, ticket: u64, scope: Scope, pool: u32, by: u64, request: &[u8]) {
+        // What others have said meanwhile holds, too.
+        self.core.follow_pauses();
+        let pause = self.core.engine.client_pause(pool);
+        let own = self.own_answer(pool, by, request);
+        if self.core.engine.client_pause(pool) != pause {
+            // Before anybody is told: who begins to serve now is not among them.
+            self.core.share_pause(pool);
+        }
+        let now = self.core.now;
+        let engine = &mut self.core.engine;
+        if scope == Scope::Here {
+            return engine.handle_answer(ticket, &own, Rest::None, now);
+        }
+        engine.handle_answer(ticket, &own, Rest::Awaited, now);
+        let question = seal(request)
+            .inspect_err(|error| tracing::error!("other workers cannot be asked: {error}"));
+        match question {
+            Ok(question) if self.is_master_alive => {
+                let pool = engine.pool_config(pool).name.clone();
+                self.outbox.say_with(ToMaster::Ask { ticket, pool, by }, Some(question));
+            }
+            Ok(_) | Err(_) => engine.handle_answer(ticket, &[], Rest::Missing, now),
+        }
+    }
+
+    /// Takes what another worker answered to a client here.
+    pub(super) fn take_answer(
+        &mut self,
+        ticket: u64,
+        rest: cashew_control::Rest,
+        answer: &[OwnedFd],
+    ) {
+        let (answer, rest) = match content(answer) {
+            Ok(answer) => (answer, as_engine_has_it(rest)),
+            Err(error) => {
+                tracing::error!("an answer cannot be read: {error}");
+                (Vec::new(), Rest::Missing)
+            }
+        };
+        self.core.engine.handle_answer(ticket, &answer, rest, self.core.now);
+    }
+
+    /// Answers another worker's question.
+    pub(super) fn answer(&mut self, number: u64, pool: &str, by: u64, question: &[OwnedFd]) {
+        let request = match content(question) {
+            Ok(request) => request,
+            Err(error) => return tracing::error!("a question cannot be read: {error}"),
+        };
+        // During a reload it may be that only one of the two still has the pool.
+        let answer = match self.core.engine.pool_named(pool) {
+            Some(pool) => self.own_answer(pool, by, &request),
+            None => Vec::new(),
+        };
+        // It may be out of date already.
+        self.core.follow_pauses();
+        match (!answer.is_empty()).then(|| seal(&answer)).transpose() {
+            Ok(answer) => self.outbox.say_with(ToMaster::Answer { number }, answer),
+            // Who asked is told that an answer is missing.
+            Err(error) => tracing::error!("a question cannot be answered: {error}"),
+        }
+    }
+
+    fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
+        let driver = &self.driver;
+        let listen = self.core.engine.pool_config(pool).listen.clone();
+        let place = |conn| place(driver, &listen, conn);
+        self.core.engine.handle_question(pool, by, request, &place, self.core.now)
+    }
+}
+
+/// What is in the memfd that came with a message, if one did.
+fn content(descriptors: &[OwnedFd]) -> std::io::Result<Vec<u8>> {
+    descriptors.first().map_or(Ok(Vec::new()), unseal)
+}
+
+fn as_engine_has_it(rest: cashew_control::Rest) -> Rest {
+    match rest {
+        cashew_control::Rest::Awaited => Rest::Awaited,
+        cashew_control::Rest::None => Rest::None,
+        cashew_control::Rest::Missing => Rest::Missing,
+    }
+}
