@@ -255,6 +255,7 @@ def test_the_server_as_a_client_sees_it(client):
     assert client.client_setname("me") and client.client_getname() == "me"
     assert client.client_id() > 0
     assert any(each["name"] == "me" for each in client.client_list())
+    assert any(each["name"] == "me" for each in client.client_list())
     client.set("a", "1")
     assert client.memory_usage("a") > 0
     assert client.object("encoding", "a") == "int"

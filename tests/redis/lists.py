@@ -49,15 +49,20 @@ class Differences:
     """The tests that a gateway is known not to pass, with the reason for each.
 
     A section is `[WHERE] REASON`; WHERE says in front of how many servers (`one`, `three`), and
-    `resp2` or `resp3` where it is so in one protocol only. A test after `!` would not end, or end
-    others, and is not begun; one after `?` passes or not as it happens. `*` is all of a unit, which
-    is not begun.
+    `resp2` or `resp3` where it is so in one protocol only. `= TEXT` behind that is part of what each
+    failure in the section says: one that says something else is another, and not listed. A test after
+    `!` would not end, or end others, and is not begun; one after `?` passes or not as it happens. `*`
+    is all of a unit, which is not begun.
     """
 
     def __init__(self, servers, protocol):
-        self.reasons, self.never, self.sometimes = {}, set(), set()
+        self.reasons, self.never, self.sometimes, self.texts = {}, set(), set(), {}
         others = {"one", "three"} - {servers}, {"resp2", "resp3"} - {f"resp{protocol}"}
+        text = {}
         for section, unit, test in entries(DIFFERENCES):
+            if unit == "=":
+                text[section] = test
+                continue
             where, _, reason = section.partition("] ")
             words = set(re.split(r"[ ,]+", where))
             unknown = words - {"one", "three", "resp2", "resp3"}
@@ -70,7 +75,14 @@ class Differences:
                 self.never.add((unit, test))
             if mark == "?":
                 self.sometimes.add((unit, test))
+            if (unit, test) in self.reasons:
+                raise ValueError(f"{DIFFERENCES.name}: {unit}: {test} is there twice")
             self.reasons[unit, test] = reason
+            self.texts[unit, test] = text.get(section, "")
+
+    def explains(self, unit, test, why):
+        """Whether the list has this failure."""
+        return (unit, test) in self.reasons and self.texts[unit, test] in why
 
 
 def entries(path):
@@ -81,6 +93,9 @@ def entries(path):
             continue
         if line.startswith("["):
             section = line[1:].removesuffix("]") if line.endswith("]") else line[1:]
+            continue
+        if line.startswith("= "):
+            yield section, "=", line[2:]
             continue
         unit, colon, rest = line.partition(": ")
         if not colon or section is None:

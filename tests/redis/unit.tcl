@@ -2,8 +2,9 @@
 #
 #     tclsh unit.tcl UNIT PORT resp2|resp3 SKIPFILE SERVERS [OPTION OF THE SUITE...]
 #
-# SERVERS are the ports of the servers themselves, with commas. It is to be started in the suite's source directory. It is the suite's client (tests/test_helper.tcl
-# with --client) without its server: what happens is told on standard output, an event a line,
+# SERVERS are the ports of the servers themselves, with commas. It is to be started in the suite's
+# source directory. It is the suite's client (tests/test_helper.tcl with --client) without its server:
+# what happens is told on standard output, an event a line,
 # "@STATE<tab>TEST<tab>MILLISECONDS<tab>DETAIL", to the program that started it. A test that raises
 # an error other than an assertion is a failed test and no more, and what follows a failed test
 # begins with a connection of its own, and with servers that run no script and are not paused.
@@ -56,8 +57,16 @@ interp alias {} plain_client {} redis
 rename test suite_test
 proc test args {
     set failed_before $::num_failed
+    set clients_before [array names ::redis::fd]
     set retval [uplevel 1 [list suite_test {*}$args]]
     if {$::num_failed != $failed_before} {
+        # It has not come to the lines that close what it opened, and that may be blocked.
+        foreach id [array names ::redis::fd] {
+            if {$id ni $clients_before} {
+                catch {::redis::redisHandle$id close}
+            }
+        }
+        set ::direct {}
         relieve_servers
         reconnect_in_time
     }
@@ -71,10 +80,36 @@ proc relieve_servers {} {
             set server [plain_client 127.0.0.1 $port]
             foreach command {
                 {script kill} {function kill} {client unpause} {debug set-active-expire 1}
+                {client kill type replica}
             } {
                 catch {$server {*}$command}
             }
             $server close
+        }
+    }
+    catch {
+        set gateway [plain_client $::host $::port]
+        $gateway client unpause
+        $gateway close
+    }
+}
+
+# Clients that a gateway holds back in CLIENT PAUSE no server knows of. They are those that get no
+# answer.
+if {$unit eq "unit/pause" && $port ni [split $servers_behind ,]} {
+    proc wait_for_blocked_clients_count {count args} {
+        after 200
+        set held 0
+        foreach id [array names ::redis::fd] {
+            if {!$::redis::deferred($id)} continue
+            set ::answered 0
+            fileevent $::redis::fd($id) readable [list answered $::redis::fd($id)]
+            update
+            fileevent $::redis::fd($id) readable {}
+            incr held [expr {!$::answered}]
+        }
+        if {$held != $count} {
+            fail "$held clients are held back"
         }
     }
 }
@@ -122,6 +157,23 @@ proc run_external_server_test {code overrides} {
     catch {[dict get $srv client] close}
 }
 
+# How a server replicates what comes to it can be seen at that server only, and is as much worth
+# seeing when it comes through a gateway. With several servers nobody can say which one it comes to.
+rename attach_to_replication_stream attach_through_gateway
+proc attach_to_replication_stream {} {
+    set ports [split $::servers_behind ,]
+    if {[llength $ports] > 1} {
+        return [attach_through_gateway]
+    }
+    set srv [lindex $::servers end]
+    lset ::servers end [dict replace $srv port [lindex $ports 0]]
+    try {
+        return [attach_through_gateway]
+    } finally {
+        lset ::servers end $srv
+    }
+}
+
 # ------------------------------------------------------------------------------------------ RESP3
 # The suite speaks RESP2 where a test does not ask for more. With resp3 all its connections do, and
 # replies that have another shape there are given the one that the tests know.
@@ -166,7 +218,9 @@ if {$protocol eq "resp3"} {
         } finally {
             incr ::redis::depth -1
         }
-        if {$::redis::depth == 0 && [info exists ::redis::request($id)] && $::redis::shaped($id)} {
+        # A plain client speaks RESP2 and has no shapes.
+        if {$::redis::depth == 0 && [info exists ::redis::request($id)]
+                && [info exists ::redis::shaped($id)] && $::redis::shaped($id)} {
             return [::redis::resp2_shape $reply $::redis::request($id)]
         }
         return $reply
@@ -219,7 +273,10 @@ if {$protocol eq "resp3"} {
 # a gateway between, which has the one of them served on a connection of its own, nobody can say.
 # So this waits until a server has the first: it blocks a client more than before, or answers.
 
-set ::settling {BLPOP BRPOP BLMOVE BRPOPLPUSH BLMPOP BZPOPMIN BZPOPMAX BZMPOP XREAD XREADGROUP EXEC}
+set ::settling {
+    BLPOP BRPOP BLMOVE BRPOPLPUSH BLMPOP BZPOPMIN BZPOPMAX BZMPOP XREAD XREADGROUP EXEC UNSUBSCRIBE
+    PUNSUBSCRIBE
+}
 set ::direct {}
 
 proc blocked_clients {} {
@@ -254,7 +311,8 @@ proc ::redis::__dispatch__raw__ {id method argv} {
     set fd $::redis::fd($id)
     set ::answered 0
     fileevent $fd readable [list answered $fd]
-    for {set try 0} {$try < 100 && !$::answered} {incr try} {
+    set until [expr {[clock milliseconds] + 1000}]
+    while {!$::answered && [clock milliseconds] < $until} {
         if {[catch {blocked_clients} now] || $now > $before} break
         after 2
         update

@@ -27,6 +27,7 @@ use crate::pool::Server;
 use crate::redis::REDIS_VERSION;
 use crate::request::{Merge, Role};
 use crate::slab::NONE;
+use crate::variant::Variant;
 
 use cursor::Cursor;
 pub(crate) use cursor::Walk;
@@ -235,6 +236,10 @@ impl Engine {
             return self.lane_for(client, server, size).map(Some);
         }
         let Client { pool, variant, .. } = self.clients[client];
+        // While a script runs the server takes no SELECT, and what may end it is for no database.
+        let Variant { dialect, .. } = self.pools[pool as usize].variants[usize::from(variant)];
+        let plain = Variant { dialect, database: 0 };
+        let variant = self.variant(pool, plain).unwrap_or(variant);
         let lane = self.private_lane(pool, server, variant)?;
         if lane.is_none() {
             self.await_private_lane(client, server);

@@ -311,6 +311,9 @@ impl Engine {
                 self.clients[client].state = State::Closing;
                 plan
             }
+            Rule::Refuse(_) | Rule::Fan(_) if command.has_flag("no_multi") => {
+                self.refuse_queued(client, "ERR Command not allowed inside a transaction")
+            }
             Rule::Session(SessionRule::Unwatch)
             | Rule::Fan(Fan::AnyServer)
             | Rule::Local(Local::Ping | Local::Echo | Local::Command) => {

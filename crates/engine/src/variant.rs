@@ -115,7 +115,7 @@ impl Engine {
     }
 
     /// The index of a variant, whose lanes are made if there are none.
-    fn variant(&mut self, pool_index: u32, variant: Variant) -> Option<u16> {
+    pub(crate) fn variant(&mut self, pool_index: u32, variant: Variant) -> Option<u16> {
         let pool = &self.pools[pool_index as usize];
         let known = |&index: &usize| pool.usage[index].is_open && pool.variants[index] == variant;
         if let Some(index) = (0..pool.variants.len()).find(known) {

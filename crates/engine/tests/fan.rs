@@ -258,6 +258,22 @@ fn who_is_to_be_stopped_is_asked_on_another_connection() {
     world.assert_idle();
 }
 
+/// While it runs a script a server takes no SELECT, and what is to end it would wait for that.
+#[test]
+fn who_is_to_be_stopped_is_asked_without_choosing_a_database() {
+    for options in ["redis: true", "redis: true\nredis_db: 3"] {
+        let mut world = World::new(&pool(options, 1));
+        let client = world.client();
+        let database = if options.contains("redis_db") { 3 } else { 9 };
+        world.send(client, redis(&format!("SELECT {database}")) + &redis("SCRIPT KILL"));
+        let apart = world.accept(0);
+        world.expect(apart, redis("SCRIPT KILL"));
+        world.send(apart, "+OK\r\n");
+        world.expect(client, "+OK\r\n+OK\r\n");
+        world.assert_idle();
+    }
+}
+
 #[test]
 fn each_server_is_named_and_errors_are_its_own() {
     merges(

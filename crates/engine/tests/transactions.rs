@@ -154,6 +154,8 @@ fn what_is_wrong_is_said_while_queueing_and_aborts() {
         ("NOPE x", "-ERR unknown command 'NOPE', with args beginning with: 'x' \r\n"),
         ("GET", "-ERR wrong number of arguments for 'get' command\r\n"),
         ("OBJECT NOPE", "-ERR unknown subcommand 'NOPE'. Try OBJECT HELP.\r\n"),
+        ("SHUTDOWN", "-ERR Command not allowed inside a transaction\r\n"),
+        ("SAVE", "-ERR Command not allowed inside a transaction\r\n"),
     ];
     for (line, error) in cases {
         world.send(client, all(&["MULTI", line, "EXEC", "EXEC"]));

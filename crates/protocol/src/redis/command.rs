@@ -280,6 +280,11 @@ impl Command {
         self.group == Group::Server && matches!(self.rule, Rule::Fan(_))
     }
 
+    /// Whether it has one of Redis's flags besides those that follow from the other facts.
+    pub fn has_flag(&self, flag: &str) -> bool {
+        self.facts.flags.split_whitespace().any(|of_it| of_it == flag)
+    }
+
     /// Whether it may name another database than the one its client has.
     #[inline]
     pub const fn names_database(&self) -> bool {

@@ -261,7 +261,7 @@ impl Command {
 
     /// Redis's ACL categories, with "@".
     fn categories(&self) -> Vec<&'static str> {
-        let has = |flag: &str| self.facts.flags.split_whitespace().any(|of| of == flag);
+        let has = |flag: &str| self.has_flag(flag);
         let implied = [
             ("@write", self.access == Access::Write),
             ("@read", self.access == Access::Read && self.group != Group::Scripting),

@@ -1,0 +1,25 @@
+"""Redis's own test suite through the gateway, in front of one server and of three.
+
+What fails is compared with the list of what is known to be different, tests/redis/differences.txt,
+in which each line has its reason."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).resolve().parents[1] / "redis" / "run"
+
+
+# The first run fetches the suite.
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("protocol", ["2", "3"])
+@pytest.mark.parametrize("servers", ["one", "three"])
+def test_the_suite_of_redis(servers, protocol):
+    done = subprocess.run(
+        [RUN, "--servers", servers, "--protocols", protocol, "--jobs", "6"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=880,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-8000:]
