@@ -203,3 +203,10 @@ def test_subscribes_at_a_terminal(empty, terminal, protocol):
     assert empty.call("PUBLISH", "news", "it pours") == 2
     session.read_until('3) "it pours"')
     pattern.read_until('4) "it pours"')
+
+
+def test_monitors(empty, terminal):
+    session = terminal("monitor")
+    session.read_until("OK")
+    empty.call("SET", "watched", "value")
+    session.read_until('"SET" "watched" "value"')

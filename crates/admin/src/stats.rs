@@ -32,7 +32,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const POOL_STATS: [PoolStat; 16] = [
+pub(crate) const POOL_STATS: [PoolStat; 17] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -49,6 +49,7 @@ pub(crate) const POOL_STATS: [PoolStat; 16] = [
     PoolStat::Gauge(PoolGauge::Subscriptions),
     PoolStat::Counter(PoolCounter::MessagesDelivered),
     PoolStat::Counter(PoolCounter::ScriptFlushes),
+    PoolStat::Counter(PoolCounter::MonitorDropped),
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
@@ -356,6 +357,7 @@ mod tests {
             "clients_refused",
             "clients_shed",
             "messages_delivered",
+            "monitor_dropped",
             "request_latency",
             "ring_version",
             "script_flushes",

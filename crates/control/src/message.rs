@@ -80,6 +80,15 @@ pub enum ToChild {
     Question { number: u64, pool: String, by: u64 },
     /// What one worker answered to [`ToMaster::Ask`], in a sealed memfd, if it is not empty.
     Answer { ticket: u64, rest: Rest },
+    /// Clients of other workers monitor the pool of that name: tell what its clients ask here, with
+    /// [`ToMaster::Overheard`], for some seconds or until this is said again, and answer
+    /// [`ToMaster::Watching`]. Or they do not any more.
+    Watched { pool: String, on: bool },
+    /// All workers tell what is asked of the pool of that name, which clients here monitor.
+    Monitored { pool: String },
+    /// What clients of other workers asked of the pool of that name, for the clients here that
+    /// monitor it: lines as they are told, and how many are missing.
+    Overheard { pool: String, lines: String, missed: u64 },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the one in use.
@@ -152,6 +161,23 @@ pub enum ToMaster {
     /// The answer to that question, in a sealed memfd, unless it is empty.
     Answer {
         number: u64,
+    },
+    /// Clients here monitor the pool of that name, which is said again every second; or none do any
+    /// more.
+    Monitors {
+        pool: String,
+        any: bool,
+    },
+    /// Begins to tell what clients here ask of that pool, or does so already.
+    Watching {
+        pool: String,
+    },
+    /// What clients here ask of the pool of that name, for clients elsewhere that monitor it: lines
+    /// as they are told, and how many are missing.
+    Overheard {
+        pool: String,
+        lines: String,
+        missed: u64,
     },
     /// A session at rest, for another worker. Carries what [`ToChild::Adopt`] does.
     HandOver {

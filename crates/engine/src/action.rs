@@ -68,6 +68,13 @@ pub enum Action {
         by: u64,
         request: Vec<u8>,
     },
+    /// Clients of the pool monitor here, and want to be told what others ask, or none do any more.
+    /// The former is said again every second. By its name, since who monitors may stay behind in a
+    /// pool that is removed.
+    Monitors {
+        pool: String,
+        any: bool,
+    },
     /// News for the log: so many bytes are held that no new requests are taken for now.
     Pressed {
         held: u64,

@@ -368,6 +368,7 @@ impl Engine {
         let client = &self.clients[index];
         let waits = client.modes.blocking.is_some() || self.is_held_back(index);
         let flags = [
+            ('O', client.modes.monitor.is_some()),
             ('P', client.modes.subscriber.is_some()),
             ('x', self.is_queueing(index)),
             ('b', waits),

@@ -606,6 +606,7 @@ impl Engine {
             | Action::HandOff { .. }
             | Action::Prepared { .. }
             | Action::Paused { .. }
+            | Action::Monitors { .. }
             | Action::Pressed { .. }
             | Action::Shed { .. } => true,
         });

@@ -274,7 +274,9 @@ impl Client {
 
     /// Whether its requests mean something else than those of most clients.
     pub(crate) fn is_odd(&self) -> bool {
-        let has_mode = self.modes.transaction.is_some() || self.modes.subscriber.is_some();
+        let modes = &self.modes;
+        let has_mode =
+            modes.transaction.is_some() || modes.subscriber.is_some() || modes.monitor.is_some();
         let replies_oddly = self.noreply || self.skip != Skip::No;
         has_mode || self.undecided || replies_oddly
     }

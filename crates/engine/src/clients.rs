@@ -504,6 +504,9 @@ impl Engine {
         if client.fenced {
             self.abandon_paused();
         }
+        if client.modes.end_monitor().is_some() {
+            self.forget_monitor(index, client.pool);
+        }
         if let Some(subscriber) = client.modes.end_subscriber() {
             self.forget_subscriber(index, client.pool, *subscriber);
         }

@@ -19,6 +19,7 @@ use crate::id::ConnId;
 use crate::inquiry::Inquiries;
 use crate::lane::Lane;
 use crate::memcached::{Asking, Notes};
+use crate::monitor::Hearsay;
 use crate::moving::Moving;
 use crate::pool::Pool;
 use crate::pressure::Pressure;
@@ -125,6 +126,7 @@ pub struct Engine {
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
     pub(crate) clients_seen: u64,
+    pub(crate) hearsay: Hearsay,
     pub(crate) draining: bool,
 }
 
@@ -208,6 +210,7 @@ impl Engine {
             notes: Notes::default(),
             departed: Vec::new(),
             clients_seen: 0,
+            hearsay: Hearsay::default(),
             draining: false,
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
@@ -416,6 +419,7 @@ impl Engine {
                     self.tend_inquiries();
                     self.tend_feeds();
                     self.tend_strained();
+                    self.tend_monitors();
                     self.tend_sessions();
                     self.tend_variants();
                     self.check_stall();
@@ -592,6 +596,11 @@ impl Engine {
     /// All pools there are are named by numbers below this one.
     pub fn pools(&self) -> u32 {
         self.pools.len() as u32
+    }
+
+    /// What that pool is called, if there is one of that number.
+    pub fn pool_name(&self, pool: u32) -> Option<&str> {
+        self.pools.get(pool as usize).map(|pool| pool.config.name.as_str())
     }
 
     /// The pool in use of that name, or one that was removed and has clients still.

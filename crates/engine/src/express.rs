@@ -155,7 +155,7 @@ impl Engine {
             && client.departure == Departure::No
             && client.parser.is_none()
             && client.swallow == 0
-            && !pool.held
+            && pool.is_clear
             && !client.fenced
             && client.output.len() + client.held < limits.client_output_pause;
         if !is_clear {

@@ -1,11 +1,13 @@
 //! What few clients have: a transaction, a blocked request, a request that is being taken apart,
-//! subscriptions, a place in line for a lane. A client at rest has none of it and pays a pointer.
+//! subscriptions, MONITOR, a place in line for a lane. A client at rest has none of it and pays a
+//! pointer.
 
 use std::ops::Deref;
 
 use crate::blocking::Blocking;
 use crate::lease::Turn;
 use crate::memcached::Many;
+use crate::monitor::Monitor;
 use crate::pubsub::Subscriber;
 use crate::transaction::Transaction;
 
@@ -23,6 +25,8 @@ pub(crate) struct Rare {
     pub(crate) many: Option<Box<Many>>,
     /// There while it is subscribed to anything, or wants to be.
     pub(crate) subscriber: Option<Box<Subscriber>>,
+    /// There while it is told what others ask.
+    pub(crate) monitor: Option<Monitor>,
     /// Where it stands that wants a lane to itself.
     pub(crate) turn: Turn,
 }
@@ -31,7 +35,14 @@ static NONE: Rare = Rare::new();
 
 impl Rare {
     const fn new() -> Self {
-        Self { transaction: None, blocking: None, many: None, subscriber: None, turn: Turn::No }
+        Self {
+            transaction: None,
+            blocking: None,
+            many: None,
+            subscriber: None,
+            monitor: None,
+            turn: Turn::No,
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -39,6 +50,7 @@ impl Rare {
             && self.blocking.is_none()
             && self.many.is_none()
             && self.subscriber.is_none()
+            && self.monitor.is_none()
             && self.turn == Turn::No
     }
 }
@@ -88,6 +100,14 @@ impl Modes {
 
     pub(crate) fn end_subscriber(&mut self) -> Option<Box<Subscriber>> {
         self.leave(|rare| rare.subscriber.take())
+    }
+
+    pub(crate) fn monitor(&mut self) -> Option<&mut Monitor> {
+        self.0.as_mut()?.monitor.as_mut()
+    }
+
+    pub(crate) fn end_monitor(&mut self) -> Option<Monitor> {
+        self.leave(|rare| rare.monitor.take())
     }
 
     pub(crate) fn end_turn(&mut self) -> Turn {

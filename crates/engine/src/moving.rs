@@ -130,7 +130,7 @@ impl Engine {
     }
 
     fn is_movable(&self, index: u32) -> bool {
-        self.pools[self.clients[index].pool as usize].is_in_use() && !self.is_subscriber(index)
+        self.pools[self.clients[index].pool as usize].is_in_use() && !self.is_pinned(index)
     }
 
     /// Takes [`Engine::leave_all`] back, and all that was told to leave, but for those who have been
@@ -184,7 +184,7 @@ impl Engine {
 
     fn leave(&mut self, index: u32) {
         let client = &mut self.clients[index];
-        let is_pinned = client.modes.subscriber.is_some();
+        let is_pinned = client.modes.subscriber.is_some() || client.modes.monitor.is_some();
         if client.departure != Departure::No || client.state == State::Closing || is_pinned {
             return;
         }

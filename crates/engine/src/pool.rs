@@ -13,6 +13,7 @@ use crate::client_pause::ClientPause;
 use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::monitor::Watch;
 use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
 use crate::scripts::{Scripts, Seen};
@@ -43,6 +44,8 @@ pub(crate) struct Pool {
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
     pub(crate) pubsub: PubSub,
+    /// Who is told what its clients ask.
+    pub(crate) watch: Watch,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What servers told of them.
@@ -63,6 +66,10 @@ pub(crate) struct Pool {
     pub(crate) ring_version: u64,
     /// Nothing is dispatched: a change of the ring or of the epoch is under way, or a client said so.
     pub(crate) held: bool,
+    /// Somebody is told of its requests.
+    pub(crate) is_monitored: bool,
+    /// Requests may take the express way: it is neither held nor monitored.
+    pub(crate) is_clear: bool,
     /// The change of the ring, if it is that.
     pub(crate) hold: Option<Hold>,
     /// It is held for a change of the epoch.
@@ -203,6 +210,7 @@ impl Pool {
             failure_limit: 1,
             large_replies: LargeReplies::new(),
             pubsub: PubSub::new(&config.name),
+            watch: Watch::new(),
             commands: CustomCommands::default(),
             learnt: Vec::new(),
             commands_version: 0,
@@ -214,6 +222,8 @@ impl Pool {
             quota: 0,
             ring_version: 0,
             held: false,
+            is_monitored: false,
+            is_clear: true,
             hold: None,
             paused: false,
             client_pause: None,
@@ -263,9 +273,12 @@ impl Pool {
         matches!(self.standing, Standing::InUse | Standing::Leaving { .. })
     }
 
-    /// Dispatches again, unless it is held for another reason.
+    /// Dispatches again, unless it is held for another reason; or who is told of its requests has
+    /// changed.
     pub(crate) fn update_held(&mut self) {
         self.held = self.hold.is_some() || self.paused || self.holds_all_back();
+        self.is_monitored = self.watch.is_on();
+        self.is_clear = !self.held && !self.is_monitored;
     }
 
     /// When a request that starts to wait at `from` has waited long enough.

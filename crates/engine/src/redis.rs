@@ -39,6 +39,20 @@ impl Engine {
                 Err(plan) => return plan,
             }
         }
+        match self.pools[self.clients[client].pool as usize].is_monitored {
+            true => self.plan_overheard(client, lookup, bytes, args),
+            false => self.plan_redis(client, lookup, bytes, args),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn plan_redis(
+        &mut self,
+        client: u32,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
         if self.clients[client].special {
             if let Lookup::Found(command) = lookup
                 && self.is_postponed(client, command)
@@ -61,6 +75,12 @@ impl Engine {
                     && let Some(text) = self.refused_while_subscribed(client, command) =>
             {
                 self.say_error(client, &text)
+            }
+            Lookup::Found(command)
+                if self.clients[client].special
+                    && let Some(text) = self.refused_while_monitoring(client, command) =>
+            {
+                self.say_error(client, text)
             }
             Lookup::Found(command) => match command.rule {
                 Rule::Forward | Rule::Single(_)
@@ -288,7 +308,7 @@ impl Engine {
 }
 
 /// What may be asked before AUTH.
-fn is_open_to_all(command: &Command) -> bool {
+pub(crate) fn is_open_to_all(command: &Command) -> bool {
     matches!(
         command.rule,
         Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)

@@ -28,6 +28,9 @@ use crate::slab::NONE;
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
 pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
 
+/// What monitors are told of one transaction.
+const OVERHEARD_SIZE_MAX: usize = 64 * 1024;
+
 const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 const DISCARD: &[u8] = b"*1\r\n$7\r\nDISCARD\r\n";
@@ -52,6 +55,10 @@ pub(crate) struct Transaction {
     /// ends.
     early: Vec<u8>,
     early_ends: Vec<u32>,
+    /// What monitors are to be told of the queued commands when they are executed, a line each, and
+    /// of how many they will not be told.
+    overheard: Vec<u8>,
+    unheard: u32,
     fate: Fate,
 }
 
@@ -80,6 +87,8 @@ impl Transaction {
             lane: NONE,
             early: Vec::new(),
             early_ends: Vec::new(),
+            overheard: Vec::new(),
+            unheard: 0,
             fate: Fate::Good,
         }
     }
@@ -94,8 +103,22 @@ impl Transaction {
     }
 
     /// Bytes allocated.
-    fn size(&self) -> usize {
-        size_of::<Self>() + self.early.capacity() + self.early_ends.capacity() * size_of::<u32>()
+    pub(crate) fn size(&self) -> usize {
+        let early = self.early.capacity() + self.early_ends.capacity() * size_of::<u32>();
+        size_of::<Self>() + early + self.overheard.capacity()
+    }
+
+    pub(crate) fn overhear(&mut self, line: &[u8]) {
+        if self.overheard.len() + line.len() > OVERHEARD_SIZE_MAX {
+            self.unheard += 1;
+            return;
+        }
+        self.overheard.extend_from_slice(line);
+        self.overheard.push(b'\n');
+    }
+
+    pub(crate) fn take_overheard(&mut self) -> (Vec<u8>, u32) {
+        (std::mem::take(&mut self.overheard), std::mem::take(&mut self.unheard))
     }
 }
 
@@ -162,10 +185,7 @@ impl Engine {
             SessionRule::Watch => self.watch(client, command, bytes, args),
             SessionRule::Unwatch => self.unwatch(client),
             SessionRule::Reset => self.reset(client),
-            SessionRule::Monitor => {
-                let text = format!("ERR '{}' is not supported by this gateway yet", command.name);
-                self.say_error(client, &text)
-            }
+            SessionRule::Monitor => self.begin_monitor(client),
         }
     }
 
@@ -535,6 +555,7 @@ impl Engine {
                 return self.fail(client, Failure::NoServer);
             }
         };
+        self.overhear_queued(client);
         self.close_transaction(client);
         self.send_last(client, lane, EXEC)
     }

@@ -110,7 +110,15 @@ impl Engine {
             self.upload_to(client, NONE, Tail::Redis(tail), head);
             return Begun::Yes;
         }
-        self.begin_upload(client, key.of(bytes), command.access, Tail::Redis(tail), head)
+        let begun =
+            self.begin_upload(client, key.of(bytes), command.access, Tail::Redis(tail), head);
+        if let Begun::Yes = begun
+            && self.pools[self.clients[client].pool as usize].is_monitored
+        {
+            let missing = parser.announced().unwrap_or_default().saturating_sub(args.len());
+            self.overhear_upload(client, command, bytes, args, missing);
+        }
+        begun
     }
 
     /// Begins to pass a memcached request on, of what has been `asked`.

@@ -255,17 +255,20 @@ fn what_waits_for_a_connection_goes_whole_or_fails_whole() {
     world.wait_ms(200);
     together(&mut world, &[(z, "get c\r\n")]);
     world.wait_ms(250);
-    for client in clients {
+    for client in [x, y] {
         world.expect(client, "SERVER_ERROR Connection timed out\r\n");
     }
-    let (x, y) = (client(&mut world), client(&mut world));
-    world.wait_ms(2000);
-    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n")]);
+    world.expect(z, "SERVER_ERROR Server does not answer\r\n");
+    let mut world = World::new(&pool("timeout: 400\nserver_connect_timeout: 300", 1));
+    let [x, y, z] = [(); 3].map(|()| client(&mut world));
+    // The first one has the connection made.
+    together(&mut world, &[(x, "get a\r\n"), (y, "get b\r\n"), (z, "get c\r\n")]);
     let lane = world.accept(0);
-    world.expect(lane, "get a b\r\n");
-    world.send(lane, hit("a", "1"));
+    world.expect(lane, "get a\r\nget b c\r\n");
+    world.send(lane, hit("a", "1") + &hit("c", "2"));
     world.expect(x, hit("a", "1"));
     world.expect(y, "END\r\n");
+    world.expect(z, hit("c", "2"));
     world.assert_idle();
 }
 

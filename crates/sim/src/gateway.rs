@@ -463,7 +463,7 @@ impl Gateway {
                     let own = self.engine.handle_question(pool, by, &request, &place, now);
                     self.engine.handle_answer(ticket, &own, Rest::None, now);
                 }
-                Action::Pressed { .. } | Action::Shed { .. } => {}
+                Action::Pressed { .. } | Action::Shed { .. } | Action::Monitors { .. } => {}
             }
         }
     }

@@ -20,6 +20,7 @@ mod limits;
 mod listeners;
 mod master;
 mod member;
+mod monitors;
 mod notify;
 mod pid_file;
 mod quotas;

@@ -5,6 +5,7 @@ mod children;
 mod clients;
 mod inquiries;
 mod log;
+mod monitors;
 mod operators;
 mod reload;
 mod stop;
@@ -38,6 +39,7 @@ use crate::interests::Interests;
 use crate::limits::raise_open_files;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member};
+use crate::monitors::Monitors;
 use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
@@ -111,6 +113,7 @@ struct Master {
     notify: Notify,
     sessions: Sessions,
     inquiries: Inquiries,
+    monitors: Monitors,
     balance: Balance,
     members: BTreeMap<Role, Member>,
     /// Workers of an earlier one are replaced.
@@ -216,6 +219,7 @@ impl Master {
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
             inquiries: Inquiries::after(0),
+            monitors: Monitors::default(),
             balance: Balance::new(),
             members: ranks.chain(admin).map(member).collect(),
             generation: 0,
@@ -420,11 +424,23 @@ impl Master {
                     running.adopted();
                 }
             }
+            (ToMaster::Monitors { pool, any }, Role::Worker { slot }) => {
+                self.take_monitors(slot, pool, any, now);
+            }
+            (ToMaster::Watching { pool }, Role::Worker { slot }) => {
+                self.take_watching(slot, &pool, now);
+            }
+            (ToMaster::Overheard { pool, lines, missed }, Role::Worker { slot }) => {
+                self.relay_overheard(slot, &pool, &lines, missed, now);
+            }
             (
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
                 | ToMaster::ServerUp { .. }
                 | ToMaster::Paused { .. }
+                | ToMaster::Monitors { .. }
+                | ToMaster::Watching { .. }
+                | ToMaster::Overheard { .. }
                 | ToMaster::HandOver { .. }
                 | ToMaster::Ask { .. }
                 | ToMaster::Answer { .. }

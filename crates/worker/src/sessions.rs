@@ -66,6 +66,11 @@ impl Outbox {
         self.sessions += 1;
     }
 
+    /// Messages that are not sent yet.
+    pub(crate) fn len(&self) -> usize {
+        self.mail.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.mail.is_empty()
     }

@@ -2,6 +2,7 @@
 
 mod epochs;
 mod inquiries;
+mod monitors;
 mod moving;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -28,6 +29,7 @@ use crate::resolver::Resolver;
 use crate::sessions::Outbox;
 use crate::start::{Error, Start, reopen_log};
 use epochs::Change;
+use monitors::Monitors;
 
 /// How often the heartbeat is renewed, also when there is nothing else to do.
 const HEARTBEAT_MS: u64 = 100;
@@ -65,6 +67,7 @@ pub(crate) struct Worker<D> {
     preparer: Option<Preparer>,
     change: Change,
     outbox: Outbox,
+    monitors: Monitors,
     is_master_alive: bool,
     /// Clients at rest that are to go to another worker.
     leaving: VecDeque<ConnId>,
@@ -181,6 +184,7 @@ impl<D: Driver> Worker<D> {
             preparer: None,
             change: Change::None,
             outbox: Outbox::default(),
+            monitors: Monitors::default(),
             is_master_alive: true,
             leaving: VecDeque::new(),
             arrivals: VecDeque::new(),
@@ -258,6 +262,7 @@ impl<D: Driver> Worker<D> {
             core.engine.handle_timeout(core.now);
         }
         core.engine.settle(core.now);
+        self.tell_monitors();
         self.act();
         // Writing may end connections, and what they owed is answered before the next wait.
         while self.flush() {
@@ -320,6 +325,7 @@ impl<D: Driver> Worker<D> {
             Action::Ask { ticket, scope, pool, by, request } => {
                 self.ask(ticket, scope, pool, by, &request);
             }
+            Action::Monitors { pool, any } => self.announce_monitors(pool, any),
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.say(ToMaster::ServerDown { pool, server, why });
@@ -463,9 +469,12 @@ impl<D: Driver> Worker<D> {
             self.last_beat_ms = now_ms;
             self.writer.beat(now_ms);
             self.core.follow_pauses();
+            self.core.tick();
+            self.core.engine.tell_time(wall_us(), self.core.now);
         }
         if now_ms >= self.last_return_ms + RETURN_MS {
             self.last_return_ms = now_ms;
+            self.monitors.forget_addresses();
             self.return_memory();
             // Removed pools may be gone for good by now.
             self.core.reserve_files();
@@ -484,7 +493,8 @@ impl<D: Driver> Worker<D> {
     }
 
     fn timeout(&self) -> Duration {
-        let ends = [self.deadline, self.retiring.as_ref().map(|retiring| retiring.until)];
+        let retired = self.retiring.as_ref().map(|retiring| retiring.until);
+        let ends = [self.deadline, retired, self.monitors.due()];
         let at = ends.into_iter().flatten().fold(self.core.engine.poll_timeout(), Time::min);
         let mut timeout = Duration::from_millis(HEARTBEAT_MS);
         if at != Time::NEVER {
@@ -604,6 +614,9 @@ impl<D: Driver> Worker<D> {
                 self.answer(number, &pool, by, &descriptors);
             }
             ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
+            ToChild::Watched { pool, on } => self.watch(pool, on),
+            ToChild::Monitored { pool } => self.monitored(&pool),
+            ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),

@@ -181,4 +181,14 @@ run({
     assert.equal(await client.get(`${at}:text`), "abc");
   }),
 
+  async monitoring() {
+    const client = connect();
+    const monitor = await client.monitor();
+    const seen = promised();
+    monitor.on("monitor", (_time, words) => words[1] === "io:seen" && seen.resolve(words));
+    await client.set("io:seen", "1");
+    assert.deepEqual(await seen.promise, ["set", "io:seen", "1"]);
+    monitor.disconnect();
+    client.disconnect();
+  },
 });

@@ -128,7 +128,7 @@ impl Engine {
         }
     }
 
-    fn cut_overflowed(&mut self, clients: Vec<ConnId>) {
+    pub(crate) fn cut_overflowed(&mut self, clients: Vec<ConnId>) {
         for conn in clients {
             if self.clients.is_current(conn.index(), conn.generation()) {
                 self.cut_client(conn.index(), PoolCounter::ClientsOverflowed);

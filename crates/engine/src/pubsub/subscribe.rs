@@ -10,7 +10,6 @@ use cashew_protocol::resp::encode;
 use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::pubsub::topics::{Kind, Readiness, SUBSCRIPTION_SIZE, TopicId};
-use crate::slab::NONE;
 use crate::time::Time;
 use crate::variant::Dialect;
 
@@ -22,8 +21,8 @@ pub(crate) const NAME_MAX: usize = 64 * 1024;
 pub(crate) struct Subscriber {
     /// By topic: its place among the topic's subscribers.
     topics: BTreeMap<u32, u32>,
-    /// Of them, those of SSUBSCRIBE, which are counted apart.
-    shards: u32,
+    /// By kind.
+    counts: [u32; 3],
     /// The request that is being answered.
     pending: Option<Pending>,
     /// Messages that wait for the end of a reply.
@@ -54,7 +53,7 @@ impl Subscriber {
     fn new() -> Self {
         Self {
             topics: BTreeMap::new(),
-            shards: 0,
+            counts: [0; 3],
             pending: None,
             held: Vec::new(),
             strained_since: Time::NEVER,
@@ -64,8 +63,10 @@ impl Subscriber {
     /// What is told as the number of subscriptions, of which there are two kinds.
     fn count(&self, kind: Kind) -> u32 {
         match kind {
-            Kind::Shard => self.shards,
-            Kind::Channel | Kind::Pattern => self.topics.len() as u32 - self.shards,
+            Kind::Shard => self.counts[Kind::Shard as usize],
+            Kind::Channel | Kind::Pattern => {
+                self.counts[Kind::Channel as usize] + self.counts[Kind::Pattern as usize]
+            }
         }
     }
 }
@@ -246,7 +247,7 @@ impl Engine {
         let subscriber = self.clients[client].modes.subscriber()?;
         let at = subscriber.topics.remove(&topic)?;
         let topics = &self.pools[pool as usize].pubsub.topics;
-        subscriber.shards -= u32::from(topics.get(topic).kind == Kind::Shard);
+        subscriber.counts[topics.get(topic).kind as usize] -= 1;
         self.take_subscriber(pool, topic, at);
         self.leave_if_unwanted(pool, topic)
     }
@@ -278,7 +279,7 @@ impl Engine {
         }
         let state = topics.get_mut(topic);
         subscriber.topics.insert(topic, state.subscribers.len() as u32);
-        subscriber.shards += u32::from(state.kind == Kind::Shard);
+        subscriber.counts[state.kind as usize] += 1;
         state.subscribers.push(client);
         topics.subscriptions += 1;
         self.bufs.charge(SUBSCRIPTION_SIZE);
@@ -434,8 +435,9 @@ impl Engine {
         }
     }
 
-    /// Whether the client has subscriptions, which stay here.
-    pub(crate) fn is_subscriber(&self, client: u32) -> bool {
-        client != NONE && self.clients[client].modes.subscriber.is_some()
+    /// Whether the client is told what comes from elsewhere, which another worker would miss.
+    pub(crate) fn is_pinned(&self, client: u32) -> bool {
+        let modes = &self.clients[client].modes;
+        modes.subscriber.is_some() || modes.monitor.is_some()
     }
 }

@@ -66,6 +66,13 @@ pub(crate) struct World {
     pub(crate) ids: u64,
     /// There are other workers, and the test answers for them.
     pub(crate) has_others: bool,
+    ids: u64,
+    /// Their numbers, by which monitors are told of them.
+    numbers: HashMap<ConnId, u64>,
+    /// What monitors of other workers are to be told.
+    pub(crate) told_elsewhere: String,
+    /// Other workers do not say that they tell monitors.
+    pub(crate) is_unconfirmed: bool,
 }
 
 impl World {
@@ -106,6 +113,9 @@ impl World {
             stuck: Vec::new(),
             ids: 0,
             has_others: false,
+            numbers: HashMap::new(),
+            told_elsewhere: String::new(),
+            is_unconfirmed: false,
         };
         world.tick();
         world
@@ -116,6 +126,7 @@ impl World {
         loop {
             self.engine.settle(self.now);
             let mut idle = !self.act();
+            self.tell();
             while let Some(conn) = self.engine.poll_dirty() {
                 idle = false;
                 self.write(conn);
@@ -125,6 +136,22 @@ impl World {
             }
             self.engine.handle_timeout(self.now);
         }
+    }
+
+    /// Passes what was overheard on.
+    fn tell(&mut self) {
+        let Some(overheard) = self.engine.take_overheard() else { return };
+        for (hearing, head, tail) in overheard.lines() {
+            let address = format!("127.0.0.1:{}", self.numbers[&hearing.client]);
+            let line = [head, address.as_bytes(), tail].concat();
+            if hearing.elsewhere {
+                self.told_elsewhere.push_str(std::str::from_utf8(&line).unwrap());
+            }
+            if hearing.here {
+                self.engine.handle_overheard(hearing.pool, &line, 0, self.now);
+            }
+        }
+        self.engine.return_overheard(overheard);
     }
 
     fn act(&mut self) -> bool {
@@ -150,6 +177,10 @@ impl World {
                     let is_alone = scope == Scope::Here || !self.has_others;
                     let rest = if is_alone { Rest::None } else { Rest::Awaited };
                     self.engine.handle_answer(ticket, &own, rest, self.now);
+                }
+                Action::Monitors { ref pool, any: true } if !self.is_unconfirmed => {
+                    let pool = self.engine.pool_named(pool).expect("it is monitored");
+                    self.engine.handle_monitored(pool, self.now);
                 }
                 _ => {}
             }
@@ -243,6 +274,7 @@ impl World {
     pub(crate) fn client_of(&mut self, pool: u32) -> ConnId {
         self.ids += 1;
         let conn = self.engine.handle_accepted(pool, Admission::Welcome, self.ids, self.now);
+        self.numbers.insert(conn, self.ids);
         self.tick();
         conn
     }

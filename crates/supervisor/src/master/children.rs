@@ -117,6 +117,9 @@ impl Master {
             }
         }
         self.post(role, ToChild::Start, Vec::new(), now);
+        if let Role::Worker { slot } = role {
+            self.brief_on_monitors(slot, now);
+        }
     }
 
     /// False where there is none.
@@ -196,6 +199,7 @@ impl Master {
         for asker in self.inquiries.gone(slot) {
             self.tell_asker(asker, Rest::None, Vec::new(), now);
         }
+        self.forget_monitors(slot, now);
         self.is_unsettled = true;
         for (session, descriptors) in sessions {
             self.sessions.push_back(Parcel { from: slot, session, descriptors });

@@ -444,6 +444,8 @@ impl Master {
             notify: Notify::from_env(now),
             sessions: Default::default(),
             inquiries: Inquiries::after(monotonic_ms() << 20),
+            // Who has any says so again.
+            monitors: Default::default(),
             balance: crate::balance::Balance::new(),
             members,
             generation: state.generation,

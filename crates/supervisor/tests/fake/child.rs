@@ -1,6 +1,6 @@
 //! Children that do all that a master asks for, and misbehave when they are told to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -93,6 +93,9 @@ struct Worker {
     held: bool,
     retiring: bool,
     live: Vec<bool>,
+    /// Pools that others monitor, and what they asked of those that are monitored here.
+    watched: BTreeSet<String>,
+    heard: String,
 }
 
 /// By which epoch.
@@ -145,6 +148,8 @@ impl Worker {
             held: false,
             retiring: false,
             live: Vec::new(),
+            watched: BTreeSet::new(),
+            heard: String::new(),
         }
     }
 
@@ -231,6 +236,15 @@ impl Worker {
             }
             ToChild::Question { number, .. } => self.be_asked(number, &descriptors[0]),
             ToChild::Answer { ticket, rest } => self.be_answered(ticket, rest, &descriptors),
+            ToChild::Watched { pool, on: true } => {
+                self.watched.insert(pool.clone());
+                self.say(&ToMaster::Watching { pool });
+            }
+            ToChild::Watched { pool, on: false } => drop(self.watched.remove(&pool)),
+            ToChild::Monitored { pool } => self.heard += &format!("{pool}!"),
+            ToChild::Overheard { pool, lines, missed } => {
+                self.heard += &format!("{pool}:{missed}:{}", lines.replace("\r\n", ","));
+            }
             ToChild::LogLevel { level } => note(&format!("level is {level} here\n")),
             ToChild::LogReopen => {
                 cashew_process::log::redirect(&descriptors[0]).unwrap();
@@ -478,7 +492,7 @@ impl Worker {
     }
 
     /// `pid` and what is asked with it of this worker: the ring it uses, its place, how many
-    /// clients it has; `down N` and `up N` to report a server; `requests` and `taken` for numbers
+    /// clients it has, what it is to tell of and what it was told; `down N` and `up N` to report a server; `requests` and `taken` for numbers
     /// of all workers; how to misbehave, with the pid of whoever is to do so.
     fn answer(&self, question: &str, stream: &mut TcpStream) -> io::Result<String> {
         let me = std::process::id();
@@ -496,6 +510,26 @@ impl Worker {
                 format!("{me} epoch {epoch}, {} of {}", self.rank, self.workers)
             }
             ["pid", "clients"] => format!("{me} {}", self.clients.len()),
+            ["pid", "watched"] => {
+                let watched: Vec<&str> = self.watched.iter().map(String::as_str).collect();
+                format!("{me} pools:{}", watched.join(","))
+            }
+            ["pid", "heard"] => format!("{me} lines:{}", self.heard),
+            [what @ ("monitor" | "unmonitor"), pool, pid] => {
+                if pid != me.to_string() {
+                    return Ok("it is not me".into());
+                }
+                self.say(&ToMaster::Monitors { pool: pool.into(), any: what == "monitor" });
+                "ok".into()
+            }
+            ["overhear", pool, line, pid] => {
+                if pid != me.to_string() {
+                    return Ok("it is not me".into());
+                }
+                let lines = format!("{line}\r\n");
+                self.say(&ToMaster::Overheard { pool: pool.into(), lines, missed: 1 });
+                "ok".into()
+            }
             ["requests"] => {
                 let pool = serving.writer.pool(0);
                 let count = serving.segments.sum_pool_counter(pool, PoolCounter::Requests);

@@ -95,6 +95,8 @@ impl<D: Driver> Worker<D> {
                     return;
                 }
             };
+        // Pools are renumbered.
+        self.tell_monitors();
         // Clients that are gone are counted by what they took in the epoch that they left in.
         self.core.give_quotas();
         if !segments.is_same(&self.core.segments) {

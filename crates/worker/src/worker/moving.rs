@@ -54,6 +54,8 @@ impl<D: Driver> Worker<D> {
         match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
             Ok(bytes) => {
                 self.writer.add_sessions_out(1);
+                // What it asked here comes before what it asks elsewhere.
+                self.tell_elsewhere();
                 self.outbox.hand_over(session, socket, bytes, quota);
             }
             Err(error) => {

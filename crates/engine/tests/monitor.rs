@@ -1,0 +1,376 @@
+//! MONITOR: what is told, and to whom.
+
+mod world;
+
+use cashew_engine::{Action, CloseReason, ConnId, Time};
+use cashew_metrics::PoolCounter;
+use world::{World, pool, redis};
+
+const REDIS: &str = "redis: true\npreconnect: true";
+const WALL_US: u64 = 1_700_000_000_000_000;
+
+fn monitored(options: &str) -> (World, ConnId, ConnId) {
+    let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(options, 1));
+    world.engine.tell_time(WALL_US + world.now.as_micros(), world.now);
+    let monitor = world.client();
+    world.send(monitor, redis("MONITOR"));
+    world.expect(monitor, "+OK\r\n");
+    (world, lane, monitor)
+}
+
+/// The lines for those requests of client 2, now.
+fn lines(world: &World, database: u32, requests: &[&str]) -> String {
+    let micros = WALL_US + world.now.as_micros();
+    let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
+    let line = |request: &&str| {
+        let words: Vec<String> = request.split(' ').map(|word| format!("\"{word}\"")).collect();
+        let words = words.join(" ");
+        format!("+{seconds}.{micros:06} [{database} 127.0.0.1:2] {words}\r\n")
+    };
+    requests.iter().map(line).collect()
+}
+
+fn announced(world: &mut World) -> Vec<bool> {
+    let monitors = |action: Action| match action {
+        Action::Monitors { pool, any } => {
+            assert_eq!(pool, "p");
+            Some(any)
+        }
+        _ => None,
+    };
+    std::mem::take(&mut world.actions).into_iter().filter_map(monitors).collect()
+}
+
+#[test]
+fn a_monitor_is_told_what_others_ask() {
+    let (mut world, lane, monitor) = monitored("redis: true\npreconnect: true\ndatabases: 16");
+    let client = world.client();
+    world.send(client, redis("SET k v") + &redis("GET k") + "ping \"a b\"\r\n");
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    let expected = lines(&world, 0, &["SET k v", "GET k", "ping a_b"]).replace('_', " ");
+    assert_eq!(told, expected);
+    world.send(lane, "+OK\r\n$1\r\nv\r\n");
+    world.expect(client, "+OK\r\n$1\r\nv\r\n$3\r\na b\r\n");
+    // What waits is told once, when it is dispatched, and by the database that it chooses.
+    world.send(client, redis("GET k") + &redis("SELECT 1"));
+    let expected = lines(&world, 0, &["GET k"]);
+    world.expect(monitor, expected);
+    world.send(lane, "$1\r\nv\r\n");
+    let expected = lines(&world, 1, &["SELECT 1"]);
+    world.expect(monitor, expected);
+}
+
+#[test]
+fn secrets_and_administration_are_not_told() {
+    let (mut world, lane, monitor) = monitored(REDIS);
+    let client = world.client();
+    for hidden in ["NOSUCH x", "GET", "CONFIG GET x", "SHUTDOWN", "MONITOR x"] {
+        world.send(client, redis(hidden));
+        world.expect(monitor, "");
+    }
+    world.expect(lane, redis("CONFIG GET x"));
+    world.send(lane, "*0\r\n");
+    world.send(client, redis("AUTH user secret") + &redis("HELLO 3 AUTH user secret SETNAME me"));
+    let expected = lines(
+        &world,
+        0,
+        &["AUTH (redacted) (redacted)", "HELLO 3 AUTH (redacted) (redacted) SETNAME me"],
+    );
+    world.expect(monitor, expected);
+}
+
+#[test]
+fn who_has_not_said_the_password_is_not_told_of() {
+    let (mut world, [lane]): (World, [ConnId; 1]) =
+        World::connected(&pool("redis: true\npreconnect: true\nredis_auth: secret", 1));
+    world.send(lane, "+OK\r\n");
+    world.engine.tell_time(WALL_US + world.now.as_micros(), world.now);
+    let monitor = world.client();
+    world.send(monitor, redis("MONITOR"));
+    world.expect(monitor, "-NOAUTH Authentication required.\r\n");
+    world.send(monitor, redis("AUTH secret") + &redis("MONITOR"));
+    world.expect(monitor, "+OK\r\n+OK\r\n");
+    let client = world.client();
+    world.send(client, redis("GET k"));
+    world.expect(client, "-NOAUTH Authentication required.\r\n");
+    world.expect(monitor, "");
+    world.send(client, redis("AUTH secret") + &redis("PING"));
+    let expected = lines(&world, 0, &["AUTH (redacted)", "PING"]);
+    world.expect(monitor, expected);
+}
+
+#[test]
+fn what_is_queued_is_told_when_it_is_executed() {
+    let (mut world, _, monitor) = monitored(REDIS);
+    let lane = |world: &mut World| match world.connects_to(0) {
+        true => world.accept(0),
+        false => *world.lanes[&0].last().unwrap(),
+    };
+    let client = world.client();
+    world.send(client, redis("MULTI"));
+    let expected = lines(&world, 0, &["MULTI"]);
+    world.expect(monitor, expected);
+    world.send(client, redis("SET k 1"));
+    let leased = lane(&mut world);
+    world.send(leased, "+OK\r\n+QUEUED\r\n");
+    world.send(client, redis("AUTH me pw") + &redis("INCR k"));
+    world.send(leased, "+QUEUED\r\n");
+    world.expect(monitor, "");
+    // AUTH cannot be queued, since the gateway answers it: so nothing is executed.
+    world.send(client, redis("EXEC"));
+    let expected = lines(&world, 0, &["EXEC"]);
+    world.expect(monitor, expected);
+    world.send(leased, "+OK\r\n");
+
+    world.received(client);
+    world.send(client, redis("MULTI") + &redis("SET k 1") + &redis("INCR k") + &redis("EXEC"));
+    let expected = lines(&world, 0, &["MULTI", "SET k 1", "INCR k", "EXEC"]);
+    world.expect(monitor, expected);
+    world.send(leased, "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n:2\r\n");
+    world.expect(client, "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n:2\r\n");
+    world.send(client, redis("MULTI") + &redis("PING") + &redis("DISCARD"));
+    let expected = lines(&world, 0, &["MULTI", "DISCARD"]);
+    world.expect(monitor, expected);
+    for conn in [client, monitor] {
+        world.close(conn, CloseReason::Eof);
+    }
+    world.wait_ms(15_000);
+    world.assert_idle();
+}
+
+#[test]
+fn uploads_are_told_by_their_start() {
+    let (mut world, _, monitor) = monitored(REDIS);
+    let client = world.client();
+    world.send(client, format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${}\r\nxxx", 2 << 20));
+    if world.connects_to(0) {
+        world.accept(0);
+    }
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    assert!(told.ends_with("] \"SET\" \"big\" \"... (1 more arguments)\"\r\n"), "{told}");
+    assert_eq!(told.matches("SET").count(), 1);
+}
+
+#[test]
+fn a_monitor_asks_servers_nothing_and_can_be_reset() {
+    let (mut world, lane, monitor) = monitored(REDIS);
+    assert_eq!(announced(&mut world), [true]);
+    world.send(monitor, redis("GET a"));
+    world.expect(monitor, "-ERR Replica can't interact with the keyspace\r\n");
+    world.send(monitor, redis("MULTI"));
+    world.expect(monitor, "-ERR a client that monitors may ask this gateway only, no server\r\n");
+    // A second one is not answered, as in Redis. It is told of itself, too.
+    world.send(monitor, redis("MONITOR") + &redis("PING"));
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    assert!(told.starts_with("+PONG\r\n+17") && told.ends_with("] \"PING\"\r\n"), "{told}");
+    world.send(monitor, redis("RESET"));
+    world.expect(monitor, "+RESET\r\n");
+    let client = world.client();
+    world.send(client, redis("GET a"));
+    world.expect(monitor, "");
+    world.send(lane, "$-1\r\n");
+    world.send(monitor, redis("MONITOR"));
+    world.expect(monitor, "+OK\r\n");
+    world.close(monitor, CloseReason::Eof);
+    world.send(client, redis("GET a"));
+    world.expect(lane, redis("GET a").repeat(2));
+    assert_eq!(announced(&mut world), [false, true, false]);
+    let monitor = world.client();
+    world.send(monitor, redis("MONITOR") + &redis("QUIT"));
+    assert!(world.received(monitor).starts_with(b"+OK\r\n+OK\r\n"));
+    assert_eq!(announced(&mut world), [true, false]);
+}
+
+#[test]
+fn a_monitor_may_speak_resp3_and_have_watched_something() {
+    let (mut world, lane, _) = monitored(REDIS);
+    let monitor = world.client();
+    world.send(monitor, redis("HELLO 3"));
+    world.received(monitor);
+    world.send(monitor, redis("MONITOR") + &redis("CLIENT INFO"));
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    assert!(told.starts_with("+OK\r\n") && told.contains(" flags=O "), "{told}");
+    assert!(told.ends_with("[0 127.0.0.1:2] \"CLIENT\" \"INFO\"\r\n"), "{told}");
+    let other = world.client();
+    world.send(other, redis("GET k"));
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    assert!(told.ends_with("[0 127.0.0.1:3] \"GET\" \"k\"\r\n"), "{told}");
+    world.send(lane, "$-1\r\n");
+    world.expect(other, "$-1\r\n");
+}
+
+#[test]
+fn clients_of_other_pools_are_nobodys_business() {
+    let snapshot = world::snapshot(
+        "a:\n  listen: 127.0.0.1:6000\n  redis: true\n  servers: [127.0.0.1:7000:1]\n\
+         b:\n  listen: 127.0.0.1:6001\n  redis: true\n  servers: [127.0.0.1:7001:1]\n",
+    );
+    let mut world = World::new(&snapshot);
+    let monitor = world.client_of(0);
+    world.send(monitor, redis("MONITOR"));
+    world.expect(monitor, "+OK\r\n");
+    let (same, other) = (world.client_of(0), world.client_of(1));
+    world.send(other, redis("PING"));
+    world.expect(monitor, "");
+    world.send(same, redis("PING"));
+    assert!(world.received(monitor).ends_with(b"\"PING\"\r\n"));
+}
+
+#[test]
+fn a_monitor_that_does_not_read_is_closed() {
+    let limits = "redis: true\npreconnect: true\npubsub_output_max: 64kb";
+    let (mut world, lane, monitor) = monitored(limits);
+    world.stuck.push(monitor);
+    let client = world.client();
+    let request = redis(&format!("GET {}", "k".repeat(1000)));
+    for _ in 0..70 {
+        world.send(client, &request);
+        world.send(lane, "$-1\r\n");
+    }
+    assert!(world.closed.contains(&monitor));
+    let pool = world.metrics.pool(0);
+    assert_eq!(world.metrics.pool_counter(pool, PoolCounter::ClientsOverflowed), 1);
+    world.received(client);
+    world.send(client, &request);
+    world.send(lane, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.close(client, CloseReason::Eof);
+    world.wait_ms(3000);
+    world.assert_idle();
+}
+
+#[test]
+fn a_monitor_that_reads_too_slowly_is_closed() {
+    let limits = "redis: true\npreconnect: true\npubsub_output_soft_max: 4kb\n\
+                  pubsub_output_soft_time: 5000";
+    let (mut world, lane, monitor) = monitored(limits);
+    let client = world.client();
+    let request = redis(&format!("GET {}", "k".repeat(1000)));
+    let ask = |world: &mut World, times| {
+        for _ in 0..times {
+            world.send(client, &request);
+            world.send(lane, "$-1\r\n");
+        }
+    };
+    world.stuck.push(monitor);
+    ask(&mut world, 10);
+    world.wait_ms(3000);
+    world.stuck.clear();
+    world.write(monitor);
+    world.wait_ms(10_000);
+    assert!(!world.closed.contains(&monitor), "it has read in time");
+    world.stuck.push(monitor);
+    ask(&mut world, 10);
+    world.wait_ms(4000);
+    assert!(!world.closed.contains(&monitor));
+    world.wait_ms(3000);
+    assert!(world.closed.contains(&monitor));
+}
+
+#[test]
+fn monitors_elsewhere_are_told_as_far_as_there_is_room_and_as_long_as_they_ask() {
+    let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    world.engine.tell_time(WALL_US + world.now.as_micros(), world.now);
+    let _first = world.client();
+    let client = world.client();
+    let ask = |world: &mut World, key: &str| {
+        world.send(client, redis(&format!("GET {key}")));
+        world.send(lane, "$-1\r\n");
+        world.expect(client, "$-1\r\n");
+    };
+    ask(&mut world, "a");
+    assert_eq!(world.told_elsewhere, "");
+    world.engine.handle_watched(0, true, world.now);
+    ask(&mut world, "a");
+    assert_eq!(world.told_elsewhere, "", "nothing is allowed yet");
+    assert_eq!(world.engine.poll_left_out(), Some((0, 1)));
+    assert_eq!(world.engine.poll_left_out(), None);
+    // One line is begun as long as there is any room.
+    world.engine.allow_elsewhere(1);
+    ask(&mut world, "b");
+    assert_eq!(world.told_elsewhere, lines(&world, 0, &["GET b"]));
+    ask(&mut world, "c");
+    assert_eq!(world.told_elsewhere, lines(&world, 0, &["GET b"]));
+    assert_eq!(world.engine.poll_left_out(), Some((0, 1)));
+    world.told_elsewhere.clear();
+    world.engine.allow_elsewhere(1000);
+    world.engine.handle_watched(0, false, world.now);
+    ask(&mut world, "d");
+    assert_eq!(world.told_elsewhere, "");
+    // Who dies cannot say that it wants no more.
+    world.engine.handle_watched(0, true, world.now);
+    world.wait_ms(3000);
+    ask(&mut world, "e");
+    assert_eq!(world.told_elsewhere, lines(&world, 0, &["GET e"]));
+    world.wait_ms(4000);
+    ask(&mut world, "f");
+    assert!(!world.told_elsewhere.contains("\"f\""));
+    assert_eq!(world.engine.poll_left_out(), None);
+}
+
+#[test]
+fn monitors_are_told_how_much_they_missed_once_a_second() {
+    let (mut world, _, monitor) = monitored(REDIS);
+    let skipped = |world: &World, count: u32| {
+        lines(world, 0, &[&format!("cashew skipped {count}")]).replace("127.0.0.1:2", "cashew:0")
+    };
+    let line = "+1.000000 [0 10.0.0.1:1] \"GET\" \"there\"\r\n";
+    world.wait_ms(1500);
+    world.engine.handle_overheard(0, line.as_bytes(), 3, world.now);
+    world.tick();
+    let expected = skipped(&world, 3) + line;
+    world.expect(monitor, expected);
+    for _ in 0..2 {
+        world.engine.handle_overheard(0, b"", 2, world.now);
+        world.tick();
+        world.expect(monitor, "");
+    }
+    world.now = Time::from_micros(world.now.as_micros() + 1_000_000);
+    world.engine.handle_timeout(world.now);
+    world.tick();
+    let expected = skipped(&world, 4);
+    world.expect(monitor, expected);
+    let pool = world.metrics.pool(0);
+    assert_eq!(world.metrics.pool_counter(pool, PoolCounter::MonitorDropped), 7);
+    // It is said again that somebody monitors.
+    assert!(announced(&mut world).len() >= 2);
+    // Without a monitor nobody misses anything.
+    world.close(monitor, CloseReason::Eof);
+    world.engine.handle_overheard(0, line.as_bytes(), 3, world.now);
+    assert_eq!(world.metrics.pool_counter(pool, PoolCounter::MonitorDropped), 7);
+}
+
+#[test]
+fn monitor_is_answered_when_all_workers_tell() {
+    let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    world.is_unconfirmed = true;
+    world.engine.tell_time(WALL_US + world.now.as_micros(), world.now);
+    let [monitor, client, second] = std::array::from_fn(|_| world.client());
+    world.send(monitor, redis("MONITOR") + &redis("PING"));
+    world.send(client, redis("GET a"));
+    world.send(lane, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.expect(monitor, "");
+    world.engine.handle_monitored(0, world.now);
+    world.tick();
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    assert!(told.starts_with("+OK\r\n+PONG\r\n+17") && told.ends_with("\"PING\"\r\n"), "{told}");
+    // Now they do.
+    world.send(second, redis("MONITOR"));
+    world.expect(second, "+OK\r\n");
+    for conn in [monitor, second] {
+        world.close(conn, CloseReason::Eof);
+    }
+    // Nobody waits for ever, and who leaves meanwhile does no harm.
+    let [monitor, second] = std::array::from_fn(|_| world.client());
+    world.send(monitor, redis("MONITOR"));
+    world.send(second, redis("MONITOR"));
+    world.close(second, CloseReason::Eof);
+    world.expect(monitor, "");
+    world.wait_ms(2500);
+    world.expect(monitor, "+OK\r\n");
+    for conn in [monitor, client] {
+        world.close(conn, CloseReason::Eof);
+    }
+    world.assert_idle();
+}

@@ -1,0 +1,217 @@
+//! MONITOR over all workers: what clients here ask is told to the monitors here at once, and to those
+//! of other workers by the master, in batches.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::SocketAddr;
+
+use cashew_control::ToMaster;
+use cashew_driver::{Driver, Token};
+use cashew_engine::{ConnId, Overheard, Time};
+use rustix::net::{SocketAddrUnix, getpeername, getsockname};
+
+use super::Worker;
+
+/// How long lines are collected for other workers.
+const PERIOD_MS: u64 = 10;
+/// What all workers may send to the master in that time, in bytes of lines.
+const PERIOD_SIZE_MAX: usize = 64 * 1024;
+/// What one of them may in any case, be there ever so many.
+const SHARE_MIN: usize = 1024;
+/// Lines in one message: as JSON they may take twice as much.
+const BATCH_SIZE_MAX: usize = 24 * 1024;
+/// With so many messages unsent the master is told no more lines.
+const UNSENT_MAX: usize = 4;
+/// Addresses that are remembered, which is not for long.
+const ADDRESSES_MAX: usize = 16 * 1024;
+
+#[derive(Default)]
+pub(super) struct Monitors {
+    /// What is collected for other workers.
+    batches: Vec<Batch>,
+    /// When that is sent.
+    due: Option<Time>,
+    addresses: HashMap<ConnId, String>,
+}
+
+#[derive(Default)]
+struct Batch {
+    pool: String,
+    lines: String,
+    missed: u64,
+}
+
+impl Monitors {
+    pub(super) fn due(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// Those of clients that are gone, too.
+    pub(super) fn forget_addresses(&mut self) {
+        if !self.addresses.is_empty() {
+            self.addresses = HashMap::new();
+        }
+    }
+
+    fn batch(&mut self, pool: &str) -> &mut Batch {
+        let at = self.batches.iter().position(|batch| batch.pool == pool);
+        let at = at.unwrap_or_else(|| {
+            self.batches.push(Batch { pool: pool.to_owned(), ..Batch::default() });
+            self.batches.len() - 1
+        });
+        &mut self.batches[at]
+    }
+}
+
+impl Batch {
+    /// Leaves it out if there is no room.
+    fn push(&mut self, line: &str) {
+        if self.lines.len() + line.len() > BATCH_SIZE_MAX {
+            self.missed += 1;
+        } else {
+            self.lines.push_str(line);
+        }
+    }
+}
+
+impl<D: Driver> Worker<D> {
+    /// Passes on what was overheard since the last call.
+    #[inline]
+    pub(super) fn tell_monitors(&mut self) {
+        if let Some(overheard) = self.core.engine.take_overheard() {
+            self.pass_on(&overheard);
+            self.core.engine.return_overheard(overheard);
+        }
+        if self.monitors.due.is_some_and(|due| due <= self.core.now) {
+            self.tell_elsewhere();
+        }
+    }
+
+    fn pass_on(&mut self, overheard: &Overheard) {
+        let now = self.core.now;
+        let mut here = String::new();
+        let mut lines = overheard.lines().peekable();
+        while let Some((hearing, head, tail)) = lines.next() {
+            let start = here.len();
+            // They are ASCII.
+            here.push_str(&String::from_utf8_lossy(head));
+            here.push_str(self.address(hearing.client));
+            here.push_str(&String::from_utf8_lossy(tail));
+            if hearing.elsewhere
+                && let Some(name) = self.core.engine.pool_name(hearing.pool)
+            {
+                self.monitors.batch(name).push(&here[start..]);
+                self.monitors.due.get_or_insert(now.plus_millis(PERIOD_MS));
+            }
+            if !hearing.here {
+                here.truncate(start);
+            }
+            let is_last = lines.peek().is_none_or(|(next, ..)| next.pool != hearing.pool);
+            if is_last && !here.is_empty() {
+                self.core.engine.handle_overheard(hearing.pool, here.as_bytes(), 0, now);
+                here.clear();
+            }
+        }
+    }
+
+    /// The client's address in Redis's words.
+    fn address(&mut self, client: ConnId) -> &str {
+        let addresses = &mut self.monitors.addresses;
+        if addresses.len() >= ADDRESSES_MAX {
+            addresses.clear();
+        }
+        match addresses.entry(client) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(address_of(&self.driver, client)),
+        }
+    }
+
+    /// Sends what was collected for other workers.
+    pub(super) fn tell_elsewhere(&mut self) {
+        if self.monitors.due.take().is_none() {
+            return;
+        }
+        let engine = &mut self.core.engine;
+        while let Some((pool, count)) = engine.poll_left_out() {
+            if let Some(name) = engine.pool_name(pool) {
+                self.monitors.batch(name).missed += count;
+            }
+        }
+        self.allow_elsewhere();
+        let mut kept = Vec::new();
+        for mut batch in std::mem::take(&mut self.monitors.batches) {
+            if self.outbox.len() < UNSENT_MAX {
+                let Batch { pool, lines, missed } = batch;
+                self.outbox.say(ToMaster::Overheard { pool, lines, missed });
+                continue;
+            }
+            batch.missed += batch.lines.lines().count() as u64;
+            batch.lines.clear();
+            kept.push(batch);
+        }
+        if !kept.is_empty() {
+            self.monitors.batches = kept;
+            self.monitors.due = Some(self.core.now.plus_millis(PERIOD_MS));
+        }
+    }
+
+    /// Allows this worker's share of what the master can do in a period.
+    fn allow_elsewhere(&mut self) {
+        let workers = self.core.snapshot.global.worker_processes.max(1) as usize;
+        let share = (PERIOD_SIZE_MAX / workers).clamp(SHARE_MIN, BATCH_SIZE_MAX);
+        self.core.engine.allow_elsewhere(share);
+    }
+
+    /// Clients here monitor a pool, or none do any more.
+    pub(super) fn announce_monitors(&mut self, pool: String, any: bool) {
+        // It is said again.
+        if any && self.outbox.len() >= UNSENT_MAX {
+            return;
+        }
+        if !self.is_master_alive {
+            return self.monitored(&pool);
+        }
+        self.outbox.say(ToMaster::Monitors { pool, any });
+    }
+
+    /// All other workers tell those here.
+    pub(super) fn monitored(&mut self, pool: &str) {
+        if let Some(pool) = self.core.engine.pool_named(pool) {
+            self.core.engine.handle_monitored(pool, self.core.now);
+        }
+    }
+
+    /// Clients elsewhere monitor a pool, or none do any more.
+    pub(super) fn watch(&mut self, pool: String, on: bool) {
+        if let Some(pool) = self.core.engine.pool_named(&pool) {
+            self.core.engine.handle_watched(pool, on, self.core.now);
+            if self.monitors.due.is_none() {
+                self.allow_elsewhere();
+            }
+        }
+        if on {
+            self.outbox.say(ToMaster::Watching { pool });
+        }
+    }
+
+    /// What clients elsewhere asked.
+    pub(super) fn overhear(&mut self, pool: &str, lines: &str, missed: u64) {
+        if let Some(pool) = self.core.engine.pool_named(pool) {
+            self.core.engine.handle_overheard(pool, lines.as_bytes(), missed, self.core.now);
+        }
+    }
+}
+
+fn address_of(driver: &impl Driver, client: ConnId) -> String {
+    const UNKNOWN: &str = "?:0";
+    let Some(socket) = driver.descriptor(Token(client.token())) else { return UNKNOWN.to_owned() };
+    let local = getsockname(socket).ok();
+    if let Some(unix) = local.and_then(|local| SocketAddrUnix::try_from(local).ok()) {
+        // The other end has no name.
+        let path = String::from_utf8_lossy(unix.path_bytes().unwrap_or_default()).into_owned();
+        return format!("unix:{}", path.replace(|byte: char| byte.is_control(), "?"));
+    }
+    let peer = getpeername(socket).ok().flatten();
+    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+    peer.map_or_else(|| UNKNOWN.to_owned(), |peer| peer.to_string())
+}
