@@ -59,9 +59,7 @@ impl Engine {
     /// key as it is where `mg` or `me` tells it, not in base64: what follows the line end would be
     /// taken for the next reply, another client's, and could be made to look like one.
     fn breaks_replies(&self, client: u32, parser: &RequestParser, key: &[u8]) -> bool {
-        let meta = parser.meta();
-        meta.is_base64
-            && meta.tells_key
+        parser.meta().tells_base64
             && matches!(parser.verb(), Verb::MetaGet | Verb::MetaDebug)
             && key.contains(&b'\n')
             && self.pools[self.clients[client].pool as usize].config.memcached.wire != Wire::Text
