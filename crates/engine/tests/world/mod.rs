@@ -66,7 +66,6 @@ pub(crate) struct World {
     pub(crate) ids: u64,
     /// There are other workers, and the test answers for them.
     pub(crate) has_others: bool,
-    ids: u64,
     /// Their numbers, by which monitors are told of them.
     numbers: HashMap<ConnId, u64>,
     /// What monitors of other workers are to be told.
