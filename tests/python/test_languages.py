@@ -68,27 +68,37 @@ def run(gateway, *command, sections, **environment):
     assert said.count("ok ") >= sections, said
 
 
-@pytest.mark.parametrize(("program", "sections"), [("ioredis", 11), ("node-redis", 12)])
-def test_node(gateway, program, sections):
+def node_modules():
+    """Where the libraries of the Node programs are, fetched if need be."""
     built = BUILT / "node"
     built.mkdir(parents=True, exist_ok=True)
     sources = [CLIENTS / "node" / name for name in ("package.json", "package-lock.json")]
     for path in sources:
         shutil.copy(path, built)
     fetch(["npm", "ci", "--no-audit", "--no-fund"], built / "fetched", *sources, cwd=built)
-    run(gateway, "node", CLIENTS / "node" / f"{program}.js", sections=sections,
-        NODE_PATH=str(built / "node_modules"))
+    return str(built / "node_modules")
 
 
-@pytest.mark.parametrize("program", ["Jedis", "Lettuce"])
-def test_java(gateway, program):
+def java_classes():
+    """The class path of the Java programs, which are built."""
     built, source = BUILT / "java", CLIENTS / "java"
     jars = built / "jars"
     fetch(["mvn", "-q", "-B", "-f", source / "pom.xml", "dependency:copy-dependencies",
            f"-DoutputDirectory={jars}"], built / "fetched", source / "pom.xml")
-    must(["javac", "--release", "17", "-Xlint:all,-try,-unchecked,-deprecation", "-Werror",
+    must(["javac", "--release", "17", "-Xlint:all,-try,-unchecked,-deprecation,-classfile", "-Werror",
           "-d", built / "classes", "-cp", f"{jars}/*", *sorted((source / "src").rglob("*.java"))])
-    run(gateway, "java", "-cp", f"{built}/classes:{jars}/*", f"cashew.{program}Client", sections=11)
+    return f"{built}/classes:{jars}/*"
+
+
+@pytest.mark.parametrize(("program", "sections"), [("ioredis", 11), ("node-redis", 12)])
+def test_node(gateway, program, sections):
+    run(gateway, "node", CLIENTS / "node" / f"{program}.js", sections=sections,
+        NODE_PATH=node_modules())
+
+
+@pytest.mark.parametrize("program", ["Jedis", "Lettuce"])
+def test_java(gateway, program):
+    run(gateway, "java", "-cp", java_classes(), f"cashew.{program}Client", sections=11)
 
 
 def test_rust(gateway):

@@ -48,8 +48,8 @@ pub(crate) const POOL_STATS: [PoolStat; 17] = [
     PoolStat::Gauge(PoolGauge::RingVersion),
     PoolStat::Gauge(PoolGauge::Subscriptions),
     PoolStat::Counter(PoolCounter::MessagesDelivered),
-    PoolStat::Counter(PoolCounter::ScriptFlushes),
     PoolStat::Counter(PoolCounter::MonitorDropped),
+    PoolStat::Counter(PoolCounter::ScriptFlushes),
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 

@@ -10,8 +10,8 @@ use cashew_placement::HashTag;
 
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Memcached,
-    OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
+    Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
+    Memcached, OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
 };
 use crate::value::RoundSize;
 
@@ -287,7 +287,7 @@ struct Options<'a> {
 
 impl Options<'_> {
     fn memcached(&mut self, old: &Memcached, new: &Memcached) {
-        let Memcached { wire, on_failure, client_auth, server_auth } = old;
+        let Memcached { wire, on_failure, cas_uniques, client_auth, server_auth } = old;
         let wire_of = |wire: Wire| match wire {
             Wire::Auto => "auto",
             Wire::Text => "text",
@@ -298,7 +298,13 @@ impl Options<'_> {
             OnFailure::Miss => "miss",
         };
         self.changed("protocol", &wire_of(*wire), &wire_of(new.wire));
+        let uniques = |cas_uniques: CasUniques| match cas_uniques {
+            CasUniques::Auto => "auto",
+            CasUniques::Tagged => "tagged",
+            CasUniques::Plain => "plain",
+        };
         self.changed("on_failure", &failure(*on_failure), &failure(new.on_failure));
+        self.changed("cas_uniques", &uniques(*cas_uniques), &uniques(new.cas_uniques));
         let some = |auth: &'_ [Credentials]| (!auth.is_empty()).then(|| auth.to_vec());
         self.secret("client_auth", some(client_auth).as_ref(), some(&new.client_auth).as_ref());
         self.secret("server_auth", server_auth.as_ref(), new.server_auth.as_ref());
@@ -574,6 +580,7 @@ mod tests {
         for (text, expected) in [
             ("protocol: binary", "protocol: auto -> binary"),
             ("on_failure: miss", "on_failure: error -> miss"),
+            ("cas_uniques: plain", "cas_uniques: auto -> plain"),
             ("client_auth: 'a:b'", "client_auth: set"),
             ("server_auth: 'a:b'", "server_auth: set"),
         ] {

@@ -7,7 +7,7 @@ use crate::address::ListenText;
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::section::{self, OptionInfo, Section, section};
-use crate::snapshot::{Affinity, IoEngine, OnFailure, Wire};
+use crate::snapshot::{Affinity, CasUniques, IoEngine, OnFailure, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
@@ -141,6 +141,10 @@ section! {
         /// What a `get` is answered whose server fails: `error`, or `miss` as if the key were not
         /// there. memcached pools only.
         on_failure: OnFailure = "error",
+        /// Whether CAS uniques tell which server they are of, so that one of another server never
+        /// matches: `auto` where the pool has several servers, `tagged` always, `plain` never, as
+        /// servers give them. memcached pools only.
+        cas_uniques: CasUniques = "auto",
         /// Who may come: `user:password`, several with spaces between them. Asked for by SASL in the
         /// binary protocol, by a first `set` in text. memcached pools only.
         client_auth: CredentialList = none,

@@ -15,7 +15,8 @@ use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::memory;
 use crate::snapshot::{
-    Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
+    CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server, Snapshot,
+    Topology, Wire,
 };
 use crate::value::{CredentialList, Memory, StatsListen, WORKERS_MAX, Workers};
 
@@ -337,6 +338,7 @@ fn memcached(section: &PoolSection) -> Memcached {
     Memcached {
         wire: section.protocol.value,
         on_failure: section.on_failure.value,
+        cas_uniques: section.cas_uniques.value,
         client_auth: list(&section.client_auth),
         server_auth: list(&section.server_auth).into_iter().next(),
     }
@@ -450,6 +452,9 @@ fn check_memcached_options(section: &PoolSection, protocol: Protocol, report: &m
     }
     if section.on_failure.value != OnFailure::Error {
         refuse("on_failure", section.on_failure.pos);
+    }
+    if section.cas_uniques.value != CasUniques::Auto {
+        refuse("cas_uniques", section.cas_uniques.pos);
     }
     if let Some(auth) = &section.client_auth {
         refuse("client_auth", auth.pos);

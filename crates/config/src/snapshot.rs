@@ -251,6 +251,8 @@ pub enum Protocol {
 pub struct Memcached {
     pub wire: Wire,
     pub on_failure: OnFailure,
+    #[serde(default)]
+    pub cas_uniques: CasUniques,
     /// Who may come; everybody if there is none.
     pub client_auth: Vec<Credentials>,
     /// What servers are given.
@@ -276,6 +278,18 @@ pub enum OnFailure {
     #[default]
     Error,
     Miss,
+}
+
+/// Whether CAS uniques tell which server they are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CasUniques {
+    /// Where there are several.
+    #[default]
+    Auto,
+    Tagged,
+    /// They are as servers give them.
+    Plain,
 }
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]

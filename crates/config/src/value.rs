@@ -12,7 +12,7 @@ use serde::de::value::{Error as NameError, StrDeserializer};
 use crate::address::{ListenText, ServerLine, UNIX_PATH_SIZE_MAX, unix_path};
 use crate::diagnostic::{At, Complaint, Report, nearest};
 use crate::snapshot::{
-    Affinity, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, SERVERS_MAX, Wire,
+    Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, SERVERS_MAX, Wire,
 };
 use crate::tree::{Kind, Node};
 
@@ -586,6 +586,23 @@ impl Value for OnFailure {
 
     fn describe() -> String {
         list_of(&FAILURES)
+    }
+}
+
+/// As [`CasUniques`] is serialized.
+const CAS_UNIQUES: [&str; 3] = ["auto", "tagged", "plain"];
+
+impl Value for CasUniques {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "form of CAS uniques", &CAS_UNIQUES)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": CAS_UNIQUES })
+    }
+
+    fn describe() -> String {
+        list_of(&CAS_UNIQUES)
     }
 }
 

@@ -74,12 +74,6 @@ pub enum ToChild {
     /// by [`ToMaster::Adopted`] before anything is done with it: the session of a worker that dies
     /// without that can be given to another one.
     Adopt { session: Session },
-    /// What another worker wants to know of this one, about a pool by its name: the request of a
-    /// client, in the sealed memfd that comes with it. `by` is that client's id. To be answered with
-    /// [`ToMaster::Answer`].
-    Question { number: u64, pool: String, by: u64 },
-    /// What one worker answered to [`ToMaster::Ask`], in a sealed memfd, if it is not empty.
-    Answer { ticket: u64, rest: Rest },
     /// Clients of other workers monitor the pool of that name: tell what its clients ask here, with
     /// [`ToMaster::Overheard`], for some seconds or until this is said again, and answer
     /// [`ToMaster::Watching`]. Or they do not any more.
@@ -89,6 +83,12 @@ pub enum ToChild {
     /// What clients of other workers asked of the pool of that name, for the clients here that
     /// monitor it: lines as they are told, and how many are missing.
     Overheard { pool: String, lines: String, missed: u64 },
+    /// What another worker wants to know of this one, about a pool by its name: the request of a
+    /// client, in the sealed memfd that comes with it. `by` is that client's id. To be answered with
+    /// [`ToMaster::Answer`].
+    Question { number: u64, pool: String, by: u64 },
+    /// What one worker answered to [`ToMaster::Ask`], in a sealed memfd, if it is not empty.
+    Answer { ticket: u64, rest: Rest },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the one in use.
@@ -151,17 +151,6 @@ pub enum ToMaster {
     Committed {
         epoch: u64,
     },
-    /// A client's request that concerns the clients of all workers: the others are to be asked by
-    /// [`ToChild::Question`]. Carries it in a sealed memfd. `ticket` names it in the answers.
-    Ask {
-        ticket: u64,
-        pool: String,
-        by: u64,
-    },
-    /// The answer to that question, in a sealed memfd, unless it is empty.
-    Answer {
-        number: u64,
-    },
     /// Clients here monitor the pool of that name, which is said again every second; or none do any
     /// more.
     Monitors {
@@ -178,6 +167,17 @@ pub enum ToMaster {
         pool: String,
         lines: String,
         missed: u64,
+    },
+    /// A client's request that concerns the clients of all workers: the others are to be asked by
+    /// [`ToChild::Question`]. Carries it in a sealed memfd. `ticket` names it in the answers.
+    Ask {
+        ticket: u64,
+        pool: String,
+        by: u64,
+    },
+    /// The answer to that question, in a sealed memfd, unless it is empty.
+    Answer {
+        number: u64,
     },
     /// A session at rest, for another worker. Carries what [`ToChild::Adopt`] does.
     HandOver {

@@ -59,6 +59,13 @@ pub enum Action {
         pool: u32,
         server: u32,
     },
+    /// Clients of the pool monitor here, and want to be told what others ask, or none do any more.
+    /// The former is said again every second. By its name, since who monitors may stay behind in a
+    /// pool that is removed.
+    Monitors {
+        pool: String,
+        any: bool,
+    },
     /// The client `by` asks something of all workers: have this one answer by `handle_question`,
     /// and the others, too, if they are in the scope. Their answers are for `handle_answer`.
     Ask {
@@ -67,13 +74,6 @@ pub enum Action {
         pool: u32,
         by: u64,
         request: Vec<u8>,
-    },
-    /// Clients of the pool monitor here, and want to be told what others ask, or none do any more.
-    /// The former is said again every second. By its name, since who monitors may stay behind in a
-    /// pool that is removed.
-    Monitors {
-        pool: String,
-        any: bool,
     },
     /// News for the log: so many bytes are held that no new requests are taken for now.
     Pressed {

@@ -344,7 +344,7 @@ impl Engine {
             | Merge::Carry(_)
             | Merge::Functions(_)
             | Merge::Last => |_| false,
-            Merge::FirstOdd | Merge::Stats(_) | Merge::Packets(_) => |_| false,
+            Merge::Told(_) | Merge::Stats(_) | Merge::Packets(_) => |_| false,
         };
         let is_part = match merge {
             Merge::Values(gather) if gather.is_part => {
@@ -368,28 +368,18 @@ impl Engine {
                 self.merge_elements(fragments, gather, &mut places, &mut out)
             }
             Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
-            Merge::FirstOdd => {
-                let is_odd = |reply: &&[u8]| *reply != b"OK\r\n";
-                let odd = self.fragment_replies(fragments).find(is_odd);
-                out.extend_from_slice(odd.unwrap_or(b"OK\r\n"));
-                Some(())
-            }
-            Merge::Stats(aggregate) => {
+            Merge::Told(aggregate) | Merge::Stats(aggregate) | Merge::Packets(aggregate) => {
                 let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
-                let mut table = Vec::new();
-                merge_stats(aggregate, &replies, &mut table);
+                let mut text = Vec::new();
+                let merged = match merge {
+                    Merge::Packets(_) => {
+                        merge_packets(aggregate, &replies, self.requests[parent].asked, &mut text)
+                    }
+                    _ => merge_stats(aggregate, &replies, &mut text),
+                };
                 // With names of servers it is longer than what it is made of.
-                self.bufs.reserve(&mut out, table.len());
-                out.extend_from_slice(&table);
-                Some(())
-            }
-            Merge::Packets(aggregate) => {
-                let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
-                let asked = self.requests[parent].asked;
-                let mut table = Vec::new();
-                let merged = merge_packets(aggregate.as_deref(), &replies, asked, &mut table);
-                self.bufs.reserve(&mut out, table.len());
-                out.extend_from_slice(&table);
+                self.bufs.reserve(&mut out, text.len());
+                out.extend_from_slice(&text);
                 merged
             }
             Merge::Newest(newest) => self.merge_newest(fragments, newest, &mut out),

@@ -51,6 +51,8 @@ pub(crate) struct Part {
     pub(crate) server: u32,
     pub(crate) lane: u32,
     pub(crate) keys: u32,
+    /// Why it has no lane.
+    failure: Option<Failure>,
     /// Where it begins in the lane's output.
     start: u64,
 }
@@ -82,7 +84,7 @@ impl Split {
         let seen = &mut self.seen[server as usize];
         if seen.stamp != self.stamp {
             *seen = Seen { stamp: self.stamp, part: self.parts.len() as u32 };
-            self.parts.push(Part { server, lane: NONE, keys: 0, start: 0 });
+            self.parts.push(Part { server, lane: NONE, keys: 0, failure: None, start: 0 });
         }
         self.parts[seen.part as usize].keys += 1;
         self.owners.push(seen.part);
@@ -322,8 +324,9 @@ impl Engine {
     }
 
     /// As [`Engine::send_fragments`], but a server that cannot be sent its fragment is taken to
-    /// have answered that it has none of the keys. Why is in [`crate::memcached::Asking`]. Nothing
-    /// is sent, and nothing answered, if none of them can.
+    /// have answered that it has none of the keys, or, if values are not asked for, why it cannot.
+    /// That is in [`crate::memcached::Asking`], too. Nothing is sent, and nothing answered, if none
+    /// of them can.
     pub(crate) fn send_fragments_that_can(
         &mut self,
         client: u32,
@@ -334,7 +337,10 @@ impl Engine {
         for at in 0..split.parts.len() {
             match self.lane_for(client, split.parts[at].server, request.size) {
                 Ok(lane) => split.parts[at].lane = lane,
-                Err(failure) => self.asking.failure = Some(failure),
+                Err(failure) => {
+                    split.parts[at].failure = Some(failure);
+                    self.asking.failure = Some(failure);
+                }
             }
         }
         if split.is_unsent() {
@@ -344,7 +350,7 @@ impl Engine {
         }
     }
 
-    /// Writes fragments to the lanes that parts have; those that have none are answered as misses.
+    /// Writes fragments to the lanes that parts have; those that have none are answered already.
     fn write_fragments(
         &mut self,
         client: u32,
@@ -372,7 +378,7 @@ impl Engine {
         let mut pending = 0;
         for part in split.parts.iter().rev() {
             if part.lane == NONE {
-                next = self.missing_fragment(client, parent, next);
+                next = self.missing_fragment(client, (parent, next), request.expect, part.failure);
                 continue;
             }
             pending += 1;
@@ -385,6 +391,7 @@ impl Engine {
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;
+            slot.is_tagged = self.asking.is_tagged;
             slot.asked = self.asking.asked;
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;
@@ -395,24 +402,36 @@ impl Engine {
         Plan::Done
     }
 
-    /// A fragment that is answered already: none of its keys is there.
-    fn missing_fragment(&mut self, client: u32, parent: u32, next: u32) -> u32 {
+    /// A fragment that is answered already: none of its keys is there, or its server is not.
+    fn missing_fragment(
+        &mut self,
+        client: u32,
+        (parent, next): (u32, u32),
+        expect: Expect,
+        failure: Option<Failure>,
+    ) -> u32 {
         let pool = self.clients[client].pool;
         let (fragment, _) = self.requests.add(pool, NONE, self.now);
         let slot = &mut self.requests[fragment];
         slot.role = Role::Fragment { parent, next };
         slot.done = true;
-        slot.hold(b"END\r\n", &mut self.bufs);
-        self.charge(fragment, b"END\r\n".len());
+        let mut text = std::mem::take(&mut self.scratch.text);
+        text.clear();
+        match failure.filter(|_| expect != Expect::Values) {
+            None => text.extend_from_slice(b"END\r\n"),
+            Some(failure) => {
+                self.count_forward_error(pool);
+                self.write_memcached_failure(expect, failure, &mut text);
+            }
+        }
+        self.requests[fragment].hold(&text, &mut self.bufs);
+        self.charge(fragment, text.len());
+        self.scratch.text = text;
         fragment
     }
 
-    /// Sends the same bytes to every live server of the pool.
-    pub(crate) fn broadcast(&mut self, client: u32, text: &[u8]) -> Plan {
-        self.tell_all(client, text, Expect::Line, Merge::Same)
-    }
-
-    /// As [`Engine::broadcast`], with other replies than equal lines.
+    /// Sends the same bytes to every live server of the pool. Those that cannot be sent them have
+    /// answered why, unless that is all of them.
     pub(crate) fn tell_all(
         &mut self,
         client: u32,
@@ -438,7 +457,9 @@ impl Engine {
                 expect,
                 size: text.len(),
             };
-            self.send_fragments(client, &mut split, merge, request)
+            self.send_fragments_that_can(client, &mut split, merge, request);
+            let failure = self.asking.failure.take().filter(|_| split.is_unsent());
+            failure.map_or(Plan::Done, |failure| self.fail(client, failure))
         };
         self.scratch.split = split;
         plan
@@ -494,7 +515,7 @@ impl Engine {
             | Merge::Numsub(_)
             | Merge::Page(_)
             | Merge::Last
-            | Merge::FirstOdd
+            | Merge::Told(_)
             | Merge::Stats(_)
             | Merge::Packets(_) => {}
         }

@@ -140,6 +140,8 @@ pub(crate) struct Scratch {
     pub(crate) split: crate::dispatch::Split,
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
+    /// Part of a reply whose uniques have got their tags.
+    pub(crate) tagged: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) calls: Spares<Box<Call>>,
     pub(crate) places: Vec<crate::deliver::Place>,
@@ -157,6 +159,8 @@ impl Scratch {
         shrink(&mut self.keys);
         shrink(&mut self.places);
         self.split.shrink();
+        self.tagged.clear();
+        self.tagged.shrink_to(LARGE);
     }
 }
 
@@ -593,14 +597,14 @@ impl Engine {
         &self.pools[pool as usize].config
     }
 
-    /// All pools there are are named by numbers below this one.
-    pub fn pools(&self) -> u32 {
-        self.pools.len() as u32
-    }
-
     /// What that pool is called, if there is one of that number.
     pub fn pool_name(&self, pool: u32) -> Option<&str> {
         self.pools.get(pool as usize).map(|pool| pool.config.name.as_str())
+    }
+
+    /// All pools there are are named by numbers below this one.
+    pub fn pools(&self) -> u32 {
+        self.pools.len() as u32
     }
 
     /// The pool in use of that name, or one that was removed and has clients still.

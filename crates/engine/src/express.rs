@@ -5,7 +5,7 @@
 //! those that pass here. Each protocol has its own copy of the loops, with its reader inside.
 
 use cashew_metrics::PoolCounter;
-use cashew_protocol::memcached::{self, Expect, binary};
+use cashew_protocol::memcached::{self, Expect, Tag, binary, retagged_header};
 use cashew_protocol::redis::{self, Access};
 use cashew_protocol::resp;
 
@@ -29,6 +29,8 @@ struct Plain<'b> {
     key: &'b [u8],
     access: Access,
     expect: Expect,
+    /// It has to do with CAS uniques in a way for which the general way is.
+    uniques: bool,
 }
 
 impl Plain<'_> {
@@ -44,6 +46,11 @@ impl Plain<'_> {
 /// How a protocol's plain requests and replies are read. A trait, as functions that are handed over
 /// would not be inlined.
 trait Reader {
+    /// A lane's replies may have uniques in them that get a tag.
+    const TAGS: bool;
+    /// All of them do, in their headers.
+    const TAGS_HEADERS: bool = false;
+
     fn request(buf: &[u8]) -> Option<Plain<'_>>;
 
     /// The reply at the start of the buffer, and what follows it.
@@ -62,12 +69,14 @@ trait Reader {
 struct Redis;
 
 impl Reader for Redis {
+    const TAGS: bool = false;
+
     #[inline(always)]
     fn request(buf: &[u8]) -> Option<Plain<'_>> {
         let plain = resp::plain_request(buf)?;
         let access = redis::find_plain(&plain)?.access;
         let resp::PlainRequest { bytes, rest, key, .. } = plain;
-        Some(Plain { bytes, rest, key, access, expect: Expect::Line })
+        Some(Plain { bytes, rest, key, access, expect: Expect::Line, uniques: false })
     }
 
     #[inline(always)]
@@ -81,16 +90,17 @@ impl Reader for Redis {
 struct Text<const METAGETS: bool>;
 
 impl<const METAGETS: bool> Reader for Text<METAGETS> {
+    const TAGS: bool = true;
     const JOINS: bool = true;
 
     #[inline(always)]
     fn request(buf: &[u8]) -> Option<Plain<'_>> {
         let plain = memcached::plain_request(buf)?;
-        let memcached::PlainRequest { bytes, rest, key, retrieves, expect } = plain;
+        let memcached::PlainRequest { bytes, rest, key, retrieves, uniques, expect } = plain;
         if !METAGETS && expect == Expect::Meta {
             return None;
         }
-        Some(Plain { bytes, rest, key, access: access(retrieves), expect })
+        Some(Plain { bytes, rest, key, access: access(retrieves), expect, uniques })
     }
 
     #[inline(always)]
@@ -102,11 +112,15 @@ impl<const METAGETS: bool> Reader for Text<METAGETS> {
 struct Binary;
 
 impl Reader for Binary {
+    const TAGS: bool = true;
+    const TAGS_HEADERS: bool = true;
+
     #[inline(always)]
     fn request(buf: &[u8]) -> Option<Plain<'_>> {
         let plain = binary::plain_request(buf)?;
-        let binary::PlainRequest { bytes, rest, key, retrieves, .. } = plain;
-        Some(Plain { bytes, rest, key, access: access(retrieves), expect: Expect::Packet })
+        let binary::PlainRequest { bytes, rest, key, retrieves, names_unique, .. } = plain;
+        let (access, expect, uniques) = (access(retrieves), Expect::Packet, names_unique);
+        Some(Plain { bytes, rest, key, access, expect, uniques })
     }
 
     #[inline(always)]
@@ -164,10 +178,14 @@ impl Engine {
         let requests_before = client.requests;
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
         let expiry = pool.expiry(self.now);
+        let has_tags = R::TAGS && pool.has_tags();
         while client.requests < limits.client_requests_max
             && let Some(plain) = R::request(buf)
             && plain.bytes.len() <= size_max
         {
+            if has_tags && plain.uniques {
+                break;
+            }
             let mark = Mark::of(plain.key);
             if pool.large_replies.contains(mark) {
                 break;
@@ -230,6 +248,10 @@ impl Engine {
             return buf;
         }
         let batch_end = lane.batches.front().map_or(u64::MAX, |batch| batch.end);
+        let tag = match R::TAGS_HEADERS {
+            true => pool.servers[lane.server as usize].tag,
+            false => Tag::default(),
+        };
         let mut unblocked = NONE;
         while lane.in_flight > 0 {
             let head = lane.head;
@@ -237,7 +259,7 @@ impl Engine {
             // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
             let is_plain = matches!(request.role, Role::Single)
                 && request.client != NONE
-                && !request.silent
+                && !(request.silent | (R::TAGS && request.is_tagged))
                 && request.arrived == 0;
             if !is_plain {
                 break;
@@ -264,16 +286,28 @@ impl Engine {
             request.in_lane = false;
             request.done = true;
             lane.pop_head(request.next_in_lane, request.wire_len);
+            let (header, reply) = match reply.split_first_chunk() {
+                Some((header, rest)) if R::TAGS_HEADERS && tag.is_some() => {
+                    (Some(retagged_header(tag, header)), rest)
+                }
+                _ => (None, reply),
+            };
             if R::JOINS && request.expect.is_joined() {
                 lane.joined.pop_key(&mut self.bufs);
             }
             if client.head != head {
+                if let Some(header) = header {
+                    request.hold(&header, &mut self.bufs);
+                }
                 request.hold(reply, &mut self.bufs);
                 if R::JOINS {
                     request.hold(last, &mut self.bufs);
                 }
                 client.held += len;
             } else {
+                if let Some(header) = header {
+                    client.output.push(&header, &mut self.bufs);
+                }
                 client.output.push(reply, &mut self.bufs);
                 if R::JOINS {
                     client.output.push(last, &mut self.bufs);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use cashew_config::snapshot::Limits;
-use cashew_protocol::memcached::{self, Expect, binary};
+use cashew_protocol::memcached::{self, Expect, Tagger, binary};
 use cashew_protocol::resp;
 
 use crate::buffer::Output;
@@ -65,6 +65,8 @@ pub(crate) struct Lane {
     /// When bytes were last written; of a private lane also, when some were last read.
     pub(crate) progress_at: Time,
     pub(crate) scanner: Scanner,
+    /// Where the reply that is arriving has uniques that get tags.
+    pub(crate) tagger: Option<Box<Tagger>>,
     /// Its gets of several keys: see [`Joined`].
     pub(crate) joined: Joined,
     /// Requests and their bytes that are not in the statistics yet.
@@ -235,6 +237,7 @@ impl Lane {
             recorded: 0,
             progress_at: Time::ZERO,
             scanner: Scanner::new(dialect),
+            tagger: None,
             joined: Joined::default(),
             uncounted: 0,
             uncounted_size: 0,

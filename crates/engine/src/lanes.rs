@@ -75,6 +75,7 @@ impl Engine {
         self.metrics.add_server(server, ServerCounter::Connects, 1);
         let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
         lane.scanner = Scanner::new(dialect);
+        lane.tagger = None;
         lane.progress_at = self.now;
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
@@ -246,6 +247,9 @@ impl Engine {
         let Scan::Partial = lane.scanner.scan(self.requests[request].expect, buffer) else {
             unreachable!("the scanner said that the reply goes on behind these bytes");
         };
+        if let Some(tagger) = &mut lane.tagger {
+            tagger.skip(buffer.len() as u64);
+        }
         let server = self.heard_from(index);
         self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
         self.bufs.charge(buffer.capacity());
@@ -306,11 +310,19 @@ impl Engine {
                     } else {
                         self.pop_answered(index);
                     }
-                    self.deliver(request, &bytes[..len]);
+                    let tag = self.tag_of_reply(index, request);
+                    match tag.is_some() {
+                        true => self.deliver_tagged(index, request, tag, (&bytes[..len], true)),
+                        false => self.deliver(request, &bytes[..len]),
+                    }
                     bytes = &bytes[len..];
                 }
                 Scan::Partial => {
-                    self.deliver_part(request, bytes);
+                    let tag = self.tag_of_reply(index, request);
+                    match tag.is_some() {
+                        true => self.deliver_tagged(index, request, tag, (bytes, false)),
+                        false => self.deliver_part(request, bytes),
+                    }
                     break;
                 }
                 Scan::Invalid => {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_metrics::{PoolId, ServerId};
+use cashew_protocol::memcached::Tag;
 use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
@@ -13,6 +14,7 @@ use crate::client_pause::ClientPause;
 use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
+use crate::memcached::tags;
 use crate::monitor::Watch;
 use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
@@ -110,6 +112,8 @@ pub(crate) struct Server {
     pub(crate) lanes: u32,
     /// The first lanes of the other variants, in their order: as many each, or [`NONE`].
     pub(crate) others: Vec<u32>,
+    /// What its CAS uniques are marked with.
+    pub(crate) tag: Tag,
     pub(crate) connections: u32,
     /// Failures in a row, over all lanes.
     pub(crate) failures: u32,
@@ -243,6 +247,9 @@ impl Pool {
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
         self.misses = config.memcached.on_failure == OnFailure::Miss;
+        for (server, tag) in self.servers.iter_mut().zip(tags(config)) {
+            server.tag = tag;
+        }
         self.variants[0].database = config.redis_db;
         self.preconnect = config.preconnect;
         self.auto_eject = config.auto_eject_hosts;
@@ -300,6 +307,7 @@ impl Server {
             first_lane,
             lanes,
             others: Vec::new(),
+            tag: Tag::default(),
             connections: 0,
             failures: 0,
             failed_at: Time::NEVER,

@@ -39,6 +39,8 @@ pub(crate) struct Request {
     pub(crate) failed: bool,
     /// What to say of it if its server fails is noted: see [`crate::memcached::Notes`].
     pub(crate) is_noted: bool,
+    /// Uniques of its server come in the reply in text and get a tag.
+    pub(crate) is_tagged: bool,
     pub(crate) expect: Expect,
     /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
     pub(crate) asked: Asked,
@@ -107,11 +109,11 @@ pub(crate) enum Merge {
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
     /// memcached's `OK`, or the first answer that is something else.
-    FirstOdd,
+    Told(Box<Aggregate>),
     /// memcached's statistics.
     Stats(Box<Aggregate>),
-    /// The same in packets; or a packet that tells of success, or the first that does not.
-    Packets(Option<Box<Aggregate>>),
+    /// Either in packets.
+    Packets(Box<Aggregate>),
     /// As the command says, which has no keys.
     Fan(redis::Fan),
     /// The sum for each channel, to which so much is to be added.
@@ -192,6 +194,7 @@ impl Request {
             silent: false,
             failed: false,
             is_noted: false,
+            is_tagged: false,
             expect: Expect::Line,
             asked: Asked::default(),
             started: Time::ZERO,
@@ -223,6 +226,7 @@ impl Request {
         self.silent = false;
         self.failed = false;
         self.is_noted = false;
+        self.is_tagged = false;
         self.expect = Expect::Line;
         self.started = started;
         self.wire_len = 0;

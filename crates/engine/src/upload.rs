@@ -48,6 +48,8 @@ pub(crate) struct Head {
     pub(crate) cut: Option<Span>,
     /// The second byte as it is passed on: a packet's opcode.
     pub(crate) opcode: Option<u8>,
+    /// What is passed on in place of its first bytes, and of how many.
+    pub(crate) text: Option<(usize, Vec<u8>)>,
 }
 
 /// Finds the end of the rest.
@@ -184,6 +186,12 @@ impl Engine {
         self.park(client, Parser::Upload(Box::new(upload)));
     }
 
+    /// Where the client's upload goes, and as which request, if anybody wants it.
+    pub(crate) fn upload_request(&mut self, client: u32) -> Option<(u32, u32)> {
+        let lane = self.upload(client).lane;
+        (lane != NONE).then(|| (lane, self.lane(lane).tail))
+    }
+
     pub(crate) fn upload(&mut self, client: u32) -> &mut Upload {
         match &mut self.clients[client].parser {
             Some(Parser::Upload(upload)) => upload,
@@ -219,11 +227,17 @@ impl Engine {
         let upload = self.upload(client);
         let index = upload.lane;
         let head = std::mem::take(&mut upload.head);
-        if let (Some(opcode), Some(byte)) = (head.opcode, buf.get_mut(1)) {
-            *byte = opcode;
-        }
-        if let Some(cut) = head.cut {
-            buf.drain(cut.start as usize..cut.end());
+        if let Some((len, text)) = head.text {
+            self.bufs.discharge(buf.capacity());
+            buf.splice(..len, text);
+            self.bufs.charge(buf.capacity());
+        } else {
+            if let (Some(opcode), Some(byte)) = (head.opcode, buf.get_mut(1)) {
+                *byte = opcode;
+            }
+            if let Some(cut) = head.cut {
+                buf.drain(cut.start as usize..cut.end());
+            }
         }
         if index == NONE {
             self.bufs.give(buf);
@@ -382,6 +396,11 @@ impl Engine {
 }
 
 impl Upload {
+    /// Has the server get to see another head.
+    pub(crate) fn replace_head(&mut self, text: Vec<u8>) {
+        self.head.text = Some((self.head.len, text));
+    }
+
     /// Returns the length of what belongs to the request, if it ends in `buf`; or what is wrong with
     /// it, and how much of `buf` it takes.
     fn scan(&mut self, buf: &mut [u8], limit: u64) -> Result<Option<usize>, (Fault, usize)> {

@@ -6,10 +6,13 @@ use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 use world::{World, pool};
 
+/// Uniques pass as they are: what becomes of them otherwise is in `memcached_uniques`.
+const OPTIONS: &str = "timeout: 400\npreconnect: true\ncas_uniques: plain";
+
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
 /// `d h l` of the fourth.
 fn four_servers() -> (World, ConnId, [ConnId; 4]) {
-    World::with_client(&pool("timeout: 400\npreconnect: true", 4))
+    World::with_client(&pool(OPTIONS, 4))
 }
 
 fn count(world: &World, counter: PoolCounter) -> u64 {

@@ -35,6 +35,26 @@ fn meta_commands_go_to_the_server_of_their_key() {
     world.assert_idle();
 }
 
+/// A server tells a key that was stored by a binary request as it is: `YQpi` is `a`, a line feed and `b`.
+#[test]
+fn no_reply_has_a_line_end_in_its_key() {
+    let error = "CLIENT_ERROR a key with a line feed cannot be told: ask without it\r\n";
+    let (mut world, client, lanes) = four_servers("");
+    for request in ["mg YQpi b k v\r\n", "mg YQpi k O1 b q\r\n", "me YQpi b\r\n"] {
+        world.send(client, request);
+        world.expect(client, error);
+    }
+    world.send(client, "mg YQpi b v\r\nmd YQpi b k\r\nms YQpi 1 b k\r\nx\r\n");
+    let asked = "mg YQpi b v\r\nmd YQpi b k\r\nms YQpi 1 b k\r\nx\r\n";
+    let lane = lanes.into_iter().find(|&lane| world.received(lane) == asked.as_bytes()).unwrap();
+    world.send(lane, "EN\r\nNF kYQpi b\r\nHD kYQpi b\r\n");
+    world.expect(client, "EN\r\nNF kYQpi b\r\nHD kYQpi b\r\n");
+    // Where nobody speaks binary there are no such keys.
+    let (mut world, client, lanes) = four_servers("protocol: text");
+    world.send(client, "mg YQpi b k v\r\n");
+    assert!(lanes.into_iter().any(|lane| world.received(lane) == b"mg YQpi b k v\r\n"));
+}
+
 #[test]
 fn what_is_quiet_is_told_by_its_reply() {
     let (mut world, client, [a, ..]) = four_servers("");

@@ -58,10 +58,10 @@ stats! {
             "Client connections closed because a worker's buffers took all of its memory_max";
         MessagesDelivered => "messages_delivered", "cashew_messages_delivered_total",
             "Messages of channels given to clients, once for each client";
-        ScriptFlushes => "script_flushes", "cashew_script_flushes_total",
-            "SCRIPT FLUSH commands of clients";
         MonitorDropped => "monitor_dropped", "cashew_monitor_dropped_total",
             "Requests that clients in MONITOR were not told of";
+        ScriptFlushes => "script_flushes", "cashew_script_flushes_total",
+            "SCRIPT FLUSH commands of clients";
         Requests => "client_requests", "cashew_requests_total",
             "Requests received from clients";
         Responses => "client_responses", "cashew_responses_total",

@@ -3,8 +3,10 @@
 use cashew_config::snapshot::{Pool, Protocol};
 use cashew_placement::Distribution;
 
+use crate::binary_client::BinaryClient;
 use crate::clock::Event;
 use crate::memcached_client::MemcachedClient;
+use crate::meta_client::MetaClient;
 use crate::network::{Side, piece};
 use crate::random::Random;
 use crate::redis_client::RedisClient;
@@ -64,6 +66,8 @@ pub(crate) struct Client {
 enum Speaker {
     Redis(RedisClient),
     Memcached(MemcachedClient),
+    Meta(MetaClient),
+    Binary(BinaryClient),
 }
 
 /// What a speaker needs to know to make up a request.
@@ -109,9 +113,11 @@ impl Client {
     ) -> Self {
         let speaker = match config.protocol {
             Protocol::Redis => Speaker::Redis(RedisClient::new(id, config, &mut random)),
-            Protocol::Memcached => {
-                Speaker::Memcached(MemcachedClient::new(id, config, &mut random))
-            }
+            Protocol::Memcached => match id % 3 {
+                0 => Speaker::Memcached(MemcachedClient::new(id, config, &mut random)),
+                1 => Speaker::Meta(MetaClient::new(id, config, &mut random)),
+                _ => Speaker::Binary(BinaryClient::new(id, config, &mut random)),
+            },
         };
         let mut client = Self {
             id,
@@ -153,6 +159,8 @@ impl Client {
         match &mut self.speaker {
             Speaker::Redis(redis) => redis.keys.restrict(allowed),
             Speaker::Memcached(memcached) => memcached.keys.restrict(allowed),
+            Speaker::Meta(meta) => meta.keys.restrict(allowed),
+            Speaker::Binary(binary) => binary.keys.restrict(allowed),
         }
     }
 
@@ -261,6 +269,10 @@ impl Client {
             Speaker::Redis(redis) => redis.request(&mut asking),
             Speaker::Memcached(memcached) if farewell => memcached.farewell(&mut asking),
             Speaker::Memcached(memcached) => memcached.request(&mut asking),
+            Speaker::Meta(meta) if farewell => meta.farewell(&mut asking),
+            Speaker::Meta(meta) => meta.request(&mut asking),
+            Speaker::Binary(binary) if farewell => binary.farewell(&mut asking),
+            Speaker::Binary(binary) => binary.request(&mut asking),
         }
     }
 

@@ -10,7 +10,10 @@ pub struct Counts {
     /// Replies that were errors of the gateway's, blamed on a fault.
     pub errors: u64,
     pub executions: u64,
-    /// Those of requests that gateways pass on while they arrive.
+    /// Quiet batches that were answered, and those of them that faults took something from.
+    pub batches: u64,
+    pub torn_batches: u64,
+    /// Executions of requests that gateways pass on while they arrive.
     pub uploads: u64,
     /// Executions of requests whose connection the gateway had given up.
     pub late: u64,
@@ -41,6 +44,8 @@ impl AddAssign for Counts {
         self.replies += other.replies;
         self.errors += other.errors;
         self.executions += other.executions;
+        self.batches += other.batches;
+        self.torn_batches += other.torn_batches;
         self.uploads += other.uploads;
         self.late += other.late;
         self.cuts += other.cuts;

@@ -536,7 +536,8 @@ impl Gateway {
                 const PRIVATE_LANES: u64 = 4;
                 let variants = match config.protocol {
                     Protocol::Redis => 2 * u64::from(config.databases),
-                    Protocol::Memcached => 1,
+                    // Text and binary.
+                    Protocol::Memcached => 2,
                 };
                 let lanes = u64::from(config.server_connections) * variants;
                 let shared = lanes * (u64::from(config.limits.server_queue_max) + 1);

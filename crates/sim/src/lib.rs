@@ -7,6 +7,8 @@
 //! at the first violation, after which the last events of the run are printed.
 #![forbid(unsafe_code)]
 
+mod binary_client;
+mod binary_server;
 mod client;
 mod clock;
 mod coordinator;
@@ -15,9 +17,12 @@ mod faults;
 mod gateway;
 mod memcached_client;
 mod memcached_server;
+mod meta_client;
+mod meta_server;
 mod moves;
 mod network;
 mod oracle;
+mod packet;
 mod random;
 mod redis_client;
 mod redis_server;
@@ -27,6 +32,7 @@ mod rings;
 mod scenario;
 mod server;
 mod trace;
+mod uniques;
 mod world;
 
 pub use counts::Counts;

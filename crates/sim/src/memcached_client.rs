@@ -6,15 +6,18 @@ use crate::client::{Asking, Keys};
 use crate::memcached_server::{OK, REQUESTS_MAX, VERSION, broadcast_key, shared};
 use crate::random::Random;
 use crate::request::{Access, Answer, Framing, Outcome, Part, Request};
+use crate::uniques::Uniques;
 
 pub(crate) struct MemcachedClient {
     pub(crate) keys: Keys,
+    uniques: Uniques,
     number: u32,
 }
 
 impl MemcachedClient {
     pub(crate) fn new(client: u32, config: &Pool, random: &mut Random) -> Self {
-        Self { keys: Keys::new(client, config, random), number: 0 }
+        let (keys, uniques) = (Keys::new(client, config, random), Uniques::new(config));
+        Self { keys, uniques, number: 0 }
     }
 
     pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
@@ -69,7 +72,7 @@ impl MemcachedClient {
             false => asking.value(self.number),
         };
         let unique = match verb {
-            "cas" => format!(" {}", asking.random.below(20)),
+            "cas" => format!(" {}", self.uniques.guess(asking.random)),
             _ => String::new(),
         };
         let noreply = asking.random.percent(20);

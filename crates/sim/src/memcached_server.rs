@@ -1,21 +1,24 @@
-//! A memcached of the text protocol.
+//! A memcached: the text protocol here, the others in files of their own.
 
 use std::collections::BTreeMap;
+
+use cashew_protocol::memcached::Tag;
 
 use crate::oracle::owner_of;
 use crate::request::{Outcome, line_end};
 use crate::server::Done;
 
-#[derive(Default)]
 pub(crate) struct MemcachedServer {
-    items: BTreeMap<Vec<u8>, Item>,
-    stores: u64,
+    pub(crate) items: BTreeMap<Vec<u8>, Item>,
+    pub(crate) stores: u64,
+    /// With which clients see its uniques.
+    pub(crate) tag: Tag,
 }
 
-struct Item {
-    flags: Vec<u8>,
-    data: Vec<u8>,
-    unique: u64,
+pub(crate) struct Item {
+    pub(crate) flags: Vec<u8>,
+    pub(crate) data: Vec<u8>,
+    pub(crate) unique: u64,
 }
 
 pub(crate) const VERSION: &[u8] = b"VERSION 1.6.18\r\n";
@@ -24,13 +27,23 @@ pub(crate) const OK: &[u8] = b"OK\r\n";
 pub(crate) const REQUESTS_MAX: u64 = 100_000;
 
 impl MemcachedServer {
+    pub(crate) fn new(tag: Tag) -> Self {
+        Self { items: BTreeMap::new(), stores: 0, tag }
+    }
+
     pub(crate) fn forget(&mut self) {
         self.items.clear();
     }
 
     /// Carries out the command at the front of `input`, if it is all there.
     pub(crate) fn execute(&mut self, input: &[u8], refuse: bool) -> Option<Done> {
+        if input.first() == Some(&0x80) {
+            return self.execute_packet(input, refuse);
+        }
         let end = line_end(input, 0)?;
+        if let Some(b"mg " | b"ms " | b"md " | b"ma " | b"mn\r") = input.first_chunk() {
+            return self.execute_meta(input, end, refuse);
+        }
         let line = &input[..end - 2];
         let indent = line.iter().take_while(|&&byte| byte == b' ').count();
         let words: Vec<&[u8]> =
@@ -49,14 +62,17 @@ impl MemcachedServer {
                     let payload = is_touch.then(|| words[1].to_vec());
                     let outcome = match refuse {
                         true => Outcome::refused(REFUSAL),
-                        false => Outcome::good(self.block(key, verb.ends_with(b"s"))),
+                        false => Outcome::good(self.block(key, verb.ends_with(b"s"), self.tag)),
                     };
+                    if !refuse {
+                        let told = self.block(key, verb.ends_with(b"s"), Tag::default());
+                        done.reply.extend_from_slice(&told);
+                    }
                     done.keys.push((key.to_vec(), payload, outcome));
                 }
                 if refuse {
                     done.reply = REFUSAL.to_vec();
                 } else {
-                    done.keys.iter().for_each(|(.., o)| done.reply.extend_from_slice(&o.reply));
                     done.reply.extend_from_slice(b"END\r\n");
                 }
                 return Some(done);
@@ -97,12 +113,12 @@ impl MemcachedServer {
         Some(done)
     }
 
-    fn block(&self, key: &[u8], with_unique: bool) -> Vec<u8> {
+    fn block(&self, key: &[u8], with_unique: bool, tag: Tag) -> Vec<u8> {
         if key.starts_with(b"s:") {
             return shared(key, with_unique);
         }
         let Some(item) = self.items.get(key) else { return Vec::new() };
-        block(key, &item.flags, &item.data, with_unique.then_some(item.unique))
+        block(key, &item.flags, &item.data, with_unique.then(|| tag.apply(item.unique)))
     }
 
     fn store(&mut self, verb: &[u8], words: &[&[u8]], data: &[u8]) -> &'static [u8] {
@@ -155,11 +171,11 @@ impl MemcachedServer {
     }
 }
 
-const REFUSAL: &[u8] = b"SERVER_ERROR out of memory storing object\r\n";
+pub(crate) const REFUSAL: &[u8] = b"SERVER_ERROR out of memory storing object\r\n";
 
-/// What any server says about a shared key, which always exists.
+/// What any server says about a shared key, which always exists, and has no unique.
 pub(crate) fn shared(key: &[u8], with_unique: bool) -> Vec<u8> {
-    block(key, b"7", &[b"value of ", key].concat(), with_unique.then_some(1))
+    block(key, b"7", &[b"value of ", key].concat(), with_unique.then_some(0))
 }
 
 /// The key under which the oracle knows a broadcast.

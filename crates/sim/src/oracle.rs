@@ -8,8 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::counts::Counts;
+use crate::packet::{Packet, TEMPORARY_FAILURE};
 use crate::redis_server::OUT_OF_MEMORY;
-use crate::request::{Answer, Outcome, Part, Request, Variant};
+use crate::request::{Answer, Framing, Outcome, Part, Request, Variant};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
 
@@ -91,6 +92,11 @@ struct Entry {
 }
 
 impl Entry {
+    /// Its commands are executed before all of it is read.
+    fn is_batch(&self) -> bool {
+        matches!(self.request.answer, Answer::Batch(_))
+    }
+
     fn is_upload(&self) -> bool {
         self.request.bytes.len() >= UPLOAD_SIZE_MIN
     }
@@ -242,9 +248,10 @@ impl Oracle {
         // The gateway parses a request when its last byte is there, and no sooner, but what it
         // refuses it may refuse by the first line.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
-        assert!(entry.read_at <= now || is_local, "{} before it was sent", what());
+        let is_early = is_local || entry.is_batch();
+        assert!(entry.read_at <= now || is_early, "{} before it was sent", what());
         let (read_at, access) = (entry.read_at.min(now), entry.request.access);
-        let read_at = if is_local || entry.is_upload() { entry.sent_at } else { read_at };
+        let read_at = if is_early || entry.is_upload() { entry.sent_at } else { read_at };
         self.counts.uploads += u64::from(entry.is_upload());
         if !is_broadcast {
             let mut open = entry.request.parts.iter_mut().filter(|part| {
@@ -291,6 +298,7 @@ impl Oracle {
         self.counts.replies += 1;
         let ledger = &self.ledgers[client as usize];
         let entry = &ledger.requests[index as usize];
+        self.counts.batches += u64::from(entry.is_batch());
         let what = || {
             format!(
                 "client {client}, request {index}, {}: {}",
@@ -326,6 +334,38 @@ impl Oracle {
             self.counts.aborts += 1;
             return;
         }
+        if let Answer::Batch(fence) = &entry.request.answer {
+            let mut pieces = entry.request.pieces(reply);
+            let fits = pieces.pop() == Some(fence) && fits(&entry.request, 0, &pieces);
+            let errors: Vec<Vec<u8>> = pieces
+                .into_iter()
+                .map(error_text)
+                .filter(|piece| is_gateway_error(piece))
+                .collect();
+            let count = errors.len() as u64;
+            let blamed = errors.iter().all(|error| self.is_blamed(client, index, error, now));
+            let request = &self.ledgers[client as usize].requests[index as usize].request;
+            assert!(
+                fits && blamed && count > 0,
+                "I1: client {client}, request {index}, {}, is answered {} instead of {}",
+                show(&request.bytes),
+                show(reply),
+                request.expected().map_or("what servers have yet to say".to_owned(), |e| show(&e))
+            );
+            self.counts.errors += count;
+            self.counts.torn_batches += 1;
+            return;
+        }
+        let text = error_text(reply);
+        let reply = match entry.request.framing {
+            Framing::Packet => &text,
+            _ => reply,
+        };
+        // Large values are passed on while they arrive: an error may take the place of END.
+        let reply = match entry.request.answer {
+            Answer::Values => behind_values(&entry.request, reply),
+            _ => reply,
+        };
         let is_refusal = |part: &Part| {
             part.outcome.as_ref().is_some_and(|outcome| outcome.refused && outcome.reply == reply)
         };
@@ -482,7 +522,7 @@ impl Oracle {
             End::Gone => true,
             End::HalfClosed => is_settled || ledger.may_wait(),
             End::Announced => is_settled,
-            End::Draining => rest.is_empty(),
+            End::Draining => rest.is_empty() || ledger.is_amidst_batch(rest),
             End::Open => false,
         };
         if !allowed {
@@ -544,6 +584,17 @@ impl Ledger {
         (part.key == key && part.outcome.is_some()).then_some(part)
     }
 
+    /// Whether this is what comes first of the replies to a batch: each of its commands is a request
+    /// for itself.
+    fn is_amidst_batch(&self, rest: &[u8]) -> bool {
+        let first = self.owed.front().map(|&index| &self.requests[index as usize].request);
+        first.filter(|request| matches!(request.answer, Answer::Batch(_))).is_some_and(|request| {
+            let pieces = request.pieces(rest);
+            let is_whole = pieces.iter().map(|piece| piece.len()).sum::<usize>() == rest.len();
+            is_whole && (0..request.parts.len()).any(|end| fits_up_to(request, 0, end + 1, &pieces))
+        })
+    }
+
     /// Whether it is owed the answer to a call that waits: who says no more is not waited for.
     fn may_wait(&self) -> bool {
         let may_wait = |&index: &u32| {
@@ -583,6 +634,53 @@ fn is_abort(request: &Request, reply: &[u8]) -> bool {
     is_session && (reply == ABORT || NILS.contains(&reply) || reply == OUT_OF_MEMORY)
 }
 
+/// An error in a packet as it would be in text; whatever else as it is.
+fn error_text(reply: &[u8]) -> Vec<u8> {
+    match Packet::read(reply) {
+        Some((packet, _)) if packet.magic == 0x81 && packet.status == TEMPORARY_FAILURE => {
+            [b"SERVER_ERROR ", packet.value, b"\r\n"].concat()
+        }
+        _ => reply.to_vec(),
+    }
+}
+
+/// What comes behind values of some of the parts, in their order.
+fn behind_values<'r>(request: &Request, mut reply: &'r [u8]) -> &'r [u8] {
+    let outcomes = request.parts.iter().filter_map(|part| part.outcome.as_ref());
+    for outcome in outcomes.filter(|outcome| !outcome.refused) {
+        reply = reply.strip_prefix(&*outcome.reply).unwrap_or(reply);
+    }
+    reply
+}
+
+/// Whether pieces answer the parts of a batch from the one of that number on, in their order: each
+/// with what is due to it, which may be nothing, or with an error.
+fn fits(request: &Request, at: usize, pieces: &[&[u8]]) -> bool {
+    fits_up_to(request, at, request.parts.len(), pieces)
+}
+
+/// The same of the parts before the one of the number `end`.
+fn fits_up_to(request: &Request, at: usize, end: usize, pieces: &[&[u8]]) -> bool {
+    let Some(part) = request.parts[..end].get(at) else { return pieces.is_empty() };
+    let due = request.quiet_answer(part);
+    let is_done = match due.as_deref() {
+        Some(b"") => fits_up_to(request, at + 1, end, pieces),
+        Some(due) => pieces.first() == Some(&due) && fits_up_to(request, at + 1, end, &pieces[1..]),
+        None => false,
+    };
+    let is_own = |piece: &[u8]| match (Packet::read(piece), request.framing) {
+        (Some((packet, _)), Framing::PacketBatch) => {
+            Some(&packet.opaque.to_be_bytes()[3])
+                == part.payload.as_ref().map(|payload| &payload[1])
+        }
+        (_, framing) => framing == Framing::MetaBatch,
+    };
+    let is_error = |piece: &&&[u8]| is_own(piece) && is_gateway_error(&error_text(piece));
+    is_done
+        || (pieces.first().filter(is_error).is_some()
+            && fits_up_to(request, at + 1, end, &pieces[1..]))
+}
+
 /// There was no connection for a transaction or a blocking call.
 fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
     let wants_one = matches!(request.answer, Answer::Session { .. } | Answer::Wait { .. });
@@ -607,6 +705,9 @@ fn is_gateway_error(reply: &[u8]) -> bool {
     ];
     let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
     let text = text.strip_prefix(b"-ERR ").or_else(|| text.strip_prefix(b"SERVER_ERROR "));
+    // What all servers are told names who has not done it.
+    let colon = text.and_then(|text| text.windows(2).position(|two| two == b": "));
+    let text = text.map(|text| &text[colon.map_or(0, |colon| colon + 2)..]);
     text.is_some_and(|text| TEXTS.iter().any(|known| known.as_bytes() == text))
 }
 

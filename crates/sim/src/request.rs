@@ -1,5 +1,8 @@
 //! One request of a client and what it must be answered, as far as that is known.
 
+use crate::meta_server;
+use crate::packet::{self, Packet};
+
 /// What a server made of one key of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
@@ -58,6 +61,8 @@ pub(crate) enum Answer {
     Sum,
     Same,
     Values,
+    /// Parts that were asked for quietly, and then this.
+    Batch(Vec<u8>),
     /// Every live server must do it and say this.
     Broadcast(&'static [u8]),
     /// In a transaction: this, or if keys may have moved meanwhile one of these. What it has of
@@ -79,6 +84,10 @@ pub(crate) enum Framing {
     Resp3,
     Line,
     Values,
+    Meta,
+    MetaBatch,
+    Packet,
+    PacketBatch,
 }
 
 #[derive(Clone, Debug)]
@@ -130,6 +139,7 @@ impl Request {
             | Answer::Sum
             | Answer::Same
             | Answer::Values
+            | Answer::Batch(_)
             | Answer::Wait { .. } => {}
         }
         let outcomes: Option<Vec<&Outcome>> =
@@ -150,6 +160,14 @@ impl Request {
                 all.extend_from_slice(b"END\r\n");
                 all
             }
+            Answer::Batch(fence) => {
+                let mut all = Vec::new();
+                for part in &self.parts {
+                    all.extend(self.quiet_answer(part)?);
+                }
+                all.extend_from_slice(fence);
+                all
+            }
             Answer::Sum => {
                 let numbers = replies.map(|reply| {
                     let text = std::str::from_utf8(&reply[1..]).expect("models send numbers");
@@ -164,6 +182,29 @@ impl Request {
             | Answer::Broadcast(_)
             | Answer::Session { .. } => return None,
         })
+    }
+
+    /// What a part of a batch that has been executed is answered.
+    pub(crate) fn quiet_answer(&self, part: &Part) -> Option<Vec<u8>> {
+        let reply = &part.outcome.as_ref()?.reply;
+        Some(match (self.framing, &part.payload) {
+            (Framing::MetaBatch, Some(payload)) => meta_server::quieten(payload, reply),
+            _ => packet::quieten(reply),
+        })
+    }
+
+    /// The single replies in that to a batch.
+    pub(crate) fn pieces<'r>(&self, mut reply: &'r [u8]) -> Vec<&'r [u8]> {
+        let mut pieces = Vec::new();
+        while let Some(len) = match self.framing {
+            Framing::MetaBatch => meta_server::frame(reply),
+            _ => Packet::read(reply).map(|(_, len)| len),
+        } {
+            let (piece, rest) = reply.split_at(len);
+            pieces.push(piece);
+            reply = rest;
+        }
+        pieces
     }
 
     /// Whether it is the answer that is due.
@@ -186,6 +227,22 @@ impl Request {
             Framing::Resp3 => resp_frame(bytes, true),
             Framing::Line => Ok(line_end(bytes, 0)),
             Framing::Values => values_frame(bytes),
+            Framing::Meta => Ok(meta_server::frame(bytes)),
+            Framing::Packet => match bytes[0] {
+                0x81 => Ok(Packet::read(bytes).map(|(_, len)| len)),
+                _ => Err("no packet"),
+            },
+            Framing::MetaBatch | Framing::PacketBatch => {
+                let Answer::Batch(fence) = &self.answer else { return Err("no batch") };
+                let mut len = 0;
+                for piece in self.pieces(bytes) {
+                    len += piece.len();
+                    if piece == fence {
+                        return Ok(Some(len));
+                    }
+                }
+                Ok(None)
+            }
         }
     }
 }

@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Affinity, Endpoint, Global, IoEngine, Limits, Listen, Pool, Protocol, Server, Topology,
+    Affinity, CasUniques, Endpoint, Global, IoEngine, Limits, Listen, Memcached, Pool, Protocol,
+    Server, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -497,8 +498,11 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
     let is_redis = protocol == Protocol::Redis;
     let servers: Vec<Server> = (0..random.range(1, 5)).map(|n| server(index, n)).collect();
     let topology = match random.percent(15) {
-        true => Topology::MasterReplica { master: random.below(servers.len() as u64) as u32 },
-        false => Topology::Sharded,
+        // No file makes replicas of memcacheds.
+        true if is_redis => {
+            Topology::MasterReplica { master: random.below(servers.len() as u64) as u32 }
+        }
+        _ => Topology::Sharded,
     };
     let name = format!("p{index}");
     Pool {
@@ -522,7 +526,10 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_quickack: false,
         reuseport: false,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
-        memcached: Default::default(),
+        memcached: Memcached {
+            cas_uniques: [CasUniques::Tagged, CasUniques::Plain][index as usize % 2],
+            ..Memcached::default()
+        },
         redis_db: if is_redis && random.percent(25) { 3 } else { 0 },
         databases: random.pick(&[1, 4, 16, 16]),
         preconnect: random.percent(40),

@@ -11,6 +11,7 @@ use crate::network::{Side, piece};
 use crate::oracle::{Execution, owner_of};
 use crate::redis_server::RedisServer;
 use crate::request::{Outcome, Variant};
+use crate::uniques;
 use crate::world::Fabric;
 
 /// Whether and how a server can be reached.
@@ -118,7 +119,10 @@ impl Server {
     pub(crate) fn new(id: u32, pool: u32, index: u32, config: &Pool) -> Self {
         let model = match config.protocol {
             Protocol::Redis => Model::Redis(RedisServer::new(config)),
-            Protocol::Memcached => Model::Memcached(MemcachedServer::default()),
+            Protocol::Memcached => {
+                let tag = uniques::tag(config, &config.servers[index as usize]);
+                Model::Memcached(MemcachedServer::new(tag))
+            }
         };
         Self { id, pool, index, health: Health::Well, model, sessions: BTreeMap::new() }
     }

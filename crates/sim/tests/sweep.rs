@@ -27,6 +27,9 @@ fn sweep() {
         }
     }
     println!("{seeds} seeds, {steps} steps, {total:?}");
+    if seeds >= SEEDS {
+        assert!(total.batches > 10 * seeds && total.torn_batches > seeds / 10, "{total:?}");
+    }
     assert!(failed.is_empty(), "{} of {seeds} seeds fail: {failed:?}", failed.len());
 }
 

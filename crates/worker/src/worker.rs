@@ -322,10 +322,10 @@ impl<D: Driver> Worker<D> {
                 self.outbox.say(ToMaster::Paused { epoch, unfinished });
             }
             Action::HandOff { conn } => self.leaving.push_back(conn),
+            Action::Monitors { pool, any } => self.announce_monitors(pool, any),
             Action::Ask { ticket, scope, pool, by, request } => {
                 self.ask(ticket, scope, pool, by, &request);
             }
-            Action::Monitors { pool, any } => self.announce_monitors(pool, any),
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.say(ToMaster::ServerDown { pool, server, why });
@@ -468,9 +468,9 @@ impl<D: Driver> Worker<D> {
         if now_ms >= self.last_beat_ms + HEARTBEAT_MS {
             self.last_beat_ms = now_ms;
             self.writer.beat(now_ms);
-            self.core.follow_pauses();
             self.core.tick();
             self.core.engine.tell_time(wall_us(), self.core.now);
+            self.core.follow_pauses();
         }
         if now_ms >= self.last_return_ms + RETURN_MS {
             self.last_return_ms = now_ms;
@@ -610,13 +610,13 @@ impl<D: Driver> Worker<D> {
             ToChild::Shed { permille } => {
                 self.core.engine.leave_share(permille, now);
             }
+            ToChild::Watched { pool, on } => self.watch(pool, on),
+            ToChild::Monitored { pool } => self.monitored(&pool),
+            ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
             ToChild::Question { number, pool, by } => {
                 self.answer(number, &pool, by, &descriptors);
             }
             ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
-            ToChild::Watched { pool, on } => self.watch(pool, on),
-            ToChild::Monitored { pool } => self.monitored(&pool),
-            ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),

@@ -5,9 +5,9 @@ const assert = require("node:assert/strict");
 
 const PATIENCE = 30_000;
 
-function address() {
-  const [host, port] = (process.env.CASHEW_REDIS ?? "").split(":");
-  assert(port, "CASHEW_REDIS=HOST:PORT is not set; tests/python/test_languages.py does that");
+function address(name = "CASHEW_REDIS") {
+  const [host, port] = (process.env[name] ?? "").split(":");
+  assert(port, `${name}=HOST:PORT is not set; the programs of tests/python do that`);
   return { host, port: Number(port) };
 }
 

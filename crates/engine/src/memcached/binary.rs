@@ -4,13 +4,14 @@
 //! but not all of them can: a key of more than 186 bytes that is not text has no form there, and a
 //! server older than 1.6 knows no meta commands.
 
+use cashew_protocol::memcached::Expect;
 use cashew_protocol::memcached::binary::{
-    Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
+    HEADER_SIZE, Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
 };
-use cashew_protocol::memcached::{BINARY_REQUEST, Expect};
 use cashew_protocol::redis::Access;
 
 use super::Asked;
+use super::stats::Kind;
 use crate::buffer::LARGE;
 use crate::client::{Parser, State};
 use crate::clients::{Plan, Step};
@@ -44,17 +45,19 @@ impl Engine {
                         break;
                     }
                     if let Plan::Forward { lane, request } = plan {
-                        if !parser.is_quiet() && owned && used == 0 && len >= LARGE {
+                        let unique = parser.header().cas != 0 && self.has_tags(index);
+                        if !parser.is_quiet() && !unique && owned && used == 0 && len >= LARGE {
                             parser.reset();
                             self.scratch.binary.give(parser);
                             return Step::Large { len, lane, request };
                         }
-                        let loud = [BINARY_REQUEST, parser.opcode().byte()];
-                        let payload = match parser.is_quiet() {
-                            true => Payload::Two(&loud, &bytes[loud.len()..len]),
-                            false => Payload::Bytes(&bytes[..len]),
-                        };
-                        self.send(lane, request, payload);
+                        if unique || parser.is_quiet() {
+                            let header = self.header_for(lane, &parser, bytes);
+                            let rest = &bytes[header.len()..len];
+                            self.send(lane, request, Payload::Two(&header, rest));
+                        } else {
+                            self.send(lane, request, Payload::Bytes(&bytes[..len]));
+                        }
                     }
                     parser.reset();
                     parser.set_value_size_max(self.value_size_max(index));
@@ -104,10 +107,26 @@ impl Engine {
             return Begun::No;
         }
         self.ask_binary(client, parser, bytes);
-        let head =
-            Head { len: value.start as usize, cut: None, opcode: Some(parser.opcode().byte()) };
+        let opcode = Some(parser.opcode().byte());
+        let head = Head { len: value.start as usize, opcode, ..Head::default() };
         let tail = Tail::Packet { left: value.len as usize };
-        self.begin_memcached_upload(client, parser.key().of(bytes), head, tail)
+        let begun = self.begin_memcached_upload(client, parser.key().of(bytes), head, tail);
+        if let Begun::Yes = begun
+            && parser.header().cas != 0
+            && let Some((lane, _)) = self.upload_request(client)
+        {
+            let header = self.header_for(lane, parser, bytes);
+            let head = [&header, &bytes[header.len()..value.start as usize]].concat();
+            self.upload(client).replace_head(head);
+        }
+        begun
+    }
+
+    /// The header of a request in its loud form, with its unique as the lane's server knows it.
+    fn header_for(&self, lane: u32, parser: &RequestParser, bytes: &[u8]) -> [u8; HEADER_SIZE] {
+        let mut header = *bytes.first_chunk().expect("the header of a complete request is there");
+        header[1] = parser.opcode().byte();
+        self.untagged_header(lane, &header)
     }
 
     /// Answers what was refused by its header. Returns whether the client has to go for another
@@ -145,6 +164,7 @@ impl Engine {
         let opcode = parser.opcode();
         let reticence = opcode.reticence();
         self.asking.asked = Asked { opcode: header.opcode, opaque: header.opaque, reticence };
+        self.asking.is_tagged = false;
         self.asking.expect = match parser.is_quiet() {
             true => Expect::PacketQuiet,
             false => Expect::Packet,
@@ -215,7 +235,8 @@ impl Engine {
             Opcode::Flush => {
                 let mut text = bytes.to_vec();
                 text[1] = opcode.byte();
-                let plan = self.tell_all(client, &text, Expect::Packet, Merge::Packets(None));
+                let merge = Merge::Packets(self.aggregate(client, Kind::Told));
+                let plan = self.tell_all(client, &text, Expect::Packet, merge);
                 let owner = &self.clients[client];
                 if owner.head != NONE {
                     // The last request is this one, or an answer that is complete.
@@ -246,7 +267,8 @@ impl Engine {
         self.clients[client].noreply = true;
         self.clients[client].variant = 0;
         self.asking.expect = Expect::Line;
-        self.broadcast(client, line.as_bytes());
+        let merge = Merge::Told(self.aggregate(client, Kind::Told));
+        self.tell_all(client, line.as_bytes(), Expect::Line, merge);
         self.clients[client].variant = variant;
         self.clients[client].noreply = false;
         self.answer_binary(client, parser, Status::Success, b"");

@@ -66,6 +66,18 @@ impl Engine {
         Plan::Done
     }
 
+    /// Writes what is said of a server that could not be asked what is being dispatched.
+    #[cold]
+    pub(crate) fn write_memcached_failure(
+        &self,
+        expect: Expect,
+        failure: Failure,
+        out: &mut Vec<u8>,
+    ) {
+        let failed = Failed { asked: self.asking.asked, expect, miss: b"", failure };
+        failed.write(false, out, &mut false);
+    }
+
     /// Answers a request that has left its lane without a reply.
     #[cold]
     pub(crate) fn fail_sent_memcached(&mut self, index: u32, failure: Failure) {

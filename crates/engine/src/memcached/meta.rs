@@ -1,5 +1,6 @@
 //! Meta commands.
 
+use cashew_config::snapshot::Wire;
 use cashew_protocol::memcached::{
     Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key, write_meta_miss,
 };
@@ -10,6 +11,8 @@ use crate::engine::Engine;
 
 /// Behind a quiet request whose replies only the server can tell apart.
 pub(super) const FENCE: &[u8] = b"mn\r\n";
+
+const UNTELLABLE: &[u8] = b"CLIENT_ERROR a key with a line feed cannot be told: ask without it\r\n";
 
 impl Engine {
     /// Sends a meta command with a key to the server that has it.
@@ -23,6 +26,12 @@ impl Engine {
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
+        let mut buf = [0; KEY_SIZE_MAX];
+        let key = plain_key(parser, bytes, &mut buf);
+        if self.breaks_replies(client, parser, key) {
+            self.answer(client, |out| out.extend_from_slice(UNTELLABLE));
+            return Plan::Done;
+        }
         let is_quiet = parser.meta().quiet.is_some();
         let (access, expect, reticence) = match parser.verb() {
             Verb::MetaGet if is_quiet => (Access::Read, Expect::MetaQuiet, Reticence::Miss),
@@ -39,13 +48,23 @@ impl Engine {
         if parser.verb() == Verb::MetaGet && pool.misses {
             write_meta_miss(parser.line().of(bytes), &mut self.asking.miss);
         }
-        let mut buf = [0; KEY_SIZE_MAX];
-        let key = plain_key(parser, bytes, &mut buf);
         let plan = self.forward_key(client, key, access, expect, bytes.len() + FENCE.len());
         if let Plan::Forward { request, .. } = plan {
             self.note_miss(request);
         }
         plan
+    }
+
+    /// Whether the reply may have a line end in its key. What was stored by a binary request has its
+    /// key as it is where `mg` or `me` tells it, not in base64: what follows the line end would be
+    /// taken for the next reply, another client's, and could be made to look like one.
+    fn breaks_replies(&self, client: u32, parser: &RequestParser, key: &[u8]) -> bool {
+        let meta = parser.meta();
+        meta.is_base64
+            && meta.tells_key
+            && matches!(parser.verb(), Verb::MetaGet | Verb::MetaDebug)
+            && key.contains(&b'\n')
+            && self.pools[self.clients[client].pool as usize].config.memcached.wire != Wire::Text
     }
 }
 

@@ -16,12 +16,14 @@ mod sift;
 mod stats;
 mod stream;
 mod text;
+mod uniques;
 
 pub(crate) use auth::{greet, is_greeted};
 pub(crate) use fallback::Notes;
 pub(crate) use joined::Joined;
 pub(crate) use many::Many;
 pub(crate) use stats::{Aggregate, merge_packets, merge_stats};
+pub(crate) use uniques::tags;
 
 use cashew_config::snapshot::{Protocol, Wire};
 use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
@@ -44,6 +46,10 @@ pub(crate) struct Asked {
 pub(crate) struct Asking {
     pub(crate) asked: Asked,
     pub(crate) expect: Expect,
+    /// Uniques of its servers come in the reply and get tags.
+    pub(crate) is_tagged: bool,
+    /// It names uniques, with tags.
+    pub(crate) names_uniques: bool,
     /// What a server that has not got the key would say, where that is more than the words for it.
     pub(crate) miss: Vec<u8>,
     /// Why some of its fragments were not sent.
@@ -52,7 +58,14 @@ pub(crate) struct Asking {
 
 impl Default for Asking {
     fn default() -> Self {
-        Self { asked: Asked::default(), expect: Expect::Line, miss: Vec::new(), failure: None }
+        Self {
+            asked: Asked::default(),
+            expect: Expect::Line,
+            is_tagged: false,
+            names_uniques: false,
+            miss: Vec::new(),
+            failure: None,
+        }
     }
 }
 

@@ -1,4 +1,6 @@
-//! Statistics of all servers as those of one.
+//! Statistics of all servers as those of one, and what else all servers are told.
+//!
+//! A server that fails takes nothing away from what the others say, but is named.
 
 use std::collections::HashMap;
 
@@ -12,17 +14,21 @@ use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::request::Merge;
 
+const SERVER_ERROR: &[u8] = b"SERVER_ERROR ";
+
 /// How what servers say becomes one reply.
 #[derive(Debug)]
 pub(crate) struct Aggregate {
     kind: Kind,
     /// Names of the servers that were asked, in the order of their replies.
     servers: Vec<String>,
+    /// Those that were not asked, as they are not in the ring.
+    ejected: Vec<String>,
     process_id: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// Without a word behind `stats`.
     General,
     /// Numbers that are added up; whatever is no number is passed on.
@@ -35,6 +41,8 @@ enum Kind {
     Servers,
     /// Every line as it is.
     Lines,
+    /// No statistics: `OK`, or the first answer that is something else.
+    Told,
 }
 
 impl Kind {
@@ -68,15 +76,19 @@ impl Engine {
         let mut text = Vec::new();
         write_request(Opcode::Stat.byte(), key, b"", &mut text);
         text[12..16].copy_from_slice(&self.asking.asked.opaque);
-        let merge = Merge::Packets(Some(self.aggregate(client, kind)));
+        let merge = Merge::Packets(self.aggregate(client, kind));
         self.tell_all(client, &text, Expect::Packets, merge)
     }
 
-    fn aggregate(&self, client: u32, kind: Kind) -> Box<Aggregate> {
+    pub(super) fn aggregate(&self, client: u32, kind: Kind) -> Box<Aggregate> {
         let pool = &self.pools[self.clients[client].pool as usize];
-        let live = pool.config.servers.iter().zip(pool.router.live()).filter(|&(_, &live)| live);
-        let servers = live.map(|(server, _)| server.name.clone()).collect();
-        Box::new(Aggregate { kind, servers, process_id: self.identity.process_id })
+        let names = |is_live: bool| {
+            let servers = pool.config.servers.iter().zip(pool.router.live());
+            let servers = servers.filter(move |&(_, &live)| live == is_live);
+            servers.map(|(server, _)| server.name.clone()).collect()
+        };
+        let (servers, ejected) = (names(true), names(false));
+        Box::new(Aggregate { kind, servers, ejected, process_id: self.identity.process_id })
     }
 }
 
@@ -123,7 +135,7 @@ impl Aggregate {
             Kind::General if row.name == b"pid" => {
                 return self.process_id.to_string().into_bytes();
             }
-            Kind::Settings | Kind::Named | Kind::Servers | Kind::Lines => Rule::Agree,
+            Kind::Settings | Kind::Named | Kind::Servers | Kind::Lines | Kind::Told => Rule::Agree,
             Kind::General | Kind::Numbers => Rule::of(&row.name),
         };
         let numbers: Option<Vec<u64>> = values.iter().map(|value| number(value)).collect();
@@ -216,41 +228,113 @@ fn add_words(values: &[&[u8]]) -> Vec<u8> {
     added.collect::<Vec<_>>().join(&b" "[..])
 }
 
-/// Puts replies in text together.
-pub(crate) fn merge_stats(aggregate: &Aggregate, replies: &[&[u8]], out: &mut Vec<u8>) {
-    let kind = aggregate.kind;
-    if let ([reply], false) = (replies, kind.names_servers()) {
-        out.extend_from_slice(reply);
-        return;
+/// Servers that did not say what the others do, with what they said.
+#[derive(Default)]
+struct Failed<'r>(Vec<(usize, &'r [u8])>);
+
+impl<'r> Failed<'r> {
+    /// Of those that failed alike the first is named.
+    fn first(&self, aggregate: &Aggregate) -> Option<(String, &'r [u8])> {
+        let &(server, said) = self.0.first()?;
+        let name = aggregate.servers.get(server).cloned().unwrap_or_default();
+        Some(match self.0.len() - 1 {
+            0 => (name, said),
+            more => (format!("{name} and {more} more"), said),
+        })
     }
+
+    /// Another one. Where all are named it stands between the others.
+    fn add(&mut self, aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Table<'r>) {
+        self.0.push(one);
+        if aggregate.kind.names_servers() {
+            add_error(aggregate, one, table);
+        }
+    }
+
+    /// The rows that name them.
+    fn add_to(&self, aggregate: &Aggregate, table: &mut Table<'r>, count: &'r [u8]) {
+        if !aggregate.kind.names_servers() && count != b"0" {
+            table.add(b"STAT", b"servers_failed".to_vec(), count);
+            self.0.iter().for_each(|&one| add_error(aggregate, one, table));
+        }
+        for name in &aggregate.ejected {
+            table.add(b"STAT", [name.as_bytes(), b":error"].concat(), b"ejected");
+        }
+    }
+
+    fn count(&self, aggregate: &Aggregate) -> Vec<u8> {
+        (self.0.len() + aggregate.ejected.len()).to_string().into_bytes()
+    }
+}
+
+fn add_error<'r>(aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Table<'r>) {
+    let (server, said) = one;
+    let name = aggregate.servers.get(server).map_or("", |name| name);
+    table.add(b"STAT", [name.as_bytes(), b":error"].concat(), said.trim_ascii_end());
+}
+
+/// Puts replies in text together.
+pub(crate) fn merge_stats(
+    aggregate: &Aggregate,
+    replies: &[&[u8]],
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let kind = aggregate.kind;
+    let is_alone = replies.len() == 1 && (kind == Kind::Told || aggregate.ejected.is_empty());
+    if is_alone && !kind.names_servers() {
+        out.extend_from_slice(replies.first()?);
+        return Some(());
+    }
+    let mut failed = Failed::default();
     let mut table = Table::default();
+    let mut has_table = kind == Kind::Servers;
     for (server, reply) in replies.iter().enumerate() {
         let mut stats = Stats::new(reply);
-        for stat in stats.by_ref() {
+        while stats.next().is_some() {}
+        if stats.rest() != b"END\r\n" {
+            failed.add(aggregate, (server, stats.rest()), &mut table);
+            continue;
+        }
+        has_table = true;
+        for stat in Stats::new(reply) {
             if kind == Kind::Lines {
                 write_row(stat.kind, stat.name, stat.value, out);
             } else {
                 table.add(stat.kind, aggregate.name(server, stat.name), stat.value);
             }
         }
-        if stats.rest() == b"END\r\n" {
-            continue;
-        }
-        if kind == Kind::Servers {
-            let text = stats.rest().trim_ascii_end();
-            table.add(b"STAT", aggregate.name(server, b"error"), text);
-            continue;
-        }
-        // A word of its own, or an error, which goes before what others have said.
-        let odd = replies.iter().find(|reply| is_error(reply)).unwrap_or(reply);
-        out.clear();
-        out.extend_from_slice(odd);
-        return;
     }
+    if !has_table {
+        // A word of its own, or an error, which goes before what others have said.
+        let has_error = failed.0.iter().any(|(_, said)| is_error(said));
+        let is_odd = |said: &[u8]| if has_error { is_error(said) } else { said != b"OK\r\n" };
+        failed.0.retain(|&(_, said)| is_odd(said));
+        match failed.first(aggregate) {
+            Some((name, said)) => write_odd(&name, said, out),
+            None => out.extend_from_slice(replies.first()?),
+        }
+        return Some(());
+    }
+    let count = failed.count(aggregate);
+    failed.add_to(aggregate, &mut table, &count);
     for row in &table.rows {
         write_row(row.kind, &row.name, &aggregate.value(row), out);
     }
     out.extend_from_slice(b"END\r\n");
+    Some(())
+}
+
+/// Writes what a server said, with its name where it is not what the client has asked for that was
+/// wrong.
+fn write_odd(name: &str, said: &[u8], out: &mut Vec<u8>) {
+    match said.strip_prefix(SERVER_ERROR) {
+        Some(reason) => {
+            for part in [SERVER_ERROR, name.as_bytes(), b": ", reason] {
+                out.extend_from_slice(part);
+            }
+        }
+        None => out.extend_from_slice(said),
+    }
 }
 
 fn write_row(kind: &[u8], name: &[u8], value: &[u8], out: &mut Vec<u8>) {
@@ -263,24 +347,29 @@ fn write_row(kind: &[u8], name: &[u8], value: &[u8], out: &mut Vec<u8>) {
 /// Puts binary replies together: those of statistics, or of a command that every server has
 /// followed. `None` if one of them is none.
 pub(crate) fn merge_packets(
-    aggregate: Option<&Aggregate>,
+    aggregate: &Aggregate,
     replies: &[&[u8]],
     asked: Asked,
     out: &mut Vec<u8>,
 ) -> Option<()> {
-    let is_table = aggregate.is_some_and(|aggregate| aggregate.kind.names_servers());
-    let last = |reply: &&&[u8]| Packets::new(reply).last().is_some_and(|last| last.status != 0);
-    let odd = replies.iter().find(last).filter(|_| !is_table);
-    let (Some(aggregate), None) = (aggregate.filter(|_| is_table || replies.len() > 1), odd) else {
-        out.extend_from_slice(odd.or(replies.first())?);
+    let kind = aggregate.kind;
+    let is_alone = replies.len() == 1 && (kind == Kind::Told || aggregate.ejected.is_empty());
+    if is_alone && !kind.names_servers() {
+        out.extend_from_slice(replies.first()?);
         return Some(());
-    };
+    }
+    let mut failed = Failed::default();
     let mut table = Table::default();
+    let mut refusal = None;
     for (server, reply) in replies.iter().enumerate() {
+        let last = Packets::new(reply).last()?;
+        if last.status != 0 {
+            refusal = refusal.or(Some(last));
+            failed.add(aggregate, (server, last.value), &mut table);
+            continue;
+        }
         for packet in Packets::new(reply) {
-            if packet.status != 0 {
-                table.add(b"STAT", aggregate.name(server, b"error"), packet.value);
-            } else if packet.key == b"detailed" {
+            if packet.key == b"detailed" {
                 for prefix in Stats::new(packet.value) {
                     table.add(prefix.kind, prefix.name.to_vec(), prefix.value);
                 }
@@ -290,6 +379,26 @@ pub(crate) fn merge_packets(
         }
     }
     let Asked { opcode, opaque, .. } = asked;
+    if let Some(refusal) = refusal
+        && table.rows.is_empty()
+        && kind != Kind::Servers
+    {
+        let (name, said) = failed.first(aggregate)?;
+        if refusal.status == Status::TemporaryFailure.code() {
+            let value = [name.as_bytes(), b": ", said].concat();
+            let status = Status::TemporaryFailure;
+            write_response(&Response { opcode, status, opaque, key: b"", value: &value }, out);
+        } else {
+            out.extend_from_slice(refusal.bytes);
+        }
+        return Some(());
+    }
+    if kind == Kind::Told {
+        out.extend_from_slice(replies.first()?);
+        return Some(());
+    }
+    let count = failed.count(aggregate);
+    failed.add_to(aggregate, &mut table, &count);
     let mut write = |key: &[u8], value: &[u8]| {
         write_response(&Response { opcode, status: Status::Success, opaque, key, value }, out);
     };
@@ -314,10 +423,10 @@ mod tests {
 
     fn merged(kind: Kind, replies: &[&str]) -> String {
         let servers = vec!["a:1".to_owned(), "b:2".to_owned()];
-        let aggregate = Aggregate { kind, servers, process_id: 99 };
+        let aggregate = Aggregate { kind, servers, ejected: Vec::new(), process_id: 99 };
         let replies: Vec<&[u8]> = replies.iter().map(|reply| reply.as_bytes()).collect();
         let mut out = Vec::new();
-        merge_stats(&aggregate, &replies, &mut out);
+        merge_stats(&aggregate, &replies, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -359,10 +468,53 @@ mod tests {
         for (replies, expected) in [
             (["RESET\r\n", "RESET\r\n"], "RESET\r\n"),
             (["ERROR\r\n", "ERROR\r\n"], "ERROR\r\n"),
-            (["OK\r\n", "SERVER_ERROR x\r\n"], "SERVER_ERROR x\r\n"),
-            (["STAT a 1\r\nEND\r\n", "SERVER_ERROR x\r\n"], "SERVER_ERROR x\r\n"),
+            (["RESET\r\n", "CLIENT_ERROR x\r\n"], "CLIENT_ERROR x\r\n"),
+            (["OK\r\n", "SERVER_ERROR x\r\n"], "SERVER_ERROR b:2: x\r\n"),
+            (["SERVER_ERROR x\r\n"; 2], "SERVER_ERROR a:1 and 1 more: x\r\n"),
         ] {
             assert_eq!(merged(Kind::Numbers, &replies), expected);
+            assert_eq!(merged(Kind::Told, &replies), expected);
+        }
+        for (replies, expected) in [
+            (["OK\r\n"; 2], "OK\r\n"),
+            (["OK\r\n", "BUSY x\r\n"], "BUSY x\r\n"),
+            (["BUSY x\r\n", "SERVER_ERROR x\r\n"], "SERVER_ERROR b:2: x\r\n"),
+        ] {
+            assert_eq!(merged(Kind::Told, &replies), expected);
+        }
+        assert_eq!(merged(Kind::Told, &["SERVER_ERROR x\r\n"]), "SERVER_ERROR x\r\n");
+    }
+
+    #[test]
+    fn a_server_that_fails_is_named_behind_what_the_others_say() {
+        let failed = "STAT servers_failed 1\r\nSTAT b:2:error SERVER_ERROR x\r\nEND\r\n";
+        for (kind, table, expected) in [
+            (Kind::General, "STAT curr_items 1\r\n", "STAT curr_items 1\r\n"),
+            (Kind::Numbers, "STAT items:1:number 1\r\n", "STAT items:1:number 1\r\n"),
+            (Kind::Numbers, "", ""),
+            (Kind::Settings, "STAT maxbytes 64\r\n", "STAT maxbytes 64\r\n"),
+            (Kind::Lines, "ITEM k [1 b; 0 s]\r\n", "ITEM k [1 b; 0 s]\r\n"),
+        ] {
+            let table = format!("{table}END\r\n");
+            for odd in ["SERVER_ERROR x\r\n", "STAT curr_items 9\r\nSERVER_ERROR x\r\n"] {
+                assert_eq!(merged(kind, &[&table, odd]), format!("{expected}{failed}"));
+            }
+        }
+        let conns = ["STAT 28:addr tcp:x\r\nEND\r\n", "ERROR\r\n"];
+        let both = "STAT a:1:28:addr tcp:x\r\nSTAT b:2:error ERROR\r\nEND\r\n";
+        assert_eq!(merged(Kind::Named, &conns), both);
+        for (kind, expected) in [
+            (
+                Kind::General,
+                "STAT n 1\r\nSTAT servers_failed 1\r\nSTAT b:2:error ejected\r\nEND\r\n",
+            ),
+            (Kind::Servers, "STAT a:1:n 1\r\nSTAT b:2:error ejected\r\nEND\r\n"),
+        ] {
+            let (servers, ejected) = (vec!["a:1".to_owned()], vec!["b:2".to_owned()]);
+            let aggregate = Aggregate { kind, servers, ejected, process_id: 99 };
+            let mut out = Vec::new();
+            merge_stats(&aggregate, &[b"STAT n 1\r\nEND\r\n"], &mut out).unwrap();
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
         }
     }
 
@@ -383,22 +535,42 @@ mod tests {
             .concat()
         };
         let servers = vec!["a:1".to_owned(), "b:2".to_owned()];
-        let aggregate = Aggregate { kind: Kind::General, servers, process_id: 99 };
+        let aggregate =
+            Aggregate { kind: Kind::General, servers, ejected: Vec::new(), process_id: 99 };
         let asked = Asked { opcode: 0x10, opaque: *b"opaq", ..Asked::default() };
         let (one, two) = (reply(b"3"), reply(b"4"));
         let mut out = Vec::new();
-        merge_packets(Some(&aggregate), &[&one, &two], asked, &mut out).unwrap();
+        merge_packets(&aggregate, &[&one, &two], asked, &mut out).unwrap();
         let expected = [
             packet(Status::Success, b"curr_items", b"7"),
             packet(Status::Success, b"detailed", b"PREFIX a get 2 hit 0\r\nEND\r\n"),
             packet(Status::Success, b"", b""),
         ];
         assert_eq!(out, expected.concat());
-        let error = packet(Status::NotFound, b"", b"Not found");
-        for aggregate in [Some(&aggregate), None] {
+        for (status, text, told) in [
+            (Status::NotFound, &b"Not found"[..], &b"Not found"[..]),
+            (Status::TemporaryFailure, b"Connection refused", b"b:2: Connection refused"),
+        ] {
+            let error = packet(status, b"", text);
             out.clear();
-            merge_packets(aggregate, &[&one, &error], asked, &mut out).unwrap();
-            assert_eq!(out, error);
+            merge_packets(&aggregate, &[&one, &error], asked, &mut out).unwrap();
+            let expected = [
+                packet(Status::Success, b"curr_items", b"3"),
+                packet(Status::Success, b"servers_failed", b"1"),
+                packet(Status::Success, b"b:2:error", text),
+                packet(Status::Success, b"detailed", b"PREFIX a get 1 hit 0\r\nEND\r\n"),
+                packet(Status::Success, b"", b""),
+            ];
+            assert_eq!(out, expected.concat());
+            let done = packet(Status::Success, b"", b"");
+            let servers = aggregate.servers.clone();
+            let aggregate =
+                Aggregate { kind: Kind::Told, servers, ejected: Vec::new(), process_id: 99 };
+            for (reply, expected) in [(&error, packet(status, b"", told)), (&done, done.clone())] {
+                out.clear();
+                merge_packets(&aggregate, &[&done, reply], asked, &mut out).unwrap();
+                assert_eq!(out, expected);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The text protocol, from bytes to requests.
 
+use cashew_protocol::Span;
 use cashew_protocol::memcached::{
     Expect, KEY_SIZE_MAX, Parsed, RequestParser, Reticence, Verb, encode_key,
 };
@@ -8,6 +9,7 @@ use cashew_protocol::redis::Access;
 use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
 use super::many::PART_KEYS;
 use super::meta::{FENCE, plain_key};
+use super::stats::Kind;
 use crate::buffer::LARGE;
 use crate::client::{Parser, State};
 use crate::clients::{Plan, Step};
@@ -48,13 +50,19 @@ impl Engine {
                         break;
                     }
                     if let Plan::Forward { lane, request } = plan {
-                        let is_untouched = parser.noreply().or(parser.meta().quiet).is_none();
+                        self.requests[request].is_tagged = self.asking.is_tagged;
+                        let names_uniques = self.asking.names_uniques;
+                        let is_untouched =
+                            parser.noreply().or(parser.meta().quiet).is_none() && !names_uniques;
                         if is_untouched && owned && used == 0 && len >= LARGE {
                             parser.reset();
                             self.scratch.memcached.give(parser);
                             return Step::Large { len, lane, request };
                         }
-                        self.send(lane, request, payload(&parser, &bytes[..len]));
+                        match names_uniques {
+                            true => self.send_untagged(lane, request, &parser, &bytes[..len]),
+                            false => self.send(lane, request, payload(&parser, &bytes[..len])),
+                        }
                     }
                     parser.reset();
                     used += len;
@@ -104,8 +112,9 @@ impl Engine {
         let (Some(data), [_]) = (parser.data(), parser.keys()) else { return Begun::No };
         let tail = Tail::Memcached { left: data.len as usize + 2, is_bad: false };
         let quiet = parser.meta().quiet;
-        let cut = parser.noreply().or(quiet);
-        let head = Head { len: data.start as usize, cut, opcode: None };
+        let (cut, _) = edits(parser);
+        let len = data.start as usize;
+        let head = Head { len, cut, ..Head::default() };
         self.asking.miss.clear();
         self.asking.asked.reticence = Reticence::Success;
         self.asking.expect = quiet.map_or(parser.expect(), |_| Expect::MetaQuiet);
@@ -114,6 +123,16 @@ impl Engine {
         let key = plain_key(parser, bytes, &mut buf);
         let begun = self.begin_memcached_upload(client, key, head, tail);
         self.clients[client].noreply = false;
+        self.ask_uniques(client, parser, bytes);
+        if let Begun::Yes = begun
+            && let Some((lane, request)) = self.upload_request(client)
+        {
+            self.requests[request].is_tagged = self.asking.is_tagged;
+            if self.asking.names_uniques {
+                let text = self.untagged_head(lane, parser, &bytes[..len]);
+                self.upload(client).replace_head(text);
+            }
+        }
         begun
     }
 
@@ -135,6 +154,7 @@ impl Engine {
         }
         self.asking.miss.clear();
         self.asking.expect = parser.expect();
+        self.ask_uniques(client, parser, bytes);
         self.clients[client].noreply = parser.noreply().is_some();
         let plan = match parser.verb() {
             Verb::Get | Verb::Gets | Verb::Gat | Verb::Gats => self.retrieve(client, parser, bytes),
@@ -162,11 +182,13 @@ impl Engine {
             }
             Verb::FlushAll | Verb::Verbosity => {
                 let text = told(parser, bytes);
-                self.broadcast(client, &text)
+                let merge = Merge::Told(self.aggregate(client, Kind::Told));
+                self.tell_all(client, &text, Expect::Line, merge)
             }
             Verb::Tune => {
                 let text = told(parser, bytes);
-                self.tell_all(client, &text, Expect::Line, Merge::FirstOdd)
+                let merge = Merge::Told(self.aggregate(client, Kind::Told));
+                self.tell_all(client, &text, Expect::Line, merge)
             }
             Verb::Stats => self.stats_by_text(client, parser.line().of(bytes)),
             Verb::Version => self.forward_anywhere(client, Access::Read, bytes.len()),
@@ -275,15 +297,22 @@ impl Engine {
     }
 }
 
-/// What is sent of a request that goes to one server.
-fn payload<'b>(parser: &RequestParser, bytes: &'b [u8]) -> Payload<'b> {
+/// What a server gets to see of a request otherwise than it came: what is cut out of it, and what
+/// comes behind it.
+pub(super) fn edits(parser: &RequestParser) -> (Option<Span>, &'static [u8]) {
     let is_fenced = matches!(parser.verb(), Verb::MetaDelete | Verb::MetaArithmetic);
     match (parser.noreply(), parser.meta().quiet) {
-        (None, Some(_)) if is_fenced => Payload::Two(bytes, FENCE),
-        (Some(cut), _) | (None, Some(cut)) => {
-            Payload::Two(&bytes[..cut.start as usize], &bytes[cut.end()..])
-        }
-        (None, None) => Payload::Bytes(bytes),
+        (None, Some(_)) if is_fenced => (None, FENCE),
+        (noreply, quiet) => (noreply.or(quiet), b""),
+    }
+}
+
+/// What is sent of a request that goes to one server.
+fn payload<'b>(parser: &RequestParser, bytes: &'b [u8]) -> Payload<'b> {
+    match edits(parser) {
+        (Some(cut), _) => Payload::Two(&bytes[..cut.start as usize], &bytes[cut.end()..]),
+        (None, b"") => Payload::Bytes(bytes),
+        (None, foot) => Payload::Two(bytes, foot),
     }
 }
 

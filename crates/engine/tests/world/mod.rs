@@ -64,14 +64,14 @@ pub(crate) struct World {
     pub(crate) stuck: Vec<ConnId>,
     /// Clients that have come.
     pub(crate) ids: u64,
-    /// There are other workers, and the test answers for them.
-    pub(crate) has_others: bool,
     /// Their numbers, by which monitors are told of them.
     numbers: HashMap<ConnId, u64>,
     /// What monitors of other workers are to be told.
     pub(crate) told_elsewhere: String,
     /// Other workers do not say that they tell monitors.
     pub(crate) is_unconfirmed: bool,
+    /// There are other workers, and the test answers for them.
+    pub(crate) has_others: bool,
 }
 
 impl World {
@@ -111,10 +111,10 @@ impl World {
             received: HashMap::new(),
             stuck: Vec::new(),
             ids: 0,
-            has_others: false,
             numbers: HashMap::new(),
             told_elsewhere: String::new(),
             is_unconfirmed: false,
+            has_others: false,
         };
         world.tick();
         world
@@ -171,15 +171,15 @@ impl World {
                 }
                 Action::PauseRead { conn } => self.paused.push(conn),
                 Action::ResumeRead { conn } => self.paused.retain(|&other| other != conn),
+                Action::Monitors { ref pool, any: true } if !self.is_unconfirmed => {
+                    let pool = self.engine.pool_named(pool).expect("it is monitored");
+                    self.engine.handle_monitored(pool, self.now);
+                }
                 Action::Ask { ticket, scope, pool, by, ref request } => {
                     let own = self.own_answer(pool, by, request);
                     let is_alone = scope == Scope::Here || !self.has_others;
                     let rest = if is_alone { Rest::None } else { Rest::Awaited };
                     self.engine.handle_answer(ticket, &own, rest, self.now);
-                }
-                Action::Monitors { ref pool, any: true } if !self.is_unconfirmed => {
-                    let pool = self.engine.pool_named(pool).expect("it is monitored");
-                    self.engine.handle_monitored(pool, self.now);
                 }
                 _ => {}
             }

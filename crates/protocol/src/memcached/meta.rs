@@ -20,6 +20,8 @@ pub struct Meta {
     /// The flag `q`, with the spaces before it, so that a forwarder can cut it out; only where it
     /// stands once, since the server has something to say about a second one.
     pub quiet: Option<Span>,
+    /// The reply is to have the key in it.
+    pub tells_key: bool,
 }
 
 impl Meta {
@@ -33,7 +35,7 @@ impl Meta {
         if verb == Verb::MetaDebug {
             // It knows one flag, in one place.
             let is_base64 = next_word(line, key.end()).is_some_and(|flag| flag.of(line) == b"b");
-            return Ok((Self { is_base64, quiet: None }, key));
+            return Ok((Self { is_base64, quiet: None, tells_key: true }, key));
         }
         let mut meta = Self::default();
         let (mut at, mut words, mut quiets) = (key.end(), 2, 0);
@@ -48,6 +50,7 @@ impl Meta {
             let is_size = verb == Verb::MetaSet && words == 3;
             match word.of(line)[0] {
                 b'b' if !is_size => meta.is_base64 = true,
+                b'k' if !is_size => meta.tells_key = true,
                 b'q' if !is_size => {
                     quiets += 1;
                     meta.quiet = (quiets == 1).then(|| Span::new(at, word.end() - at));

@@ -18,6 +18,8 @@ pub struct PlainRequest<'b> {
     pub key: &'b [u8],
     /// It is `get`, `gets` or an `mg` that changes nothing; all others write.
     pub retrieves: bool,
+    /// It names CAS uniques, or its reply may.
+    pub uniques: bool,
     pub expect: Expect,
 }
 
@@ -25,6 +27,8 @@ pub struct PlainRequest<'b> {
 #[derive(Clone, Copy)]
 enum Form {
     Retrieval,
+    /// The same, for values with their unique numbers.
+    Uniques,
     Key,
     Number,
     /// Flags, expiry, size; then the data block.
@@ -42,7 +46,7 @@ const OTHERS: [(&[u8], Form); 13] = [
     (b"mg ", Form::MetaGet),
     (b"ms ", Form::MetaSet),
     (b"md ", Form::Meta),
-    (b"gets ", Form::Retrieval),
+    (b"gets ", Form::Uniques),
     (b"delete ", Form::Key),
     (b"incr ", Form::Number),
     (b"decr ", Form::Number),
@@ -70,20 +74,28 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
         _ => other(buf)?,
     };
     let (key, rest) = key(rest)?;
-    let mut retrieves = matches!(form, Form::Retrieval);
+    let mut retrieves = matches!(form, Form::Retrieval | Form::Uniques);
+    let mut uniques = matches!(form, Form::Uniques | Form::Cas);
     let mut expect = if retrieves { Expect::Values } else { Expect::Line };
     let rest = match form {
-        Form::Retrieval | Form::Key => rest,
-        Form::Meta => flags(rest)?.rest,
+        Form::Retrieval | Form::Uniques | Form::Key => rest,
+        Form::Meta => {
+            let flags = flags(rest)?;
+            uniques = flags.uniques;
+            flags.rest
+        }
         Form::MetaGet => {
             let flags = flags(rest)?;
+            uniques = flags.uniques;
             retrieves = !flags.changes;
             expect = Expect::Meta;
             flags.rest
         }
         Form::MetaSet => {
             let (size, rest) = number(rest)?;
-            data(size, behind_line_end(flags(rest)?.rest)?)?
+            let flags = flags(rest)?;
+            uniques = flags.uniques;
+            data(size, behind_line_end(flags.rest)?)?
         }
         Form::Number => number(rest)?.1,
         Form::Storage | Form::Cas => {
@@ -94,7 +106,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     };
     let rest = behind_line_end(rest)?;
     let bytes = &buf[..buf.len() - rest.len()];
-    Some(PlainRequest { bytes, rest, key, retrieves, expect })
+    Some(PlainRequest { bytes, rest, key, retrieves, uniques, expect })
 }
 
 /// The reply at the start of the buffer, if it is plain, and what follows it: a whole line, or at
@@ -161,6 +173,8 @@ fn other(buf: &[u8]) -> Option<(Form, &[u8])> {
 struct Flags<'b> {
     /// One of them may change the item.
     changes: bool,
+    /// One of them is a unique, or asks for it.
+    uniques: bool,
     /// What is behind them.
     rest: &'b [u8],
 }
@@ -169,12 +183,14 @@ struct Flags<'b> {
 /// is among them.
 #[inline(always)]
 fn flags(buf: &[u8]) -> Option<Flags<'_>> {
-    let mut flags = Flags { changes: false, rest: buf };
+    let mut flags = Flags { changes: false, uniques: false, rest: buf };
     for _ in 0..=FLAGS_MAX {
         let [b' ', flag, ..] = *flags.rest else { return Some(flags) };
         match flag {
             b'b' | b'q' => return None,
-            b'N' | b'R' | b'T' | b'E' => flags.changes = true,
+            b'N' | b'R' | b'T' => flags.changes = true,
+            b'E' => (flags.changes, flags.uniques) = (true, true),
+            b'c' | b'C' => flags.uniques = true,
             _ => {}
         }
         let len = flags.rest[1..].iter().position(|&byte| byte <= b' ')?;
@@ -295,6 +311,12 @@ mod tests {
         ("md a I T30\r\n", false),
     ];
 
+    const UNIQUES: [&str; 3] = [
+        "gets k\r\n",
+        "cas a 0 0 1 123456789012345678\r\nx\r\n",
+        "ms some:key 0 T0 F5 c O17 MS\r\n\r\n",
+    ];
+
     const VALUES: [&str; 6] = [
         "END\r\n",
         "VALUE a 0 5\r\nEND\r\n\r\nEND\r\n",
@@ -327,7 +349,8 @@ mod tests {
                     "mg" => Expect::Meta,
                     _ => Expect::Line,
                 };
-                let expected = PlainRequest { bytes, rest, key, retrieves, expect };
+                let uniques = UNIQUES.contains(&request);
+                let expected = PlainRequest { bytes, rest, key, retrieves, uniques, expect };
                 assert_eq!(plain_request(buf), Some(expected), "{request:?}");
             }
             assert_eq!(plain_request(&request.as_bytes()[..request.len() - 1]), None);

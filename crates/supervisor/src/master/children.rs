@@ -196,10 +196,10 @@ impl Master {
         self.epochs.left(slot, is_missed, now);
         self.rings.left(slot, now);
         self.deal.left(slot);
+        self.forget_monitors(slot, now);
         for asker in self.inquiries.gone(slot) {
             self.tell_asker(asker, Rest::None, Vec::new(), now);
         }
-        self.forget_monitors(slot, now);
         self.is_unsettled = true;
         for (session, descriptors) in sessions {
             self.sessions.push_back(Parcel { from: slot, session, descriptors });

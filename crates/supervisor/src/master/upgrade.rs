@@ -443,9 +443,9 @@ impl Master {
             // As at the first start: the environment stays over an exec.
             notify: Notify::from_env(now),
             sessions: Default::default(),
-            inquiries: Inquiries::after(monotonic_ms() << 20),
             // Who has any says so again.
             monitors: Default::default(),
+            inquiries: Inquiries::after(monotonic_ms() << 20),
             balance: crate::balance::Balance::new(),
             members,
             generation: state.generation,

@@ -234,8 +234,6 @@ impl Worker {
                     self.hand_over(self.clients.len());
                 }
             }
-            ToChild::Question { number, .. } => self.be_asked(number, &descriptors[0]),
-            ToChild::Answer { ticket, rest } => self.be_answered(ticket, rest, &descriptors),
             ToChild::Watched { pool, on: true } => {
                 self.watched.insert(pool.clone());
                 self.say(&ToMaster::Watching { pool });
@@ -245,6 +243,8 @@ impl Worker {
             ToChild::Overheard { pool, lines, missed } => {
                 self.heard += &format!("{pool}:{missed}:{}", lines.replace("\r\n", ","));
             }
+            ToChild::Question { number, .. } => self.be_asked(number, &descriptors[0]),
+            ToChild::Answer { ticket, rest } => self.be_answered(ticket, rest, &descriptors),
             ToChild::LogLevel { level } => note(&format!("level is {level} here\n")),
             ToChild::LogReopen => {
                 cashew_process::log::redirect(&descriptors[0]).unwrap();

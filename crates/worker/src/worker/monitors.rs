@@ -3,14 +3,13 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::SocketAddr;
 
 use cashew_control::ToMaster;
-use cashew_driver::{Driver, Token};
-use cashew_engine::{ConnId, Overheard, Time};
-use rustix::net::{SocketAddrUnix, getpeername, getsockname};
+use cashew_driver::Driver;
+use cashew_engine::{ConnId, Overheard, Place, Time};
 
 use super::Worker;
+use crate::place::place;
 
 /// How long lines are collected for other workers.
 const PERIOD_MS: u64 = 10;
@@ -95,7 +94,7 @@ impl<D: Driver> Worker<D> {
             let start = here.len();
             // They are ASCII.
             here.push_str(&String::from_utf8_lossy(head));
-            here.push_str(self.address(hearing.client));
+            here.push_str(self.address(hearing.pool, hearing.client));
             here.push_str(&String::from_utf8_lossy(tail));
             if hearing.elsewhere
                 && let Some(name) = self.core.engine.pool_name(hearing.pool)
@@ -114,15 +113,20 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// The client's address in Redis's words.
-    fn address(&mut self, client: ConnId) -> &str {
+    fn address(&mut self, pool: u32, client: ConnId) -> &str {
         let addresses = &mut self.monitors.addresses;
         if addresses.len() >= ADDRESSES_MAX {
             addresses.clear();
         }
         match addresses.entry(client) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(address_of(&self.driver, client)),
+            Entry::Vacant(entry) => {
+                // The pool may be gone, and then its clients are, too.
+                let is_there = self.core.engine.pool_name(pool).is_some();
+                let listen = is_there.then(|| &self.core.engine.pool_config(pool).listen);
+                let place = listen.map(|listen| place(&self.driver, listen, client));
+                entry.insert(address_of(&place.unwrap_or(Place::UNKNOWN)))
+            }
         }
     }
 
@@ -202,16 +206,27 @@ impl<D: Driver> Worker<D> {
     }
 }
 
-fn address_of(driver: &impl Driver, client: ConnId) -> String {
-    const UNKNOWN: &str = "?:0";
-    let Some(socket) = driver.descriptor(Token(client.token())) else { return UNKNOWN.to_owned() };
-    let local = getsockname(socket).ok();
-    if let Some(unix) = local.and_then(|local| SocketAddrUnix::try_from(local).ok()) {
-        // The other end has no name.
-        let path = String::from_utf8_lossy(unix.path_bytes().unwrap_or_default()).into_owned();
-        return format!("unix:{}", path.replace(|byte: char| byte.is_control(), "?"));
+/// The client's address in Redis's words.
+fn address_of(place: &Place) -> String {
+    match place.peer.strip_suffix(":0").filter(|_| place.is_unix) {
+        Some(path) => format!("unix:{}", path.replace(|byte: char| byte.is_control(), "?")),
+        None if place.peer.is_empty() => "?:0".to_owned(),
+        None => place.peer.clone(),
     }
-    let peer = getpeername(socket).ok().flatten();
-    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-    peer.map_or_else(|| UNKNOWN.to_owned(), |peer| peer.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_those_of_redis() {
+        let of = |peer: &str, is_unix| {
+            address_of(&Place { peer: peer.to_owned(), is_unix, ..Place::UNKNOWN })
+        };
+        assert_eq!(of("127.0.0.1:60866", false), "127.0.0.1:60866");
+        assert_eq!(of("[::1]:60866", false), "[::1]:60866");
+        assert_eq!(of("/run/a.sock:0", true), "unix:/run/a.sock");
+        assert_eq!(of("", false), "?:0");
+    }
 }

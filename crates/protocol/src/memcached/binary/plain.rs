@@ -20,6 +20,8 @@ pub struct PlainRequest<'b> {
     pub opaque: [u8; 4],
     /// It is a get; all others write.
     pub retrieves: bool,
+    /// It names a CAS unique.
+    pub names_unique: bool,
 }
 
 /// The request at the start of the buffer, if it is plain.
@@ -43,7 +45,8 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let (bytes, rest) = buf.split_at_checked(HEADER_SIZE + header.body_len as usize)?;
     let key = bytes.get(header.key_start()..header.value_start())?;
     let retrieves = header.opcode == Opcode::Get.byte();
-    Some(PlainRequest { bytes, rest, key, opcode: header.opcode, opaque: header.opaque, retrieves })
+    let RequestHeader { opcode, opaque, cas, .. } = header;
+    Some(PlainRequest { bytes, rest, key, opcode, opaque, retrieves, names_unique: cas != 0 })
 }
 
 /// The packet at the start of the buffer, if it is whole, and what follows it.

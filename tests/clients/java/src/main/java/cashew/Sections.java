@@ -64,11 +64,15 @@ final class Sections {
         Runtime.getRuntime().halt(1);
     }
 
-    static String[] address() {
-        var address = System.getenv("CASHEW_REDIS");
+    private static String[] address() {
+        return address("CASHEW_REDIS");
+    }
+
+    static String[] address(String name) {
+        var address = System.getenv(name);
         if (address == null) {
             throw new AssertionError(
-                "CASHEW_REDIS=HOST:PORT is not set; tests/python/test_languages.py does that");
+                name + "=HOST:PORT is not set; the programs of tests/python do that");
         }
         return address.split(":");
     }

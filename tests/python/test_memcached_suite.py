@@ -1,0 +1,18 @@
+"""memcached's own tests through the gateway: see tests/memcached/run, which is for people as well."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).resolve().parents[1] / "memcached" / "run"
+
+
+@pytest.mark.timeout(900)  # the first run fetches them
+def test_memcached_s_own_tests():
+    done = subprocess.run([sys.executable, RUN, "--show"], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=880)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "PASSES" not in done.stdout and "passed in" in done.stdout
