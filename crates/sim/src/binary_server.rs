@@ -5,6 +5,8 @@ use crate::packet::{self, HEADER_SIZE, Opcode, Packet};
 use crate::request::Outcome;
 use crate::server::Done;
 
+const VERSION: u8 = 0x0b;
+
 const NOT_FOUND: u16 = 1;
 const EXISTS: u16 = 2;
 const NOT_STORED: u16 = 5;
@@ -19,6 +21,11 @@ impl MemcachedServer {
         }
         let (asked, used) = Packet::read(input)?;
         assert_eq!(asked.magic, 0x80, "I1: this is no request");
+        if asked.opcode == VERSION {
+            // What a server is asked that has let others wait.
+            let reply = Packet { opcode: VERSION, value: b"1.6.18", ..Packet::REPLY };
+            return Some(Done::new(used, b"", reply.bytes()));
+        }
         let opcode =
             Opcode::of(asked.opcode).expect("I1: a server is sent what is always answered");
         let (status, unique, value) = match refuse {

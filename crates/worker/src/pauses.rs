@@ -35,19 +35,22 @@ impl Core {
         }
     }
 
-    /// Has all workers hold the clients of a pool back as the engine does.
-    pub(crate) fn share_pause(&self, pool: u32) {
+    /// Has all workers hold the clients of a pool back as the engine does. If there is no room for
+    /// another pool none does, the engine neither.
+    pub(crate) fn share_pause(&mut self, pool: u32) -> bool {
         let pause = self.engine.client_pause(pool).map(|ClientPause { until, writes_only }| {
             let left_ms = until.micros_since(self.now).div_ceil(1000);
             Pause { until_ms: monotonic_ms().saturating_add(left_ms), writes_only }
         });
-        if !self.shared.set_pause(self.engine.quota(pool), pause, monotonic_ms()) {
+        let is_shared = self.shared.set_pause(self.engine.quota(pool), pause, monotonic_ms());
+        if !is_shared {
             tracing::warn!(
-                "pool {}: clients are held back, but workers that start meanwhile do not know: too \
-                 many pools are",
+                "pool {}: clients are not held back, since those of too many pools are",
                 self.engine.pool_config(pool).name
             );
+            self.follow_pause(pool);
         }
+        is_shared
     }
 
     fn engine_pause(&self, pause: Pause) -> ClientPause {

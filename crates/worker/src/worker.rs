@@ -909,6 +909,23 @@ mod tests {
     }
 
     #[test]
+    fn one_pool_too_many_is_not_held_back_by_one_worker_alone() {
+        let mut worker = worker(Fake::default());
+        let now_ms = monotonic_ms();
+        let pause = Pause { until_ms: now_ms + 60_000, writes_only: true };
+        for quota in 1..=cashew_metrics::PAUSES_MAX as u32 {
+            assert!(worker.core.shared.set_pause(quota, Some(pause), now_ms));
+        }
+        let client = worker.core.accepted(7).expect("it is welcome");
+        worker.core.received(client, &mut b"CLIENT PAUSE 60000\r\nPING\r\n".to_vec());
+        worker.end_tick();
+        worker.end_tick();
+        assert_eq!(worker.core.engine.client_pause(0), None);
+        let written = String::from_utf8_lossy(&worker.driver.written[&client]);
+        assert!(written.starts_with("-ERR ") && written.ends_with("\r\n+PONG\r\n"), "{written}");
+    }
+
+    #[test]
     fn other_addresses_are_for_connecting_only() {
         let mut worker = worker(Fake::default());
         let (client, conn) = with_request(&mut worker);

@@ -62,7 +62,12 @@ impl Engine {
         parser.meta().tells_base64
             && matches!(parser.verb(), Verb::MetaGet | Verb::MetaDebug)
             && key.contains(&b'\n')
-            && self.pools[self.clients[client].pool as usize].config.memcached.wire != Wire::Text
+            && !self.has_text_only(client)
+    }
+
+    /// Whether nothing but text comes to the client's pool, so that no key has a line end.
+    pub(super) fn has_text_only(&self, client: u32) -> bool {
+        self.pools[self.clients[client].pool as usize].config.memcached.wire == Wire::Text
     }
 }
 

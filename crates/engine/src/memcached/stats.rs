@@ -15,6 +15,8 @@ use crate::engine::Engine;
 use crate::request::Merge;
 
 const SERVER_ERROR: &[u8] = b"SERVER_ERROR ";
+const UNTELLABLE_KEYS: &[u8] =
+    b"CLIENT_ERROR keys may have line feeds: ask in binary, or have protocol: text\r\n";
 
 /// How what servers say becomes one reply.
 #[derive(Debug)]
@@ -65,6 +67,10 @@ impl Kind {
 impl Engine {
     pub(super) fn stats_by_text(&mut self, client: u32, line: &[u8]) -> Plan {
         let kind = Kind::of(words(line).nth(1));
+        if lists_keys(line) && !self.has_text_only(client) {
+            self.answer(client, |out| out.extend_from_slice(UNTELLABLE_KEYS));
+            return Plan::Done;
+        }
         let line = if kind == Kind::Servers { b"stats" } else { line };
         let merge = Merge::Stats(self.aggregate(client, kind));
         self.tell_all(client, &[line, b"\r\n"].concat(), Expect::Stats, merge)
@@ -89,6 +95,17 @@ impl Engine {
         };
         let (servers, ejected) = (names(true), names(false));
         Box::new(Aggregate { kind, servers, ejected, process_id: self.identity.process_id })
+    }
+}
+
+/// Whether the reply tells keys, or what they start with, as they are: those that were stored in
+/// binary may have line ends.
+fn lists_keys(line: &[u8]) -> bool {
+    let mut words = words(line).skip(1);
+    match words.next() {
+        Some(b"cachedump") => true,
+        Some(b"detail") => words.next() == Some(b"dump"),
+        _ => false,
     }
 }
 

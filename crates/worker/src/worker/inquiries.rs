@@ -15,12 +15,16 @@ impl<D: cashew_driver::Driver> Worker<D> {
         self.core.follow_pauses();
         let pause = self.core.engine.client_pause(pool);
         let own = self.own_answer(pool, by, request);
+        let mut is_shared = true;
         if self.core.engine.client_pause(pool) != pause {
             // Before anybody is told: who begins to serve now is not among them.
-            self.core.share_pause(pool);
+            is_shared = self.core.share_pause(pool);
         }
         let now = self.core.now;
         let engine = &mut self.core.engine;
+        if !is_shared {
+            return engine.handle_answer(ticket, &[], Rest::Missing, now);
+        }
         if scope == Scope::Here {
             return engine.handle_answer(ticket, &own, Rest::None, now);
         }
