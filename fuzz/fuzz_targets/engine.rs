@@ -9,7 +9,8 @@ use std::sync::LazyLock;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, PoolState, Setup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, Identity, Place, Plan, PoolState, Rest, Setup,
+    Time,
 };
 use cashew_metrics::Writer;
 
@@ -479,6 +480,9 @@ impl World {
             self.engine.handle_timeout(self.now);
         }
         self.engine.settle(self.now);
+        if let Some(overheard) = self.engine.take_overheard() {
+            self.engine.return_overheard(overheard);
+        }
         self.act();
         while let Some(conn) = self.engine.poll_dirty() {
             if !self.stuck.contains(&conn) {
@@ -509,12 +513,24 @@ impl World {
                     self.change = Change::Paused;
                 }
                 Action::HandOff { conn } => self.leaving.push(conn),
+                Action::Ask { ticket, pool, by, request, .. } => {
+                    let place = |_| Place::UNKNOWN;
+                    let own = self.engine.handle_question(pool, by, &request, &place, self.now);
+                    self.engine.handle_answer(ticket, &own, Rest::None, self.now);
+                }
+                Action::Monitors { pool, .. } => {
+                    if let Some(pool) = self.engine.pool_named(&pool) {
+                        self.engine.handle_monitored(pool, self.now);
+                    }
+                }
                 Action::Held { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
                 | Action::Pressed { .. }
                 | Action::Shed { .. }
                 | Action::ServerFailing { .. }
+                | Action::ServerSilent { .. }
+                | Action::ServerSpeaks { .. }
                 | Action::ServerRecovered { .. } => {}
             }
         }
