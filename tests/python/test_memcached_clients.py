@@ -23,8 +23,10 @@ LARGE = bytes(range(256)) * 3500  # nearly what fits
 @pytest.fixture(scope="module")
 def gateway(module_place):
     servers = [module_place.memcached() for _ in range(3)]
-    gateway = module_place.cashew({"beta": {"servers": server_lines(servers)}},
-                                  {"worker_processes": 2})
+    lines = server_lines(servers)
+    gateway = module_place.cashew(
+        {"beta": {"servers": lines}, "plain": {"servers": lines, "cas_uniques": "plain"}},
+        {"worker_processes": 2})
     gateway.servers = servers
     return gateway
 
@@ -141,8 +143,9 @@ def test_pylibmc_threads(address, binary):
 
 @pytest.fixture
 def meta(gateway):
+    """It has uniques in 32 bits, and takes longer ones for none."""
     return meta_memcache.CacheClient.cache_client_from_servers(
-        servers=[meta_memcache.ServerAddress(host=HOST, port=gateway.address)],
+        servers=[meta_memcache.ServerAddress(host=HOST, port=gateway.addresses["plain"])],
         connection_pool_factory_fn=meta_memcache.connection_pool_factory_builder(
             connection_timeout=20, recv_timeout=20))
 
