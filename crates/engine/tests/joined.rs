@@ -114,6 +114,20 @@ fn a_get_passes_by_a_set_of_another_client() {
 }
 
 #[test]
+fn a_get_does_not_pass_by_what_its_client_wants_no_answer_to() {
+    let (mut world, [x, y], lane) = one_server();
+    together(
+        &mut world,
+        &[(x, "get a\r\n"), (y, "set k 0 0 1 noreply\r\n1\r\nget k\r\n"), (x, "get b\r\n")],
+    );
+    world.expect(lane, "get a\r\nset k 0 0 1\r\n1\r\nget k b\r\n");
+    world.send(lane, "END\r\nSTORED\r\n".to_string() + &hit("k", "1"));
+    world.expect(x, "END\r\n".repeat(2));
+    world.expect(y, hit("k", "1"));
+    world.assert_idle();
+}
+
+#[test]
 fn other_retrievals_stay_apart() {
     let (mut world, [x], lane) = one_server();
     let requests = "gets a\r\nget  b\r\nget a b\r\ngat 10 a\r\nmg a v\r\n";
