@@ -483,6 +483,7 @@ impl Engine {
         if client.head != NONE {
             self.crowd.leave();
         }
+        self.crowd.depart(client.asked_in);
         let mut at = client.head;
         while at != NONE {
             let next = self.requests[at].next_in_client;

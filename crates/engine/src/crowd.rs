@@ -15,6 +15,8 @@ pub struct Crowd {
     pub waiting: u32,
     asked: u32,
     asked_before: u32,
+    /// Of those counted in `asked`, how many have gone whose place nobody has taken.
+    vacant: u32,
     period: u32,
     until: Time,
 }
@@ -39,8 +41,13 @@ impl Crowd {
             if *last / PERIODS_COUNTED != self.period / PERIODS_COUNTED {
                 *count = 0;
             }
+            // Who has just connected takes the place of one who has gone, if there is any: of
+            // clients that ask once and go, as many are active as there are at a time.
+            match *last == 0 && self.vacant > 0 {
+                true => self.vacant -= 1,
+                false => self.asked += 1,
+            }
             *last = self.period;
-            self.asked += 1;
         }
     }
 
@@ -84,6 +91,11 @@ impl Crowd {
         self.waiting -= 1;
     }
 
+    /// A client has gone; `last` is the period in which it asked last.
+    pub(crate) fn depart(&mut self, last: u32) {
+        self.vacant += u32::from(last == self.period && last != 0);
+    }
+
     #[inline]
     pub(crate) fn tick(&mut self, now: Time) {
         if now >= self.until {
@@ -91,6 +103,7 @@ impl Crowd {
             let is_next = now.micros_since(self.until) < PERIOD_US;
             self.asked_before = if is_next { self.asked } else { 0 };
             self.asked = 0;
+            self.vacant = 0;
             self.until = Time::from_micros(now.as_micros() + PERIOD_US);
             self.period = period_of(now);
         }
@@ -124,6 +137,35 @@ mod tests {
         assert_eq!(crowd.active(), 1);
         crowd.tick(Time::from_micros(9 * PERIOD_US));
         assert_eq!(crowd.active(), 0);
+    }
+
+    #[test]
+    fn who_comes_takes_the_place_of_who_has_gone() {
+        let mut crowd = Crowd::default();
+        crowd.tick(Time::from_micros(1));
+        let come = |crowd: &mut Crowd| {
+            let mut last = 0;
+            crowd.join(&mut last, &mut 0);
+            last
+        };
+        let stays = come(&mut crowd);
+        for _ in 0..10 {
+            let (one, other) = (come(&mut crowd), come(&mut crowd));
+            for last in [one, other] {
+                crowd.leave();
+                crowd.depart(last);
+            }
+        }
+        assert_eq!((crowd.active(), crowd.waiting), (3, 1));
+        // Who never asked, or not lately, leaves no place.
+        crowd.tick(Time::from_micros(PERIOD_US + 1));
+        crowd.leave();
+        crowd.depart(stays);
+        crowd.depart(0);
+        come(&mut crowd);
+        come(&mut crowd);
+        crowd.tick(Time::from_micros(2 * PERIOD_US + 1));
+        assert_eq!(crowd.active(), 2);
     }
 
     #[test]

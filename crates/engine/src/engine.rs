@@ -653,6 +653,12 @@ impl Engine {
         &self.crowd
     }
 
+    /// Clients that have come since the start.
+    #[inline]
+    pub fn clients_seen(&self) -> u64 {
+        self.clients_seen
+    }
+
     /// What has been answered since the start, up to the last [`Engine::settle`].
     #[inline]
     pub fn answered(&self) -> Answered {

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use cashew_engine::{Answered, Crowd, Time};
+use cashew_engine::{Crowd, Time};
 
 /// The window is adjusted after at least this much time.
 const PERIOD_US: u64 = 2_000;
@@ -17,6 +17,9 @@ const SLEEP_MIN_US: u64 = 3;
 const REQUESTS_PER_SLEEP_MIN: u64 = 5;
 /// … and with so many it is the longest.
 const REQUESTS_PER_SLEEP_MAX: u64 = 10;
+/// A client that comes is as much to do as so many requests: it is accepted, watched and closed, and
+/// what it costs the kernel to connect and to part is more than a request is.
+const REQUESTS_PER_CLIENT: u64 = 8;
 /// The window goes this part of the way to where it should be.
 const SMOOTHING: u64 = 8;
 /// When so many of the active clients wait, in percent, the others are not waited for.
@@ -34,7 +37,24 @@ pub(crate) struct Pace {
     due: Option<Time>,
     elapsed_us: u64,
     sleeps: u64,
-    answered: Answered,
+    /// What had been done when the window was adjusted last.
+    work: Work,
+}
+
+/// What has been done since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Work {
+    /// Requests that were answered.
+    pub(crate) answered: u64,
+    /// Clients that came.
+    pub(crate) clients: u64,
+}
+
+impl Work {
+    /// How much that is in requests.
+    fn requests(self) -> u64 {
+        self.answered + self.clients * REQUESTS_PER_CLIENT
+    }
 }
 
 impl Pace {
@@ -46,7 +66,7 @@ impl Pace {
             due: None,
             elapsed_us: 0,
             sleeps: 0,
-            answered: Answered::default(),
+            work: Work::default(),
         }
     }
 
@@ -80,15 +100,15 @@ impl Pace {
         self.due
     }
 
-    /// A turn is over: it waited for events, then worked on them; `answered` counts all requests
-    /// answered since the start. Returns whether the window was looked at.
-    pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, answered: Answered) -> bool {
+    /// A turn is over: it waited for events, then worked on them, and this is what has been done up
+    /// to now. Returns whether the window was looked at.
+    pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, work: Work) -> bool {
         self.elapsed_us += waited_us + worked_us;
         self.sleeps += u64::from(waited_us > SLEEP_MIN_US);
         if self.elapsed_us < PERIOD_US {
             return false;
         }
-        let per_sleep = (answered.count - self.answered.count) / self.sleeps.max(1);
+        let per_sleep = (work.requests() - self.work.requests()) / self.sleeps.max(1);
         let span = REQUESTS_PER_SLEEP_MAX - REQUESTS_PER_SLEEP_MIN;
         let degree = per_sleep.saturating_sub(REQUESTS_PER_SLEEP_MIN).min(span);
         let target = self.window_max_us * FRACTION * degree / span;
@@ -97,7 +117,7 @@ impl Pace {
             true => self.window - self.window / SMOOTHING + target / SMOOTHING,
             false => 0,
         };
-        (self.elapsed_us, self.sleeps, self.answered) = (0, 0, answered);
+        (self.elapsed_us, self.sleeps, self.work) = (0, 0, work);
         true
     }
 }
@@ -108,11 +128,17 @@ mod tests {
 
     /// Turns of 100 µs with so many requests, which begin with a sleep or not.
     fn run(pace: &mut Pace, turns: u64, requests: u64, sleeps: bool) -> u64 {
+        run_with(pace, turns, Work { answered: requests, clients: 0 }, sleeps)
+    }
+
+    /// Turns of 100 µs that do so much each.
+    fn run_with(pace: &mut Pace, turns: u64, each: Work, sleeps: bool) -> u64 {
         for _ in 0..turns {
-            let mut answered = pace.answered;
-            answered.count += requests * (pace.elapsed_us / 100 + 1);
+            let mut work = pace.work;
+            work.answered += each.answered * (pace.elapsed_us / 100 + 1);
+            work.clients += each.clients * (pace.elapsed_us / 100 + 1);
             let waited_us = if sleeps { 20 } else { 0 };
-            pace.turn(waited_us, 100 - waited_us, answered);
+            pace.turn(waited_us, 100 - waited_us, work);
         }
         pace.window_us()
     }
@@ -133,11 +159,20 @@ mod tests {
     }
 
     #[test]
+    fn clients_that_come_for_one_request_open_it() {
+        let mut pace = Pace::new(200);
+        // One or two of them find company in a wake-up; one alone takes three for itself.
+        let window = run_with(&mut pace, 2000, Work { answered: 1, clients: 1 }, true);
+        assert!(window > 100, "{window}");
+        assert_eq!(run(&mut pace, 2000, (1 + REQUESTS_PER_CLIENT) / 3, true), 0);
+    }
+
+    #[test]
     fn silence_closes_it_at_once() {
         let mut pace = Pace::new(200);
         run(&mut pace, 2000, 12, true);
-        let answered = pace.answered;
-        assert!(pace.turn(10_000, 10, answered));
+        let work = pace.work;
+        assert!(pace.turn(10_000, 10, work));
         assert_eq!(pace.window_us(), 0);
     }
 

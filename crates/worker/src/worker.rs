@@ -23,7 +23,7 @@ use rustix::thread::set_current_timer_slack;
 use crate::affinity::Processors;
 use crate::clock::{Clock, wall_us};
 use crate::core::{Core, Listener, Report, WATCH_CONTROL, WATCH_RESOLVER};
-use crate::pace::Pace;
+use crate::pace::{Pace, Work};
 use crate::preparer::Preparer;
 use crate::resolver::Resolver;
 use crate::sessions::Outbox;
@@ -245,7 +245,9 @@ impl<D: Driver> Worker<D> {
         self.driver.wait(Some(timeout), &mut self.core).map_err(Error::Io)?;
         self.woken_at = self.core.now;
         let waited_us = self.woken_at.micros_since(began);
-        if self.pace.turn(waited_us, worked_us, self.core.engine.answered()) {
+        let engine = &self.core.engine;
+        let work = Work { answered: engine.answered().count, clients: engine.clients_seen() };
+        if self.pace.turn(waited_us, worked_us, work) {
             self.writer.set_window_us(self.pace.window_us());
         }
         if let Some(permille) = self.busy.turn(waited_us, worked_us) {
