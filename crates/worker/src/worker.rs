@@ -44,7 +44,7 @@ const BUSY_PERIOD_US: u64 = 1_000_000;
 const RESEND: Duration = Duration::from_millis(1);
 
 /// Bytes freed that are worth looking for.
-const TRIM_MIN: usize = 1 << 20;
+const TRIM_MIN: usize = 64 << 10;
 
 /// How late the kernel may end a pause.
 const TIMER_SLACK_NS: u64 = 1_000;
