@@ -217,8 +217,14 @@ impl Output {
         if has_room && self.tail.len() < TAIL_SIZE_MAX {
             self.tail.extend_from_slice(bytes);
         } else {
-            self.tail(pool, bytes.len()).extend_from_slice(bytes);
+            self.push_behind(bytes, pool);
         }
+    }
+
+    /// As [`Output::push`], where the last buffer has no room.
+    #[inline(never)]
+    fn push_behind(&mut self, bytes: &[u8], pool: &mut BufPool) {
+        self.tail(pool, bytes.len()).extend_from_slice(bytes);
     }
 
     /// Appends what `write` appends to the buffer, which has room for `room` bytes.
@@ -296,7 +302,7 @@ impl Output {
     }
 
     /// The last buffer, with room for `more` bytes.
-    #[inline(never)]
+    #[inline]
     fn tail(&mut self, pool: &mut BufPool, more: usize) -> &mut Vec<u8> {
         if self.tail.capacity() == 0 {
             self.tail = pool.take_for(more.max(self.usual as usize));
@@ -383,9 +389,9 @@ impl Output {
         // It falls slowly, so that one short write between long ones is nothing.
         let len = self.tail.len().min(TAIL_SIZE_MAX) as u32;
         self.usual = len.max(self.usual - self.usual / 8);
-        pool.give(std::mem::take(&mut self.tail));
         self.written = 0;
         self.len = 0;
+        pool.give(std::mem::take(&mut self.tail));
     }
 
     #[cold]

@@ -243,7 +243,8 @@ impl Client {
         mut ended: impl FnMut(Time),
     ) {
         while self.head != NONE {
-            let request = &mut requests[self.head];
+            let head = self.head;
+            let request = &mut requests[head];
             if !request.done {
                 return;
             }
@@ -263,7 +264,7 @@ impl Client {
                 }
             }
             ended(request.started);
-            let head = std::mem::replace(&mut self.head, request.next_in_client);
+            self.head = request.next_in_client;
             self.requests -= 1;
             requests.remove(head);
             if self.head == NONE {

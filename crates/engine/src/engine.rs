@@ -320,6 +320,7 @@ impl Engine {
     }
 
     /// Passes a buffer on whole, if its bytes are on their way through. Returns whether it did.
+    #[inline(never)]
     fn take_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>) -> bool {
         if conn.is_lane() {
             return self.current_lane(conn).is_some_and(|l| self.lane_received_buffer(l, buffer));
@@ -578,12 +579,12 @@ impl Engine {
 
     /// The first piece of what is to be written, empty if there is nothing, and whether there is
     /// more behind it.
-    #[inline]
+    #[inline(always)]
     pub fn front(&self, conn: ConnId) -> (&[u8], bool) {
         self.writable(conn).map_or((&[], false), Output::front)
     }
 
-    #[inline]
+    #[inline(always)]
     fn writable(&self, conn: ConnId) -> Option<&Output> {
         if conn.is_lane() {
             self.current_lane(conn).and_then(|lane| self.lanes[lane as usize].writable())

@@ -180,7 +180,7 @@ impl Engine {
     }
 
     /// Bytes of the lane's output are written.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn lane_sent(&mut self, index: u32, bytes: u64) {
         let lane = &mut self.lanes[index as usize];
         lane.progress_at = self.now;
@@ -261,6 +261,8 @@ impl Engine {
     }
 
     /// Bytes arrived from the server.
+    // By itself it saves registers that the clients' way need not save.
+    #[inline(never)]
     pub(crate) fn lane_received(&mut self, index: u32, mut bytes: &[u8]) {
         let generation = self.lanes[index as usize].generation;
         let server = self.heard_from(index);
@@ -955,14 +957,14 @@ impl Engine {
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
         let mut queues = server.session_queues;
-        // Most servers have lanes of one variant only.
-        for first in [server.first_lane].iter().chain(&server.others) {
+        let mut add_variant = |first: u32| {
             // A server that is no more has none.
-            let of_variant = self.lanes.get(*first as usize..).unwrap_or_default();
-            for lane in of_variant.iter().take(server.lanes as usize + 1) {
-                queues.add(lane);
-            }
-        }
+            let lanes = self.lanes.get(first as usize..).unwrap_or_default();
+            lanes.iter().take(server.lanes as usize + 1).for_each(|lane| queues.add(lane));
+        };
+        add_variant(server.first_lane);
+        // Most servers have lanes of one variant only.
+        server.others.iter().copied().for_each(add_variant);
         for &lane in &server.private_lanes {
             queues.add(&self.lanes[lane as usize]);
         }

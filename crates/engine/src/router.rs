@@ -151,7 +151,7 @@ impl Router {
             .unwrap_or(master)
     }
 
-    #[inline]
+    #[inline(always)]
     fn point(&self, key: &[u8], rng: &mut Rng) -> u32 {
         if self.distribution == Distribution::Random {
             rng.next() as u32

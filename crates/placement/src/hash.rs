@@ -84,9 +84,15 @@ impl Hash {
     }
 
     /// The hash of `key`, which may be empty. Pools with one server never ask for it.
-    // The long ones are functions of their own, so that the short ones need not save registers.
-    #[inline]
+    #[inline(always)]
     pub fn hash(self, key: &[u8]) -> u32 {
+        // The default.
+        if self == Self::Fnv1a64 { fnv1a(FNV_64_INIT, FNV_64_PRIME, key) } else { self.other(key) }
+    }
+
+    // The long ones are functions of their own, so that the short ones need not save registers.
+    #[inline(never)]
+    fn other(self, key: &[u8]) -> u32 {
         match self {
             Self::OneAtATime => one_at_a_time(key),
             Self::Md5 => md5_word(key),

@@ -90,7 +90,7 @@ impl Ring {
     /// The point of `key`, to be given to `select`. An empty key and a pool of one server have
     /// point 0 without being hashed. With `Distribution::Random` a point is a random number
     /// instead.
-    #[inline]
+    #[inline(always)]
     pub fn point(&self, hash: Hash, tag: Option<HashTag>, key: &[u8]) -> u32 {
         if !self.needs_hash || key.is_empty() {
             return 0;
@@ -99,7 +99,7 @@ impl Ring {
     }
 
     /// The index of the server that owns `point`; `None` when no server is live.
-    #[inline]
+    #[inline(always)]
     pub fn select(&self, point: u32) -> Option<u32> {
         let point = match self.modulus {
             0 => point,
