@@ -392,6 +392,7 @@ impl Engine {
         slot.silent = client.noreply;
         slot.asked = self.asking.asked;
         client.append(request, &mut self.requests, &mut self.crowd);
+        client.asked = client.asked.wrapping_add(1);
         self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);
         request
     }
@@ -421,16 +422,22 @@ impl Engine {
     #[inline]
     pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
         let client = &mut self.clients[index];
-        client.output.advance(bytes, &mut self.bufs);
-        if client.paused || client.fenced || client.is_finished() {
-            self.follow_sent(index);
+        let concerns_more = client.paused
+            || client.fenced
+            || client.read_closed
+            || client.state == State::Closing
+            || client.output.len() != bytes;
+        if concerns_more {
+            return self.follow_sent(index, bytes);
         }
+        client.output.clear(&mut self.bufs);
     }
 
-    /// Draws the conclusions of bytes being written, if there are any.
+    /// The same for a client that may go on now, or has come to its end.
     #[inline(never)]
-    fn follow_sent(&mut self, index: u32) {
-        let client = &self.clients[index];
+    fn follow_sent(&mut self, index: u32, bytes: u64) {
+        let client = &mut self.clients[index];
+        client.output.advance(bytes, &mut self.bufs);
         let (is_finished, is_fenced) = (client.is_finished(), client.fenced);
         if client.paused {
             self.unblock(index);

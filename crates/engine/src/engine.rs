@@ -298,9 +298,7 @@ impl Engine {
     pub fn handle_received(&mut self, conn: ConnId, bytes: &[u8], now: Time) {
         self.now = now;
         if conn.is_lane() {
-            if let Some(lane) = self.current_lane(conn) {
-                self.lane_received(lane, bytes);
-            }
+            self.handle_lane_received(conn, bytes);
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.client_received(conn.index(), bytes);
         }
@@ -370,11 +368,23 @@ impl Engine {
     pub fn handle_sent(&mut self, conn: ConnId, bytes: u64, now: Time) {
         self.now = now;
         if conn.is_lane() {
-            if let Some(lane) = self.current_lane(conn) {
-                self.lane_sent(lane, bytes);
-            }
+            self.handle_lane_sent(conn, bytes);
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.client_sent(conn.index(), bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn handle_lane_sent(&mut self, conn: ConnId, bytes: u64) {
+        if let Some(lane) = self.current_lane(conn) {
+            self.lane_sent(lane, bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn handle_lane_received(&mut self, conn: ConnId, bytes: &[u8]) {
+        if let Some(lane) = self.current_lane(conn) {
+            self.lane_received(lane, bytes);
         }
     }
 

@@ -209,12 +209,15 @@ impl Engine {
             }
             let before = if client.head == NONE { NONE } else { client.tail };
             client.append(request, &mut self.requests, &mut self.crowd);
-            lane.mark(&mut self.dirty_lanes);
-            lane.arm(lane_index, expiry, &mut self.timers);
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
             let is_get = R::JOINS && plain.is_get();
-            if !(is_get && lane.join_get(request, plain.key, before, requests, bufs)) {
+            let is_joined = is_get && lane.join_get(request, plain.key, before, requests, bufs);
+            if !is_joined {
                 lane.append(request, plain.bytes.len() as u64, requests);
+            }
+            lane.mark(&mut self.dirty_lanes);
+            lane.arm(lane_index, expiry, &mut self.timers);
+            if !is_joined {
                 lane.output.push(plain.bytes, bufs);
                 if is_get {
                     lane.open_get(request, plain.bytes.len());
@@ -222,8 +225,9 @@ impl Engine {
             }
             buf = plain.rest;
         }
-        let count = u64::from(client.requests - requests_before);
-        self.metrics.add_pool(pool.metrics, PoolCounter::Requests, count);
+        let count = client.requests - requests_before;
+        client.asked = client.asked.wrapping_add(count);
+        self.metrics.add_pool(pool.metrics, PoolCounter::Requests, count.into());
         buf
     }
 

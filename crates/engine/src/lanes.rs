@@ -180,7 +180,6 @@ impl Engine {
     }
 
     /// Bytes of the lane's output are written.
-    #[inline(never)]
     pub(crate) fn lane_sent(&mut self, index: u32, bytes: u64) {
         let lane = &mut self.lanes[index as usize];
         lane.progress_at = self.now;
@@ -261,8 +260,6 @@ impl Engine {
     }
 
     /// Bytes arrived from the server.
-    // By itself it saves registers that the clients' way need not save.
-    #[inline(never)]
     pub(crate) fn lane_received(&mut self, index: u32, mut bytes: &[u8]) {
         let generation = self.lanes[index as usize].generation;
         let server = self.heard_from(index);
@@ -953,7 +950,7 @@ impl Engine {
         if lane.uncounted_size > 0 {
             let (count, size) = (lane.uncounted, lane.uncounted_size);
             (lane.uncounted, lane.uncounted_size) = (0, 0);
-            self.metrics.add_server(server.metrics, ServerCounter::Requests, count);
+            self.metrics.add_server(server.metrics, ServerCounter::Requests, count.into());
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
         let mut queues = server.session_queues;

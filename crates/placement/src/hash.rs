@@ -142,7 +142,7 @@ fn fnv1(init: u32, prime: u32, key: &[u8]) -> u32 {
     key.iter().fold(init, |hash, &byte| hash.wrapping_mul(prime) ^ sign_extend(byte))
 }
 
-#[inline]
+#[inline(always)]
 fn fnv1a(init: u32, prime: u32, key: &[u8]) -> u32 {
     let step = |hash: u32, &byte: &u8| (hash ^ sign_extend(byte)).wrapping_mul(prime);
     // Each step needs the one before it; four at a time at least save the loop's own.

@@ -130,7 +130,7 @@ fn digit(word: u64) -> usize {
 
 /// The bulk string at the start of the buffer, and what is behind it.
 #[inline(always)]
-fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(super) fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let word = match buf.first_chunk() {
         Some(head) => u64::from_le_bytes(*head),
         None => short_word(buf),
@@ -138,17 +138,17 @@ fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let is_head = |digits: usize| word & BULK_MASK[digits - 1] == BULK[digits - 1];
     let digit = |at: u32| (word >> (8 * at)) as usize & 15;
     let (a, b, c) = (digit(1), digit(2), digit(3));
-    let (start, len) = if is_head(2) {
+    let (start, len) = if is_head(2) && a > 0 {
         (5, 10 * a + b)
-    } else if is_head(3) {
+    } else if is_head(3) && a > 0 {
         (6, 100 * a + 10 * b + c)
     } else if is_head(1) {
         (4, a)
     } else {
         return long_bulk(buf);
     };
-    // What is more than 9 reaches the next four bits, and none of several digits begins with 0.
-    if word.wrapping_add(0x0606_0600) & 0x4040_4000 != 0 || (a == 0 && start > 4) {
+    // What is more than 9 reaches the next four bits.
+    if word.wrapping_add(0x0606_0600) & 0x4040_4000 != 0 {
         return long_bulk(buf);
     }
     let (bulk, rest) = buf.split_at_checked(start + len + 2)?;
