@@ -220,8 +220,8 @@ impl Output {
         }
     }
 
-    /// As [`Output::push`], where the last buffer has no room.
-    #[inline(never)]
+    /// As [`Output::push`], where the last buffer has no room: once for each write, as a rule.
+    #[cold]
     fn push_behind(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.tail(pool, bytes.len()).extend_from_slice(bytes);
     }

@@ -144,14 +144,18 @@ fn fnv1(init: u32, prime: u32, key: &[u8]) -> u32 {
 
 #[inline(always)]
 fn fnv1a(init: u32, prime: u32, key: &[u8]) -> u32 {
-    let step = |hash: u32, &byte: &u8| (hash ^ sign_extend(byte)).wrapping_mul(prime);
-    // Each step needs the one before it; four at a time at least save the loop's own.
+    let step = |hash: u32, byte: u8| (hash ^ sign_extend(byte)).wrapping_mul(prime);
+    // Each step needs the one before it; four at a time at least save the loop's own. Loops are
+    // never a call, as a fold may be.
     let (fours, rest) = key.as_chunks::<4>();
-    let hash = fours.iter().fold(init, |hash, [a, b, c, d]| {
-        let hash = step(step(hash, a), b);
-        step(step(hash, c), d)
-    });
-    rest.iter().fold(hash, step)
+    let mut hash = init;
+    for &[a, b, c, d] in fours {
+        hash = step(step(step(step(hash, a), b), c), d);
+    }
+    for &byte in rest {
+        hash = step(hash, byte);
+    }
+    hash
 }
 
 fn one_at_a_time(key: &[u8]) -> u32 {

@@ -90,7 +90,7 @@ impl Ring {
     /// The point of `key`, to be given to `select`. An empty key and a pool of one server have
     /// point 0 without being hashed. With `Distribution::Random` a point is a random number
     /// instead.
-    #[inline(always)]
+    #[inline]
     pub fn point(&self, hash: Hash, tag: Option<HashTag>, key: &[u8]) -> u32 {
         if !self.needs_hash || key.is_empty() {
             return 0;

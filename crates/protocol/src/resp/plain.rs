@@ -138,9 +138,9 @@ pub(super) fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let is_head = |digits: usize| word & BULK_MASK[digits - 1] == BULK[digits - 1];
     let digit = |at: u32| (word >> (8 * at)) as usize & 15;
     let (a, b, c) = (digit(1), digit(2), digit(3));
-    let (start, len) = if is_head(2) && a > 0 {
+    let (start, len) = if is_head(2) {
         (5, 10 * a + b)
-    } else if is_head(3) && a > 0 {
+    } else if is_head(3) {
         (6, 100 * a + 10 * b + c)
     } else if is_head(1) {
         (4, a)
@@ -149,6 +149,10 @@ pub(super) fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     };
     // What is more than 9 reaches the next four bits.
     if word.wrapping_add(0x0606_0600) & 0x4040_4000 != 0 {
+        return long_bulk(buf);
+    }
+    // Only a length of one digit begins with 0.
+    if a == 0 && start != 4 {
         return long_bulk(buf);
     }
     let (bulk, rest) = buf.split_at_checked(start + len + 2)?;
