@@ -181,8 +181,14 @@ impl EpollDriver {
         }
         if is_unblocked && let Some(socket) = self.socket(conn) {
             socket.state.write_blocked = false;
-            self.send(conn, handler);
+            self.send_on(conn, handler);
         }
+    }
+
+    /// Sends what the kernel did not take before.
+    #[inline(never)]
+    fn send_on(&mut self, conn: Token, handler: &mut impl Handler) {
+        self.send(conn, handler);
     }
 
     fn finish_connecting(&mut self, conn: Token, handler: &mut impl Handler) {
@@ -469,7 +475,8 @@ impl Driver for EpollDriver {
         (socket.generation == conn.generation()).then(|| descriptor.as_fd())
     }
 
-    #[inline]
+    // In the loop that calls it nothing has to be saved for each connection.
+    #[inline(always)]
     fn send(&mut self, conn: Token, handler: &mut impl Handler) {
         loop {
             let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };

@@ -22,7 +22,7 @@ pub(crate) const POOLED_SIZE_MAX: usize = 8 << 20;
 pub(crate) const READ_SIZE_MAX: usize = 128 * 1024;
 /// From this size on the allocator is told to map memory for each buffer alone.
 const MAPPED_MIN: usize = 64 * 1024;
-/// An output that is longer goes on in another buffer: one that keeps growing would be copied again
+/// A full buffer of this length is followed by another: one that keeps growing would be copied again
 /// and again. What is added at once, usually one read at most, leaves it small enough to be pooled.
 const TAIL_SIZE_MAX: usize = POOLED_CAPACITY_MAX / 2;
 
@@ -213,12 +213,17 @@ impl Output {
     #[inline(always)]
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.len += bytes.len() as u64;
-        let has_room = self.tail.capacity() - self.tail.len() >= bytes.len();
-        if has_room && self.tail.len() < TAIL_SIZE_MAX {
+        if self.tail.capacity() - self.tail.len() >= bytes.len() {
             self.tail.extend_from_slice(bytes);
         } else {
-            self.tail(pool, bytes.len()).extend_from_slice(bytes);
+            self.push_behind(bytes, pool);
         }
+    }
+
+    /// As [`Output::push`], where the last buffer has no room: once for each write, as a rule.
+    #[cold]
+    fn push_behind(&mut self, bytes: &[u8], pool: &mut BufPool) {
+        self.tail(pool, bytes.len()).extend_from_slice(bytes);
     }
 
     /// Appends what `write` appends to the buffer, which has room for `room` bytes.
@@ -296,7 +301,7 @@ impl Output {
     }
 
     /// The last buffer, with room for `more` bytes.
-    #[inline(never)]
+    #[inline(always)]
     fn tail(&mut self, pool: &mut BufPool, more: usize) -> &mut Vec<u8> {
         if self.tail.capacity() == 0 {
             self.tail = pool.take_for(more.max(self.usual as usize));
@@ -378,14 +383,14 @@ impl Output {
     #[inline]
     pub(crate) fn clear(&mut self, pool: &mut BufPool) {
         if self.front.is_some() {
-            self.clear_front(pool);
+            return self.clear_front(pool);
         }
         // It falls slowly, so that one short write between long ones is nothing.
         let len = self.tail.len().min(TAIL_SIZE_MAX) as u32;
         self.usual = len.max(self.usual - self.usual / 8);
-        pool.give(std::mem::take(&mut self.tail));
         self.written = 0;
         self.len = 0;
+        pool.give(std::mem::take(&mut self.tail));
     }
 
     #[cold]
@@ -394,6 +399,7 @@ impl Output {
             front.drain(..).for_each(|buf| pool.give(buf));
             pool.fronts.give(front);
         }
+        self.clear(pool);
     }
 }
 

@@ -196,7 +196,7 @@ impl Parser {
 }
 
 impl Client {
-    /// Puts a request at the end of the chain.
+    /// Puts a request at the end of the chain. It is to be added to what the client `asked`.
     #[inline(always)]
     pub(crate) fn append(&mut self, request: u32, requests: &mut Requests, crowd: &mut Crowd) {
         if self.head == NONE {
@@ -207,7 +207,6 @@ impl Client {
         }
         self.tail = request;
         self.requests += 1;
-        self.asked = self.asked.wrapping_add(1);
     }
 
     /// Lists it, under its name, among the clients with something to send.
@@ -243,7 +242,8 @@ impl Client {
         mut ended: impl FnMut(Time),
     ) {
         while self.head != NONE {
-            let request = &mut requests[self.head];
+            let head = self.head;
+            let request = &mut requests[head];
             if !request.done {
                 return;
             }
@@ -263,7 +263,7 @@ impl Client {
                 }
             }
             ended(request.started);
-            let head = std::mem::replace(&mut self.head, request.next_in_client);
+            self.head = request.next_in_client;
             self.requests -= 1;
             requests.remove(head);
             if self.head == NONE {

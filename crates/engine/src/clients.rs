@@ -41,31 +41,45 @@ pub(crate) enum Step {
 impl Engine {
     #[inline]
     pub(crate) fn client_received(&mut self, index: u32, bytes: &[u8]) {
+        let client = &self.clients[index];
+        if client.state != State::Open || client.input.capacity() > 0 || client.paused {
+            self.keep_received(index, bytes);
+            return;
+        }
+        let rest = self.express_requests(index, bytes);
+        if !rest.is_empty() {
+            self.consume_rest(index, rest);
+        }
+    }
+
+    /// Bytes arrived that do not begin a request, or that the client may not ask for yet.
+    #[inline(never)]
+    fn keep_received(&mut self, index: u32, bytes: &[u8]) {
         let client = &mut self.clients[index];
-        if client.state != State::Open {
-            if client.state == State::Uploading {
+        match client.state {
+            State::Closing => return,
+            State::Uploading => {
                 let buf = self.bufs.copy_of(bytes);
                 self.upload_received(index, buf);
+                return;
             }
-            return;
+            State::Open => {}
         }
-        if client.input.capacity() > 0 || client.paused {
-            self.bufs.reserve(&mut client.input, bytes.len());
-            client.input.extend_from_slice(bytes);
-            if client.paused && !client.is_muted && client.input.len() > AHEAD_OF_BLOCKED_MAX {
-                self.mute(index);
-            }
-            let client = &mut self.clients[index];
-            if !client.paused {
-                self.consume_input(index);
-                self.close_if_finished(index);
-            }
-            return;
+        self.bufs.reserve(&mut client.input, bytes.len());
+        client.input.extend_from_slice(bytes);
+        if client.paused && !client.is_muted && client.input.len() > AHEAD_OF_BLOCKED_MAX {
+            self.mute(index);
         }
-        let bytes = self.express_requests(index, bytes);
-        if bytes.is_empty() {
-            return;
+        let client = &mut self.clients[index];
+        if !client.paused {
+            self.consume_input(index);
+            self.close_if_finished(index);
         }
+    }
+
+    /// What the express way leaves of the bytes that arrived.
+    #[inline(never)]
+    fn consume_rest(&mut self, index: u32, bytes: &[u8]) {
         match self.consume(index, bytes, false) {
             Step::Rest { used, need } => self.keep_rest(index, &bytes[used..], need),
             Step::Upload { used } => {
@@ -378,6 +392,7 @@ impl Engine {
         slot.silent = client.noreply;
         slot.asked = self.asking.asked;
         client.append(request, &mut self.requests, &mut self.crowd);
+        client.asked = client.asked.wrapping_add(1);
         self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);
         request
     }
@@ -406,6 +421,21 @@ impl Engine {
     /// Bytes of the client's output are written.
     #[inline]
     pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
+        let client = &mut self.clients[index];
+        let concerns_more = client.paused
+            || client.fenced
+            || client.read_closed
+            || client.state == State::Closing
+            || client.output.len() != bytes;
+        if concerns_more {
+            return self.follow_sent(index, bytes);
+        }
+        client.output.clear(&mut self.bufs);
+    }
+
+    /// The same for a client that may go on now, or has come to its end.
+    #[inline(never)]
+    fn follow_sent(&mut self, index: u32, bytes: u64) {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
         let (is_finished, is_fenced) = (client.is_finished(), client.fenced);

@@ -443,12 +443,9 @@ impl Engine {
         encode::write_array_header(out, gather.owners.len());
         for &owner in &gather.owners {
             let place = &mut places[owner as usize];
-            let rest = self.undealt(*place)?;
-            let resp::Scan::Complete(len) = resp::ReplyScanner::default().scan(rest) else {
-                return None;
-            };
-            out.extend_from_slice(&rest[..len]);
-            place.at += len;
+            let element = first_element(self.undealt(*place)?)?;
+            out.extend_from_slice(element);
+            place.at += element.len();
         }
         places.iter().all(|&place| self.undealt(place) == Some(b"")).then_some(())
     }
@@ -499,6 +496,17 @@ impl Engine {
 pub(crate) struct Place {
     pub(crate) fragment: u32,
     pub(crate) at: usize,
+}
+
+/// The element at the start of what is left of an array.
+fn first_element(buf: &[u8]) -> Option<&[u8]> {
+    if let Some((element, _)) = resp::plain_reply(buf) {
+        return Some(element);
+    }
+    match resp::ReplyScanner::default().scan(buf) {
+        resp::Scan::Complete(len) => Some(&buf[..len]),
+        resp::Scan::Partial | resp::Scan::Invalid => None,
+    }
 }
 
 fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {

@@ -301,8 +301,7 @@ impl Engine {
         })
     }
 
-    /// Sends one fragment to each part's server: `head` writes what comes before the keys,
-    /// `write_key` one key (by position) with what belongs to it, `foot` what comes after.
+    /// Sends one fragment to each part's server, with the keys that it has in the order of the request.
     /// Nothing is sent when one of the servers cannot be.
     pub(crate) fn send_fragments(
         &mut self,
@@ -358,7 +357,7 @@ impl Engine {
         merge: Merge,
         request: FragmentText<'_>,
     ) -> Plan {
-        // Beyond it, what is written makes its own room.
+        // A guess at the room that it takes.
         let room = request.size.min(LARGE);
         for part in split.parts.iter_mut().filter(|part| part.lane != NONE) {
             let output = &mut self.lanes[part.lane as usize].output;
@@ -369,8 +368,10 @@ impl Engine {
             let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane as usize) else {
                 continue;
             };
-            let output = &mut lane.output;
-            output.write_with(&mut self.bufs, room, |out| (request.key)(out, position));
+            if !request.separator.is_empty() {
+                lane.output.push(request.separator, &mut self.bufs);
+            }
+            lane.output.push((request.key)(position), &mut self.bufs);
         }
         let parent = self.new_request(client);
         let pool = self.clients[client].pool;
@@ -383,9 +384,7 @@ impl Engine {
             }
             pending += 1;
             let output = &mut self.lanes[part.lane as usize].output;
-            output.write_with(&mut self.bufs, request.foot.len(), |out| {
-                out.extend_from_slice(request.foot)
-            });
+            output.push(request.foot, &mut self.bufs);
             let wire_len = output.len() - part.start;
             let (fragment, _) = self.requests.add(pool, NONE, self.now);
             let slot = &mut self.requests[fragment];
@@ -452,7 +451,8 @@ impl Engine {
         } else {
             let request = FragmentText {
                 head: &|_, _| {},
-                key: &|out, _| out.extend_from_slice(text),
+                separator: b"",
+                key: &|_| text,
                 foot: b"",
                 expect,
                 size: text.len(),
@@ -526,8 +526,10 @@ impl Engine {
 pub(crate) struct FragmentText<'a> {
     /// Writes the start, given the number of keys.
     pub(crate) head: &'a dyn Fn(&mut Vec<u8>, u32),
-    /// Writes the key at a position, with what belongs to it.
-    pub(crate) key: &'a dyn Fn(&mut Vec<u8>, usize),
+    /// What stands in front of each key.
+    pub(crate) separator: &'static [u8],
+    /// The key at a position, with what belongs to it, as it is written.
+    pub(crate) key: &'a dyn Fn(usize) -> &'a [u8],
     pub(crate) foot: &'a [u8],
     pub(crate) expect: Expect,
     /// Upper bound of a fragment's length.

@@ -298,9 +298,7 @@ impl Engine {
     pub fn handle_received(&mut self, conn: ConnId, bytes: &[u8], now: Time) {
         self.now = now;
         if conn.is_lane() {
-            if let Some(lane) = self.current_lane(conn) {
-                self.lane_received(lane, bytes);
-            }
+            self.handle_lane_received(conn, bytes);
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.client_received(conn.index(), bytes);
         }
@@ -320,6 +318,7 @@ impl Engine {
     }
 
     /// Passes a buffer on whole, if its bytes are on their way through. Returns whether it did.
+    #[inline(never)]
     fn take_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>) -> bool {
         if conn.is_lane() {
             return self.current_lane(conn).is_some_and(|l| self.lane_received_buffer(l, buffer));
@@ -369,11 +368,23 @@ impl Engine {
     pub fn handle_sent(&mut self, conn: ConnId, bytes: u64, now: Time) {
         self.now = now;
         if conn.is_lane() {
-            if let Some(lane) = self.current_lane(conn) {
-                self.lane_sent(lane, bytes);
-            }
+            self.handle_lane_sent(conn, bytes);
         } else if self.clients.is_current(conn.index(), conn.generation()) {
             self.client_sent(conn.index(), bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn handle_lane_sent(&mut self, conn: ConnId, bytes: u64) {
+        if let Some(lane) = self.current_lane(conn) {
+            self.lane_sent(lane, bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn handle_lane_received(&mut self, conn: ConnId, bytes: &[u8]) {
+        if let Some(lane) = self.current_lane(conn) {
+            self.lane_received(lane, bytes);
         }
     }
 
@@ -578,12 +589,12 @@ impl Engine {
 
     /// The first piece of what is to be written, empty if there is nothing, and whether there is
     /// more behind it.
-    #[inline]
+    #[inline(always)]
     pub fn front(&self, conn: ConnId) -> (&[u8], bool) {
         self.writable(conn).map_or((&[], false), Output::front)
     }
 
-    #[inline]
+    #[inline(always)]
     fn writable(&self, conn: ConnId) -> Option<&Output> {
         if conn.is_lane() {
             self.current_lane(conn).and_then(|lane| self.lanes[lane as usize].writable())

@@ -73,9 +73,9 @@ impl Reader for Redis {
 
     #[inline(always)]
     fn request(buf: &[u8]) -> Option<Plain<'_>> {
-        let plain = resp::plain_request(buf)?;
-        let access = redis::find_plain(&plain)?.access;
-        let resp::PlainRequest { bytes, rest, key, .. } = plain;
+        let head = resp::plain_head(buf)?;
+        let access = redis::find_plain(&head)?.access;
+        let resp::PlainRequest { bytes, rest, key } = head.request()?;
         Some(Plain { bytes, rest, key, access, expect: Expect::Line, uniques: false })
     }
 
@@ -211,19 +211,23 @@ impl Engine {
             client.append(request, &mut self.requests, &mut self.crowd);
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
             let is_get = R::JOINS && plain.is_get();
-            if !(is_get && lane.join_get(request, plain.key, before, requests, bufs)) {
-                lane.output.push(plain.bytes, bufs);
+            let is_joined = is_get && lane.join_get(request, plain.key, before, requests, bufs);
+            if !is_joined {
                 lane.append(request, plain.bytes.len() as u64, requests);
+            }
+            lane.mark(&mut self.dirty_lanes);
+            lane.arm(lane_index, expiry, &mut self.timers);
+            if !is_joined {
+                lane.output.push(plain.bytes, bufs);
                 if is_get {
                     lane.open_get(request, plain.bytes.len());
                 }
             }
-            lane.mark(&mut self.dirty_lanes);
-            lane.arm(lane_index, expiry, &mut self.timers);
             buf = plain.rest;
         }
-        let count = u64::from(client.requests - requests_before);
-        self.metrics.add_pool(pool.metrics, PoolCounter::Requests, count);
+        let count = client.requests - requests_before;
+        client.asked = client.asked.wrapping_add(count);
+        self.metrics.add_pool(pool.metrics, PoolCounter::Requests, count.into());
         buf
     }
 

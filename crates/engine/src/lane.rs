@@ -70,7 +70,7 @@ pub(crate) struct Lane {
     /// Its gets of several keys: see [`Joined`].
     pub(crate) joined: Joined,
     /// Requests and their bytes that are not in the statistics yet.
-    pub(crate) uncounted: u64,
+    pub(crate) uncounted: u32,
     pub(crate) uncounted_size: u64,
     /// The earliest armed timer.
     pub(crate) armed: Time,

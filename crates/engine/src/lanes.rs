@@ -180,7 +180,6 @@ impl Engine {
     }
 
     /// Bytes of the lane's output are written.
-    #[inline]
     pub(crate) fn lane_sent(&mut self, index: u32, bytes: u64) {
         let lane = &mut self.lanes[index as usize];
         lane.progress_at = self.now;
@@ -951,18 +950,18 @@ impl Engine {
         if lane.uncounted_size > 0 {
             let (count, size) = (lane.uncounted, lane.uncounted_size);
             (lane.uncounted, lane.uncounted_size) = (0, 0);
-            self.metrics.add_server(server.metrics, ServerCounter::Requests, count);
+            self.metrics.add_server(server.metrics, ServerCounter::Requests, count.into());
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
         let mut queues = server.session_queues;
-        // Most servers have lanes of one variant only.
-        for first in [server.first_lane].iter().chain(&server.others) {
+        let mut add_variant = |first: u32| {
             // A server that is no more has none.
-            let of_variant = self.lanes.get(*first as usize..).unwrap_or_default();
-            for lane in of_variant.iter().take(server.lanes as usize + 1) {
-                queues.add(lane);
-            }
-        }
+            let lanes = self.lanes.get(first as usize..).unwrap_or_default();
+            lanes.iter().take(server.lanes as usize + 1).for_each(|lane| queues.add(lane));
+        };
+        add_variant(server.first_lane);
+        // Most servers have lanes of one variant only.
+        server.others.iter().copied().for_each(add_variant);
         for &lane in &server.private_lanes {
             queues.add(&self.lanes[lane as usize]);
         }

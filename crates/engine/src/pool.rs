@@ -351,7 +351,7 @@ impl Server {
         self.own_lanes().flatten().chain(private.copied()).chain(feed)
     }
 
-    #[inline]
+    #[inline(always)]
     fn first_of(&self, variant: u16) -> u32 {
         match variant.checked_sub(1) {
             None => self.first_lane,
@@ -364,7 +364,7 @@ impl Server {
     }
 
     /// The shared lane of a client.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lane(&self, variant: u16, choice: u32) -> u32 {
         // A division takes longer than all the rest.
         let offset = if self.lanes == 1 { 0 } else { choice % self.lanes };

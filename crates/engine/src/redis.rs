@@ -232,10 +232,11 @@ impl Engine {
                     encode::write_array_header(out, 1 + step * keys as usize);
                     encode::write_bulk(out, name);
                 },
-                key: &|out, position| {
-                    for arg in &args[1 + position * step..1 + (position + 1) * step] {
-                        encode::write_bulk(out, arg.of(bytes));
-                    }
+                separator: b"",
+                // As it came: arguments lie close together, each with a header and a line end.
+                key: &|position| {
+                    let behind = |arg: usize| args[arg].end() + b"\r\n".len();
+                    &bytes[behind(position * step)..behind((position + 1) * step)]
                 },
                 foot: b"",
                 expect: Expect::Line,

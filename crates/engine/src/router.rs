@@ -17,6 +17,8 @@ pub(crate) struct Router {
     nodes: Vec<(String, u32)>,
     shards: Shards,
     ring: Ring,
+    /// Nothing but the ring over FNV-1a of the key decides, as by default.
+    is_default: bool,
     live: Vec<bool>,
 }
 
@@ -51,6 +53,7 @@ impl Router {
             nodes,
             shards,
             ring: Ring::build(pool.distribution, &[], &[]),
+            is_default: false,
             live,
         };
         router.rebuild();
@@ -111,12 +114,30 @@ impl Router {
             on_ring[master as usize] = false;
         }
         self.ring = Ring::build(self.distribution, &nodes, &on_ring);
+        self.is_default = !self.is_one_shard()
+            && self.ring.needs_hash()
+            && self.hash == Hash::Fnv1a64
+            && self.tag.is_none();
     }
 
     /// The server for `key`, or `None` when all that could answer are ejected. `is_up` says
     /// whether a replica can be reached as far as this worker knows.
     #[inline(always)]
     pub(crate) fn select(
+        &self,
+        key: &[u8],
+        access: Access,
+        rng: &mut Rng,
+        is_up: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        match self.is_default && !key.is_empty() {
+            true => self.ring.select(Hash::Fnv1a64.hash(key)),
+            false => self.select_otherwise(key, access, rng, is_up),
+        }
+    }
+
+    #[inline(never)]
+    fn select_otherwise(
         &self,
         key: &[u8],
         access: Access,
@@ -132,7 +153,6 @@ impl Router {
         }
     }
 
-    #[inline(never)]
     fn replica(
         &self,
         key: &[u8],

@@ -22,7 +22,18 @@ impl<T> Spares<T> {
         Some(value)
     }
 
+    #[inline]
     pub(crate) fn give(&mut self, value: T) {
+        if self.free.len() == self.free.capacity() {
+            return self.give_more(value);
+        }
+        self.free.push(value);
+        self.most = self.most.max(self.free.len());
+    }
+
+    /// Apart, so that hardly anything has to be saved for it.
+    #[cold]
+    fn give_more(&mut self, value: T) {
         self.free.push(value);
         self.most = self.most.max(self.free.len());
     }

@@ -102,6 +102,24 @@ fn values_with_any_bytes_survive_the_split() {
 }
 
 #[test]
+fn fragments_of_what_came_in_another_form_are_in_the_plain_one() {
+    let (mut world, client, [a, b, ..]) = four_servers();
+    let requests = [
+        "MSET a 1 b '2 2' e 3\r\n",
+        "*7\r\n$4\r\nMSET\r.$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r.$3\r.2 2\r\n$1\r\ne\r\n$1\r\n3\r\n",
+    ];
+    for request in requests {
+        world.send(client, request);
+        world.expect(a, redis("MSET a 1 e 3"));
+        world.expect(b, "*3\r\n$4\r\nMSET\r\n$1\r\nb\r\n$3\r\n2 2\r\n");
+        world.send(a, "+OK\r\n");
+        world.send(b, "+OK\r\n");
+        world.expect(client, "+OK\r\n");
+    }
+    world.assert_idle();
+}
+
+#[test]
 fn the_error_of_a_fragment_is_the_answer() {
     let (mut world, client, [a, b, c, _]) = four_servers();
     for (request, good, bad) in [

@@ -84,9 +84,15 @@ impl Hash {
     }
 
     /// The hash of `key`, which may be empty. Pools with one server never ask for it.
-    // The long ones are functions of their own, so that the short ones need not save registers.
-    #[inline]
+    #[inline(always)]
     pub fn hash(self, key: &[u8]) -> u32 {
+        // The default.
+        if self == Self::Fnv1a64 { fnv1a(FNV_64_INIT, FNV_64_PRIME, key) } else { self.other(key) }
+    }
+
+    // The long ones are functions of their own, so that the short ones need not save registers.
+    #[inline(never)]
+    fn other(self, key: &[u8]) -> u32 {
         match self {
             Self::OneAtATime => one_at_a_time(key),
             Self::Md5 => md5_word(key),
@@ -136,16 +142,20 @@ fn fnv1(init: u32, prime: u32, key: &[u8]) -> u32 {
     key.iter().fold(init, |hash, &byte| hash.wrapping_mul(prime) ^ sign_extend(byte))
 }
 
-#[inline]
+#[inline(always)]
 fn fnv1a(init: u32, prime: u32, key: &[u8]) -> u32 {
-    let step = |hash: u32, &byte: &u8| (hash ^ sign_extend(byte)).wrapping_mul(prime);
-    // Each step needs the one before it; four at a time at least save the loop's own.
+    let step = |hash: u32, byte: u8| (hash ^ sign_extend(byte)).wrapping_mul(prime);
+    // Each step needs the one before it; four at a time at least save the loop's own. Loops are
+    // never a call, as a fold may be.
     let (fours, rest) = key.as_chunks::<4>();
-    let hash = fours.iter().fold(init, |hash, [a, b, c, d]| {
-        let hash = step(step(hash, a), b);
-        step(step(hash, c), d)
-    });
-    rest.iter().fold(hash, step)
+    let mut hash = init;
+    for &[a, b, c, d] in fours {
+        hash = step(step(step(step(hash, a), b), c), d);
+    }
+    for &byte in rest {
+        hash = step(hash, byte);
+    }
+    hash
 }
 
 fn one_at_a_time(key: &[u8]) -> u32 {

@@ -99,7 +99,7 @@ impl Ring {
     }
 
     /// The index of the server that owns `point`; `None` when no server is live.
-    #[inline]
+    #[inline(always)]
     pub fn select(&self, point: u32) -> Option<u32> {
         let point = match self.modulus {
             0 => point,

@@ -261,7 +261,7 @@ impl Handler for Core {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn front(&self, conn: Token) -> (&[u8], bool) {
         self.engine.front(ConnId::from_token(conn.0))
     }

@@ -86,10 +86,8 @@ impl Engine {
                     let start = bytes[..keys[0].start as usize].trim_ascii_end();
                     let request = FragmentText {
                         head: &|out, _| out.extend_from_slice(start),
-                        key: &|out, position| {
-                            out.push(b' ');
-                            out.extend_from_slice(part[position].of(bytes));
-                        },
+                        separator: b" ",
+                        key: &|position| part[position].of(bytes),
                         foot: b"\r\n",
                         expect: Expect::Values,
                         size: start.len()

@@ -269,10 +269,8 @@ impl Engine {
                 let start = start.trim_ascii_end();
                 let request = FragmentText {
                     head: &|out, _| out.extend_from_slice(start),
-                    key: &|out, position| {
-                        out.push(b' ');
-                        out.extend_from_slice(keys[position].of(bytes));
-                    },
+                    separator: b" ",
+                    key: &|position| keys[position].of(bytes),
                     foot: b"\r\n",
                     expect: Expect::Values,
                     size: bytes.len(),

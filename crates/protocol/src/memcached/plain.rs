@@ -154,7 +154,7 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
 pub fn plain_block<'b>(key: &[u8], buf: &'b [u8]) -> Option<(&'b [u8], &'b [u8])> {
     let len = match buf.strip_prefix(b"VALUE ") {
         Some(rest) if rest.get(key.len())? == &b' ' && rest.starts_with(key) => {
-            buf.len() - behind_line_end(value(rest)?)?.len()
+            buf.len() - behind_line_end(behind_value(&rest[key.len()..])?)?.len()
         }
         Some(_) => 0,
         None if buf.starts_with(b"END\r\n") => 0,
@@ -205,8 +205,13 @@ fn flags(buf: &[u8]) -> Option<Flags<'_>> {
 /// What is behind the data of the value whose key is at the start of the buffer.
 #[inline(always)]
 fn value(buf: &[u8]) -> Option<&[u8]> {
-    let (_, rest) = key(buf)?;
-    let (size, rest) = number(number(rest)?.1)?;
+    behind_value(key(buf)?.1)
+}
+
+/// The same for what stands behind the key.
+#[inline(always)]
+fn behind_value(buf: &[u8]) -> Option<&[u8]> {
+    let (size, rest) = number(number(buf)?.1)?;
     let rest = if rest.first() == Some(&b' ') { number(rest)?.1 } else { rest };
     data(size, behind_line_end(rest)?)
 }
@@ -252,19 +257,14 @@ fn ends(word: u64) -> u64 {
 fn number(buf: &[u8]) -> Option<(u64, &[u8])> {
     let (b' ', digits) = buf.split_first()? else { return None };
     let mut value = 0;
-    let mut len = 0;
-    while let Some(&byte) = digits.get(len) {
+    for (len, &byte) in digits.iter().enumerate().take(DIGITS_MAX + 1) {
         let digit = byte.wrapping_sub(b'0');
         if digit > 9 {
-            break;
+            return (len > 0).then(|| (value, &digits[len..]));
         }
         value = value * 10 + u64::from(digit);
-        len += 1;
-        if len > DIGITS_MAX {
-            return None;
-        }
     }
-    (len > 0).then(|| (value, &digits[len..]))
+    None
 }
 
 /// What is behind a data block of that size.

@@ -1,8 +1,8 @@
 //! Finding a command by its name: one hash of a few of its bytes, then one comparison as a rule.
 
-use super::{COMMANDS, Command, Keys, Rule};
+use super::{Access, COMMANDS, Command, Keys, Rule};
 use crate::Span;
-use crate::resp::{self, PlainRequest};
+use crate::resp::{self, PlainHead};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Lookup {
@@ -80,30 +80,39 @@ pub(super) fn by_name(name: &[u8]) -> Option<(usize, &'static Command)> {
 /// Twice the number of commands at least, and a power of two.
 const PLAIN_SLOTS: usize = 512;
 
-/// A name as [`PlainRequest::name`] has it, 0 for none, and the command's index.
-#[derive(Clone, Copy)]
-struct Plain {
+/// What has to be known of a command that goes to a server as it is.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainCommand {
+    /// As [`PlainHead::name`] has it, 0 for none.
     name: u64,
     command: u16,
     /// The fewest arguments it takes, and how many more: all that a plain request has is little.
     args_min: u8,
     args_spare: u8,
+    pub access: Access,
+}
+
+impl PlainCommand {
+    /// All that is known of it.
+    pub fn command(&self) -> &'static Command {
+        &COMMANDS[usize::from(self.command)]
+    }
 }
 
 /// Commands that go to a server as they are by the key behind their name, by hash, collisions in
 /// the slots behind.
-static PLAIN: [Plain; PLAIN_SLOTS] = plain();
+static PLAIN: [PlainCommand; PLAIN_SLOTS] = plain();
 
 /// The command that the request calls, if it is to be forwarded by the key behind its name and has
 /// as many arguments as it takes. [`find`] knows about all others.
 #[inline(always)]
-pub fn find_plain(request: &PlainRequest<'_>) -> Option<&'static Command> {
+pub fn find_plain(request: &PlainHead<'_>) -> Option<&'static PlainCommand> {
     let mut slot = plain_slot(request.name);
     loop {
         let plain = &PLAIN[slot];
         if plain.name == request.name {
             let spare = (request.args as u8).wrapping_sub(plain.args_min);
-            return (spare <= plain.args_spare).then(|| &COMMANDS[usize::from(plain.command)]);
+            return (spare <= plain.args_spare).then_some(plain);
         }
         if plain.name == 0 {
             return None;
@@ -117,8 +126,9 @@ const fn plain_slot(name: u64) -> usize {
     (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - PLAIN_SLOTS.ilog2())) as usize
 }
 
-const fn plain() -> [Plain; PLAIN_SLOTS] {
-    let none = Plain { name: 0, command: EMPTY, args_min: 0, args_spare: 0 };
+const fn plain() -> [PlainCommand; PLAIN_SLOTS] {
+    let none =
+        PlainCommand { name: 0, command: EMPTY, args_min: 0, args_spare: 0, access: Access::None };
     let mut slots = [none; PLAIN_SLOTS];
     let mut count = 0;
     let mut at = 0;
@@ -135,7 +145,8 @@ const fn plain() -> [Plain; PLAIN_SLOTS] {
             }
             let args_min = command.arity.unsigned_abs() as u8;
             let args_spare = if command.arity < 0 { u8::MAX - args_min } else { 0 };
-            slots[slot] = Plain { name, command: at as u16, args_min, args_spare };
+            let access = command.access;
+            slots[slot] = PlainCommand { name, command: at as u16, args_min, args_spare, access };
             count += 1;
         }
         at += 1 + command.subcommands as usize;
@@ -228,8 +239,10 @@ mod tests {
                 words.resize(words.len() + spare, b"1");
                 let mut request = Vec::new();
                 resp::encode::write_command(&mut request, &words);
-                let Some(plain) = resp::plain_request(&request) else { continue };
-                let Some(quick) = find_plain(&plain) else { continue };
+                let Some(head) = resp::plain_head(&request) else { continue };
+                let Some(plain) = find_plain(&head) else { continue };
+                let quick = plain.command();
+                assert_eq!(plain.access, quick.access, "{}", quick.name);
                 assert_eq!(quick.rule, Rule::Forward, "{}", quick.name);
                 assert_eq!(quick.single_key(), Some(1), "{}", quick.name);
                 let Lookup::Found(slow) = lookup(&words) else { panic!("{}", quick.name) };

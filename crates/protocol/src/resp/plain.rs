@@ -4,17 +4,24 @@
 
 use super::decimal;
 
-/// A request that calls a command with a short name for one or more arguments.
+/// The start of a request that calls a command with a short name for one or more arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainHead<'b> {
+    /// Arguments, the name included.
+    pub args: usize,
+    /// The name's bytes with bit 5 set, which makes letters lower case; the first is the lowest.
+    pub name: u64,
+    buf: &'b [u8],
+    behind_name: &'b [u8],
+}
+
+/// All of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainRequest<'b> {
     /// The whole request.
     pub bytes: &'b [u8],
     /// What follows it.
     pub rest: &'b [u8],
-    /// Arguments, the name included.
-    pub args: usize,
-    /// The name's bytes with bit 5 set, which makes letters lower case; the first is the lowest.
-    pub name: u64,
     /// The argument behind the name.
     pub key: &'b [u8],
 }
@@ -34,7 +41,7 @@ const BULK: [u64; 3] = [
 ];
 const BULK_MASK: [u64; 3] = [0xffff_f0ff, 0xff_fff0_f0ff, 0xffff_f0f0_f0ff];
 
-/// A name as [`PlainRequest::name`] has it; `None` when it is too long or has other bytes than
+/// A name as [`PlainHead::name`] has it; `None` when it is too long or has other bytes than
 /// letters.
 pub(crate) const fn name_word(name: &[u8]) -> Option<u64> {
     if name.len() > 8 {
@@ -52,10 +59,10 @@ pub(crate) const fn name_word(name: &[u8]) -> Option<u64> {
     Some(word)
 }
 
-/// The request at the start of the buffer, if it is plain: an array of two to nine arguments whose
+/// The start of the request in the buffer, if it is plain: an array of two to nine arguments whose
 /// first has one to eight bytes.
 #[inline(always)]
-pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
+pub fn plain_head(buf: &[u8]) -> Option<PlainHead<'_>> {
     let start = buf.first_chunk::<{ 2 * NAME_AT }>()?;
     let ([head, name], _) = start.as_chunks() else { return None };
     let (head, name) = (u64::from_le_bytes(*head), u64::from_le_bytes(*name));
@@ -64,14 +71,22 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     if head & HEAD_MASK != HEAD || !(2..=9).contains(&args) || !(1..=8).contains(&name_len) {
         return None;
     }
-    let rest = behind_line_end(&buf[NAME_AT + name_len..])?;
-    let (key, mut rest) = bulk(rest)?;
-    for _ in 2..args {
-        (_, rest) = bulk(rest)?;
-    }
-    let bytes = &buf[..buf.len() - rest.len()];
+    let behind_name = behind_line_end(&buf[NAME_AT + name_len..])?;
     let name = (name | LOWER) & (u64::MAX >> (64 - 8 * name_len));
-    Some(PlainRequest { bytes, rest, args, name, key })
+    Some(PlainHead { args, name, buf, behind_name })
+}
+
+impl<'b> PlainHead<'b> {
+    /// The request, if all of it is there.
+    #[inline(always)]
+    pub fn request(self) -> Option<PlainRequest<'b>> {
+        let (key, mut rest) = bulk(self.behind_name)?;
+        for _ in 2..self.args {
+            (_, rest) = bulk(rest)?;
+        }
+        let bytes = &self.buf[..self.buf.len() - rest.len()];
+        Some(PlainRequest { bytes, rest, key })
+    }
 }
 
 /// The reply at the start of the buffer, if it is plain, and what follows it: a whole status, error,
@@ -115,27 +130,34 @@ fn digit(word: u64) -> usize {
 
 /// The bulk string at the start of the buffer, and what is behind it.
 #[inline(always)]
-fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(super) fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let word = match buf.first_chunk() {
         Some(head) => u64::from_le_bytes(*head),
         None => short_word(buf),
     };
-    // What is more than 9 reaches the next four bits.
-    let is_decimal = word.wrapping_add(0x0606_0600) & 0x4040_4000 == 0;
-    let is_head = |digits: usize| word & BULK_MASK[digits - 1] == BULK[digits - 1] && is_decimal;
+    let is_head = |digits: usize| word & BULK_MASK[digits - 1] == BULK[digits - 1];
     let digit = |at: u32| (word >> (8 * at)) as usize & 15;
     let (a, b, c) = (digit(1), digit(2), digit(3));
-    let (start, len) = if is_head(2) && a > 0 {
+    let (start, len) = if is_head(2) {
         (5, 10 * a + b)
-    } else if is_head(3) && a > 0 {
+    } else if is_head(3) {
         (6, 100 * a + 10 * b + c)
     } else if is_head(1) {
         (4, a)
     } else {
         return long_bulk(buf);
     };
-    let value = buf.get(start..start + len)?;
-    Some((value, behind_line_end(&buf[start + len..])?))
+    // What is more than 9 reaches the next four bits.
+    if word.wrapping_add(0x0606_0600) & 0x4040_4000 != 0 {
+        return long_bulk(buf);
+    }
+    // Only a length of one digit begins with 0.
+    if a == 0 && start != 4 {
+        return long_bulk(buf);
+    }
+    let (bulk, rest) = buf.split_at_checked(start + len + 2)?;
+    let (bulk, end) = bulk.split_last_chunk()?;
+    (end == b"\r\n").then(|| (&bulk[start..], rest))
 }
 
 /// What there is of the buffer, which is shorter than a word.
@@ -166,13 +188,17 @@ mod tests {
     use super::*;
     use crate::resp::{Parsed, ReplyScanner, RequestParser, Scan};
 
+    fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
+        plain_head(buf)?.request()
+    }
+
     #[test]
     fn plain_requests_are_read() {
         let request = b"*3\r\n$3\r\nSeT\r\n$2\r\nab\r\n$11\r\nhello\r\nhell\r\nrest";
         let (bytes, rest) = request.split_at(request.len() - 4);
-        let name = name_word(b"set").unwrap();
-        let expected = PlainRequest { bytes, rest, args: 3, name, key: b"ab" };
-        assert_eq!(plain_request(request), Some(expected));
+        let head = plain_head(request).unwrap();
+        assert_eq!((head.args, Some(head.name)), (3, name_word(b"set")));
+        assert_eq!(head.request(), Some(PlainRequest { bytes, rest, key: b"ab" }));
     }
 
     #[test]
@@ -233,16 +259,16 @@ mod tests {
             "*2\r\n$8\r\ngetrange\r\n$0\r\n\r\n",
             "*1\r\n$4\r\nPING\r\n",
         ])) {
-            if let Some(plain) = plain_request(&buf) {
+            if let Some(head) = plain_head(&buf) && let Some(plain) = head.request() {
                 let mut parser = RequestParser::default();
                 prop_assert_eq!(parser.parse(&buf, 1 << 20), Parsed::Complete { len: plain.bytes.len() });
                 prop_assert!(parser.inline_encoded().is_none());
                 let args = parser.args();
-                prop_assert_eq!(args.len(), plain.args);
+                prop_assert_eq!(args.len(), head.args);
                 prop_assert_eq!(args[1].of(&buf), plain.key);
                 let name = args[0].of(&buf);
                 let folded = name.iter().rev().fold(0, |w, &b| w << 8 | u64::from(b | 0x20));
-                prop_assert_eq!(folded, plain.name);
+                prop_assert_eq!(folded, head.name);
             }
         }
 

@@ -4,7 +4,7 @@
 //! element is outstanding, so depth costs neither memory nor recursion. Only aggregates that do not
 //! announce their length are remembered, each while it is open.
 
-use super::decimal;
+use super::{decimal, plain};
 
 /// Digits of a length that cannot overflow 64 bits. Replies have no smaller limit: DUMP of a large
 /// collection is longer than any value a client may send.
@@ -145,6 +145,10 @@ impl ReplyScanner {
 
     #[inline]
     fn string(&mut self, buf: &[u8], at: usize) -> Option<usize> {
+        if let Some((_, rest)) = plain::bulk(&buf[at..]) {
+            self.end_element();
+            return Some(buf.len() - rest.len());
+        }
         self.kind = buf[at];
         if let Some((len, value)) = decimal::line(buf, at + 1) {
             self.begin_bulk(len as u64);

@@ -8,7 +8,7 @@ use std::fmt;
 use memchr::memchr;
 
 use super::tail::Tail;
-use super::{decimal, encode, inline};
+use super::{decimal, encode, inline, plain};
 use crate::Span;
 
 /// Longest inline command and longest header line, as in Redis (`PROTO_INLINE_MAX_SIZE`).
@@ -181,10 +181,13 @@ impl RequestParser {
         };
         while self.args.len() < count {
             let unfinished = (count - self.args.len()) * ARG_BYTES_MIN;
-            let Some((len, value)) = self.bulk_header(buf, max)? else {
-                return Ok(self.partial(buf, self.line + unfinished));
+            let (span, end) = match self.whole_argument(buf) {
+                Some(whole) => whole,
+                None => match self.bulk_header(buf, max)? {
+                    Some((len, value)) => (Span::new(value, len), value + len + 2),
+                    None => return Ok(self.partial(buf, self.line + unfinished)),
+                },
             };
-            let end = value + len + 2;
             let need = end + unfinished - ARG_BYTES_MIN;
             if need > max {
                 return Err(ProtocolError::RequestTooLarge);
@@ -193,7 +196,7 @@ impl RequestParser {
                 return Ok(self.partial(buf, need));
             };
             self.irregular |= terminator != b"\r\n";
-            self.args.push(Span::new(value, len));
+            self.args.push(span);
             self.line = end;
             self.scanned = end;
         }
@@ -232,6 +235,15 @@ impl RequestParser {
         self.line = end;
         self.scanned = end;
         Ok(Some(count))
+    }
+
+    /// The next argument and where it ends, if it is plain and whole.
+    #[inline]
+    fn whole_argument(&self, buf: &[u8]) -> Option<(Span, usize)> {
+        let (value, rest) = plain::bulk(buf.get(self.line..)?)?;
+        let end = buf.len() - rest.len();
+        let span = Span::new(end - 2 - value.len(), value.len());
+        (value.len() <= BULK_BYTES_MAX).then_some((span, end))
     }
 
     /// Length of the bulk whose header is next, and where its value starts.
