@@ -29,6 +29,7 @@ impl Engine {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             Role::Single
             | Role::Counted(_)
+            | Role::Selecting(_)
             | Role::Parent { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -126,6 +127,9 @@ impl Engine {
         if let Role::Call(_) = self.requests[index].role {
             self.call_is_over(index);
         }
+        if let Role::Selecting(_) = self.requests[index].role {
+            self.follow_selections(index, &reply);
+        }
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
@@ -157,7 +161,9 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
-            Role::Call(_) | Role::Counted(_) => unreachable!("it was ended above"),
+            Role::Call(_) | Role::Counted(_) | Role::Selecting(_) => {
+                unreachable!("it was ended above")
+            }
         }
     }
 

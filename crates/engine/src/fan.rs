@@ -31,7 +31,7 @@ use crate::variant::Variant;
 
 use cursor::Cursor;
 pub(crate) use cursor::Walk;
-pub(crate) use merge::{integers, is_null, merge, text};
+pub(crate) use merge::{Aggregate, integers, is_null, merge, text};
 
 /// What an argument begins with that names the only server to be asked.
 const ADDRESS: &[u8] = b"server:";

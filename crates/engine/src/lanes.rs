@@ -766,6 +766,7 @@ impl Engine {
             | Role::Parent { .. }
             | Role::Fragment { .. }
             | Role::Counted(_)
+            | Role::Selecting(_)
             | Role::Blocked
             | Role::Call(_) => {}
         }

@@ -50,6 +50,7 @@ mod requests;
 mod rng;
 mod router;
 mod scripts;
+mod selection;
 mod session;
 mod silence;
 mod slab;

@@ -131,6 +131,15 @@ fn what_is_queued_is_told_when_it_is_executed() {
     world.send(client, redis("MULTI") + &redis("PING") + &redis("DISCARD"));
     let expected = lines(&world, 0, &["MULTI", "DISCARD"]);
     world.expect(monitor, expected);
+    // What comes behind SELECT is told with the database that it is executed in.
+    world.received(client);
+    world.send(client, ["MULTI", "GET k", "SELECT 9", "GET k", "EXEC"].map(redis).concat());
+    let expected = lines(&world, 0, &["MULTI", "GET k"])
+        + &lines(&world, 9, &["SELECT 9", "GET k"])
+        + &lines(&world, 0, &["EXEC"]);
+    world.expect(monitor, expected);
+    world.received(leased);
+    world.send(leased, "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n$-1\r\n+OK\r\n$-1\r\n+OK\r\n");
     for conn in [client, monitor] {
         world.close(conn, CloseReason::Eof);
     }
