@@ -341,7 +341,7 @@ impl Engine {
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
-            Merge::Numsub(_) | Merge::Newest(_) => resp::is_error,
+            Merge::Numsub(_) | Merge::Newest(_) | Merge::Scripts(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::Fan(_)
@@ -394,6 +394,9 @@ impl Engine {
                 let mut sums = Vec::new();
                 fan::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
                     .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
+            }
+            Merge::Scripts(remembered) => {
+                fan::scripts(self.fragment_replies(fragments), remembered, &mut out)
             }
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),

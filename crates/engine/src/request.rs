@@ -121,7 +121,9 @@ pub(crate) enum Merge {
     Fan(redis::Fan),
     /// The sum for each channel, to which so much is to be added.
     Numsub(Box<[i32]>),
-    /// The same where servers are told by their names.
+    /// SCRIPT EXISTS, and which of the scripts are remembered here.
+    Scripts(Box<[bool]>),
+    /// What each server says, under its name.
     Named(Box<Named>),
     Newest(Box<Newest>),
     /// One page of a SCAN over all servers.

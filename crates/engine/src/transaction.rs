@@ -299,7 +299,7 @@ impl Engine {
         if command.facts.flags.split(' ').any(|flag| flag == "no_multi") {
             return self.refuse_queued(client, "ERR Command not allowed inside a transaction");
         }
-        if may_write(command) {
+        if may_write(command) && !self.only_reads(client, command, bytes, args) {
             self.transaction(client).is_writing = true;
         }
         match command.rule {
