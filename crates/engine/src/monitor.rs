@@ -265,11 +265,14 @@ impl Engine {
         args: &[Span],
     ) -> Plan {
         let was_queueing = self.is_queueing(client);
+        let was_told = self.clients[client].modes.is_overheard;
         let is_told = matches!(lookup, Lookup::Found(command) if self.is_told(client, command));
         let plan = self.plan_redis(client, lookup, bytes, args);
-        if let (Lookup::Found(command), true) = (lookup, is_told)
-            && !matches!(plan, Plan::Wait)
-        {
+        if let Plan::Wait = plan {
+            return plan;
+        }
+        self.clients[client].modes.end_overheard();
+        if let (Lookup::Found(command), true) = (lookup, is_told && !was_told) {
             let mut line = std::mem::take(&mut self.hearsay.line);
             line.clear();
             write_request(command, bytes, args, 0, &mut line);
