@@ -804,6 +804,9 @@ impl Engine {
                     let Lane { pool, server, .. } = self.lanes[index as usize];
                     self.fall_silent(pool, server);
                 } else if deadline <= now {
+                    if !self.lanes[index as usize].is_shared() {
+                        self.doubt(index);
+                    }
                     self.lane_down(index, Failure::TimedOut, Closed::ByUs);
                 } else {
                     self.expire_unsent(index);
