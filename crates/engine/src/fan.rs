@@ -143,7 +143,7 @@ impl Way {
             | Fan::Least
             | Fan::Most
             | Fan::LeastEach
-        | Fan::Scripts
+            | Fan::Scripts
             | Fan::SumPairs
             | Fan::Info
             | Fan::PerServer
@@ -211,7 +211,7 @@ impl Engine {
             | Fan::Least
             | Fan::Most
             | Fan::LeastEach
-        | Fan::Scripts
+            | Fan::Scripts
             | Fan::SumPairs
             | Fan::AnyOk
             | Fan::Info

@@ -139,7 +139,8 @@ fn what_is_queued_is_told_when_it_is_executed() {
         + &lines(&world, 0, &["EXEC"]);
     world.expect(monitor, expected);
     world.received(leased);
-    world.send(leased, "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n$-1\r\n+OK\r\n$-1\r\n+OK\r\n");
+    world
+        .send(leased, "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n$-1\r\n+OK\r\n$-1\r\n+OK\r\n");
     for conn in [client, monitor] {
         world.close(conn, CloseReason::Eof);
     }
