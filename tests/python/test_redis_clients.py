@@ -201,6 +201,9 @@ def test_a_pause_of_writes_holds_writes_of_all_workers_and_lets_reads_pass(any_g
                "the writes are held back")
     assert [client.get("a") for client in readers] == ["before"] * 4
     assert readers[0].pipeline().get("a").execute() == ["before"]
+    reading = "#!lua flags=no-writes\nreturn redis.call('get', KEYS[1])"
+    assert readers[1].eval(reading, 1, "a") == "before"
+    assert readers[1].pipeline().eval(reading, 1, "a").execute() == ["before"]
     late = connect(any_gateway)
     writes.append(background(lambda: late.set("a", "late")))
     assert late is not me and other.set("b", "1") is True

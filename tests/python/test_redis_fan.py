@@ -193,8 +193,11 @@ def test_scripts_and_functions_are_everywhere(stack, conn):
     assert [conn.call("EVALSHA", sha, 1, f"key:{n}") for n in range(20)] == [b"x"] * 20
     assert conn.call("SCRIPT", "EXISTS", sha, "0" * 40) == [1, 0]
     stack.servers[1].call("SCRIPT", "FLUSH")
-    assert conn.call("SCRIPT", "EXISTS", sha) == [0]
+    # A server that has lost it is given it when it is called.
+    assert conn.call("SCRIPT", "EXISTS", sha) == [1]
+    assert [conn.call("EVALSHA", sha, 1, f"key:{n}") for n in range(20)] == [b"x"] * 20
     assert conn.call("SCRIPT", "FLUSH", "SYNC") == "OK"
+    assert conn.call("SCRIPT", "EXISTS", sha) == [0]
     assert [server.call("SCRIPT", "EXISTS", sha) for server in stack.servers] == [[0]] * 3
     assert conn.error("SCRIPT", "KILL").startswith("NOTBUSY ")
 
@@ -554,6 +557,7 @@ def test_a_server_that_lost_its_scripts_gets_them_back(place):
         loaded = conn.call("SCRIPT", "LOAD", "return redis.call('INCR', KEYS[1])").decode()
         assert conn.call("EVAL", "return {KEYS[1], ARGV[1]}", 1, "key:0", "x") == [b"key:0", b"x"]
         called = servers[0].call("SCRIPT", "LOAD", "return {KEYS[1], ARGV[1]}").decode()
+        foreign = servers[0].call("SCRIPT", "LOAD", "return 'by another way'").decode()
 
         def call_all(count):
             for n in range(30):
@@ -563,6 +567,8 @@ def test_a_server_that_lost_its_scripts_gets_them_back(place):
         call_all(1)
         for server in servers:
             server.call("SCRIPT", "FLUSH")
+        # It says what a call finds.
+        assert conn.call("SCRIPT", "EXISTS", loaded, called, foreign, "0" * 40) == [1, 1, 0, 0]
         call_all(2)
         for server in servers:
             server.stop()
@@ -576,6 +582,7 @@ def test_a_server_that_lost_its_scripts_gets_them_back(place):
             assert conn.reply() == b"%d" % (n // 30 + 1)
         assert conn.error("EVALSHA", "0" * 40, 1, "key").startswith("NOSCRIPT ")
         conn.call("SCRIPT", "FLUSH")
+        assert conn.call("SCRIPT", "EXISTS", loaded, called) == [0, 0]
         assert conn.error("EVALSHA", loaded, 1, "key").startswith("NOSCRIPT ")
 
 

@@ -255,6 +255,43 @@ def test_transactions_have_the_clients_version_and_database(place):
     all_clean(gateway)
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_select_in_a_transaction_is_for_what_follows(gateway, version):
+    with gateway.connect() as conn:
+        conn.call("HELLO", str(version))
+        for database in range(4):
+            assert conn.call("SELECT", str(database)) == "OK"
+            assert conn.call("SET", "key", str(database)) == "OK"
+        assert conn.call("MULTI") == "OK"
+        words = [("SELECT", "1"), ("GET", "key"), ("SELECT", "16"), ("SELECT", "2"), ("GET", "key")]
+        for command in words:
+            assert conn.call(*command) == "QUEUED"
+        # What follows in the same packet has the database already.
+        conn.send(resp("EXEC") + resp("GET", "key"))
+        first, one, wrong, second, two = conn.reply()
+        assert (first, one, second, two) == ("OK", b"1", "OK", b"2")
+        assert str(wrong) == "ERR DB index is out of range"
+        assert conn.reply() == b"2"
+        # What is not executed selects nothing.
+        for end in ["DISCARD", "EXEC"]:
+            assert conn.call("WATCH", "key") == "OK"
+            with gateway.connect() as other:
+                assert other.call("SELECT", "2") == "OK"
+                assert other.call("SET", "key", "2") == "OK"
+            assert conn.call("MULTI") == "OK"
+            assert conn.call("SELECT", "3") == "QUEUED"
+            assert conn.call("GET", "key") == "QUEUED"
+            assert conn.call(end) == ("OK" if end == "DISCARD" else None)
+            assert conn.call("GET", "key") == b"2"
+        # Others that get the connection have their own database.
+        with gateway.connect() as other:
+            for _ in range(20):
+                assert other.call("MULTI") == "OK"
+                assert other.call("GET", "key") == "QUEUED"
+                assert other.call("EXEC") == [b"0"]
+    all_clean(gateway)
+
+
 # ------------------------------------------------------------------------------------ blocking
 
 

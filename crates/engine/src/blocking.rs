@@ -145,6 +145,7 @@ impl Engine {
         };
         let state = &mut self.clients[client];
         state.modes.enter().blocking = Some(Box::new(blocking));
+        state.modes.end_overheard();
         state.fenced = true;
         // Whoever waits here is not somebody whom others wait for.
         self.crowd.leave();
@@ -309,6 +310,9 @@ impl Engine {
         debug_assert_eq!(self.clients[client].requests, 1);
         let state = &mut self.clients[client];
         (state.head, state.tail, state.requests) = (NONE, NONE, 0);
+        if self.pools[state.pool as usize].is_monitored {
+            state.modes.enter().is_overheard = true;
+        }
         self.crowd.leave();
         self.free_request(index);
         if self.clients[client].state == State::Closing {

@@ -20,7 +20,7 @@ use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::fan::{self, Walk};
 use crate::request::{Merge, Role};
-use crate::scripts::{Scripts, Sha, parse_sha};
+use crate::scripts::{Scripts, Sha, is_read_only, parse_sha};
 use crate::slab::NONE;
 
 const NO_SCRIPT: &[u8] = b"-NOSCRIPT";
@@ -94,6 +94,46 @@ impl Engine {
         }
         if let Some(place) = pool.scripts.insert(text) {
             pool.servers.iter_mut().for_each(|server| server.scripts_seen.remove(place));
+        }
+    }
+
+    /// Which of these scripts a server that lacks one would be given.
+    pub(crate) fn remembered<'b>(
+        &mut self,
+        pool: u32,
+        shas: impl Iterator<Item = &'b [u8]>,
+    ) -> Box<[bool]> {
+        self.notice_flush(pool);
+        let scripts = &self.pools[pool as usize].scripts;
+        shas.map(|sha| parse_sha(sha).is_some_and(|sha| scripts.place(&sha).is_some())).collect()
+    }
+
+    /// Forgets the scripts if a client of another worker has had them flushed: then none is lost that
+    /// a server does not have.
+    fn notice_flush(&mut self, pool: u32) {
+        let state = &self.pools[pool as usize];
+        let flushes = self.metrics.sum_pool_counter(state.metrics, PoolCounter::ScriptFlushes);
+        if flushes != state.scripts.began_at() {
+            self.forget_scripts(pool);
+        }
+    }
+
+    /// Whether the command calls a script that says of itself that it writes nothing.
+    pub(crate) fn only_reads(
+        &self,
+        client: u32,
+        command: &Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> bool {
+        let Some(called) = args.get(1).map(|arg| arg.of(bytes)) else { return false };
+        let scripts = &self.pools[self.clients[client].pool as usize].scripts;
+        match command.name {
+            "eval" => is_read_only(called),
+            "evalsha" => parse_sha(called)
+                .and_then(|sha| scripts.place(&sha))
+                .is_some_and(|place| is_read_only(scripts.text(place))),
+            _ => false,
         }
     }
 
@@ -202,14 +242,8 @@ impl Engine {
     #[cold]
     fn give_script(&mut self, index: u32, call: Box<Call>, sha: &Sha) -> Option<Box<Call>> {
         let pool = self.requests[index].pool;
-        let state = &self.pools[pool as usize];
-        let flushes = self.metrics.sum_pool_counter(state.metrics, PoolCounter::ScriptFlushes);
-        if flushes != state.scripts.began_at() {
-            // It is not lost: a client of another worker has flushed it.
-            self.forget_scripts(pool);
-            return Some(call);
-        }
-        let scripts = &self.pools[self.requests[index].pool as usize].scripts;
+        self.notice_flush(pool);
+        let scripts = &self.pools[pool as usize].scripts;
         let Some(place) = scripts.place(sha) else { return Some(call) };
         let mut load = Vec::new();
         encode::write_command(&mut load, &[b"SCRIPT", b"LOAD", scripts.text(place)]);

@@ -29,6 +29,7 @@ impl Engine {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             Role::Single
             | Role::Counted(_)
+            | Role::Selecting(_)
             | Role::Parent { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -126,6 +127,9 @@ impl Engine {
         if let Role::Call(_) = self.requests[index].role {
             self.call_is_over(index);
         }
+        if let Role::Selecting(_) = self.requests[index].role {
+            self.follow_selections(index, &reply);
+        }
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
@@ -157,7 +161,9 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
-            Role::Call(_) | Role::Counted(_) => unreachable!("it was ended above"),
+            Role::Call(_) | Role::Counted(_) | Role::Selecting(_) => {
+                unreachable!("it was ended above")
+            }
         }
     }
 
@@ -335,7 +341,7 @@ impl Engine {
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
-            Merge::Numsub(_) | Merge::Newest(_) => resp::is_error,
+            Merge::Numsub(_) | Merge::Newest(_) | Merge::Scripts(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::Fan(_)
@@ -388,6 +394,9 @@ impl Engine {
                 let mut sums = Vec::new();
                 fan::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
                     .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
+            }
+            Merge::Scripts(remembered) => {
+                fan::scripts(self.fragment_replies(fragments), remembered, &mut out)
             }
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),

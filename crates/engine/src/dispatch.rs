@@ -513,6 +513,7 @@ impl Engine {
             | Merge::Learn(_)
             | Merge::Fan(_)
             | Merge::Numsub(_)
+            | Merge::Scripts(_)
             | Merge::Page(_)
             | Merge::Last
             | Merge::Told(_)

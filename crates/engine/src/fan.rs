@@ -31,7 +31,7 @@ use crate::variant::Variant;
 
 use cursor::Cursor;
 pub(crate) use cursor::Walk;
-pub(crate) use merge::{integers, is_null, merge, text};
+pub(crate) use merge::{Aggregate, integers, is_null, merge, scripts, text};
 
 /// What an argument begins with that names the only server to be asked.
 const ADDRESS: &[u8] = b"server:";
@@ -112,6 +112,7 @@ pub(crate) fn tolerates(fan: Fan) -> bool {
         | Fan::Least
         | Fan::Most
         | Fan::LeastEach
+        | Fan::Scripts
         | Fan::SumPairs
         | Fan::AnyServer => false,
     }
@@ -142,6 +143,7 @@ impl Way {
             | Fan::Least
             | Fan::Most
             | Fan::LeastEach
+            | Fan::Scripts
             | Fan::SumPairs
             | Fan::Info
             | Fan::PerServer
@@ -209,6 +211,7 @@ impl Engine {
             | Fan::Least
             | Fan::Most
             | Fan::LeastEach
+            | Fan::Scripts
             | Fan::SumPairs
             | Fan::AnyOk
             | Fan::Info
@@ -267,6 +270,10 @@ impl Engine {
             Fan::PerServer => self.named(client, fan, &live, false),
             Fan::Info => self.named(client, fan, &live, asks_for_all(text, args)),
             Fan::Newest => self.newest(client, limit_of(text, args), live),
+            Fan::Scripts => {
+                let shas = args.get(2..).unwrap_or_default().iter().map(|arg| arg.of(text));
+                Merge::Scripts(self.remembered(pool, shas))
+            }
             _ => Merge::Fan(fan),
         };
         let parent = self.new_request(client);

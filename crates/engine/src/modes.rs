@@ -29,6 +29,8 @@ pub(crate) struct Rare {
     pub(crate) monitor: Option<Monitor>,
     /// Where it stands that wants a lane to itself.
     pub(crate) turn: Turn,
+    /// Monitors have been told of the request at the front, which is to be asked anew.
+    pub(crate) is_overheard: bool,
 }
 
 static NONE: Rare = Rare::new();
@@ -42,6 +44,7 @@ impl Rare {
             subscriber: None,
             monitor: None,
             turn: Turn::No,
+            is_overheard: false,
         }
     }
 
@@ -52,6 +55,7 @@ impl Rare {
             && self.subscriber.is_none()
             && self.monitor.is_none()
             && self.turn == Turn::No
+            && !self.is_overheard
     }
 }
 
@@ -112,6 +116,11 @@ impl Modes {
 
     pub(crate) fn end_turn(&mut self) -> Turn {
         self.leave(|rare| Some(std::mem::replace(&mut rare.turn, Turn::No))).unwrap_or(Turn::No)
+    }
+
+    /// Whether the request that is dispatched has been told to monitors before; forgets it.
+    pub(crate) fn end_overheard(&mut self) -> bool {
+        self.leave(|rare| Some(std::mem::take(&mut rare.is_overheard))).unwrap_or_default()
     }
 
     /// Takes something out, and the memory back when nothing is left.

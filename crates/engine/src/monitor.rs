@@ -11,8 +11,10 @@ mod line;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::redis::{Access, Command, Group, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::resp;
 
 use crate::action::Action;
+use crate::client::Client;
 use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::id::ConnId;
@@ -263,18 +265,21 @@ impl Engine {
         args: &[Span],
     ) -> Plan {
         let was_queueing = self.is_queueing(client);
+        let was_told = self.clients[client].modes.is_overheard;
         let is_told = matches!(lookup, Lookup::Found(command) if self.is_told(client, command));
         let plan = self.plan_redis(client, lookup, bytes, args);
-        if let (Lookup::Found(command), true) = (lookup, is_told)
-            && !matches!(plan, Plan::Wait)
-        {
+        if let Plan::Wait = plan {
+            return plan;
+        }
+        self.clients[client].modes.end_overheard();
+        if let (Lookup::Found(command), true) = (lookup, is_told && !was_told) {
             let mut line = std::mem::take(&mut self.hearsay.line);
             line.clear();
             write_request(command, bytes, args, 0, &mut line);
             // What is queued is told when it is executed.
             match was_queueing && self.is_queueing(client) && is_queued(command) {
                 true => self.queue_line(client, &line),
-                false => self.overhear(client, &line),
+                false => self.overhear(client, self.database_of(client), &line),
             }
             self.hearsay.line = line;
         }
@@ -293,7 +298,7 @@ impl Engine {
     ) {
         let mut line = Vec::new();
         write_request(command, bytes, args, missing, &mut line);
-        self.overhear(client, &line);
+        self.overhear(client, self.database_of(client), &line);
     }
 
     /// What is refused before it is executed is not told, nor what Redis does not tell: what
@@ -309,7 +314,7 @@ impl Engine {
     }
 
     /// Tells of a request that is dispatched now.
-    fn overhear(&mut self, client: u32, request: &[u8]) {
+    fn overhear(&mut self, client: u32, database: u32, request: &[u8]) {
         let pool = self.clients[client].pool;
         let state = &mut self.pools[pool as usize];
         let has_room = self.hearsay.overheard.len() < TURN_MAX;
@@ -319,7 +324,6 @@ impl Engine {
         let elsewhere = is_elsewhere && has_room && self.hearsay.allowance > 0;
         state.watch.left_out += u64::from(is_elsewhere && !elsewhere);
         if here || elsewhere {
-            let database = state.variant_of(&self.clients[client].session).database;
             let head = head(self.wall_us(), database);
             let hearing = Hearing { pool, client: self.client_conn(client), here, elsewhere };
             let before = self.hearsay.overheard.len();
@@ -334,10 +338,22 @@ impl Engine {
         }
     }
 
+    /// By which the client's next request will be executed, if it is queued.
+    fn database_of(&self, client: u32) -> u32 {
+        let Client { pool, session, modes, .. } = &self.clients[client];
+        let pool = &self.pools[*pool as usize];
+        let transaction = modes.transaction.as_ref();
+        match transaction.and_then(|transaction| transaction.selections.last()) {
+            Some(selected) => pool.database_of(selected),
+            None => pool.database_of(session.database),
+        }
+    }
+
     fn queue_line(&mut self, client: u32, line: &[u8]) {
+        let database = self.database_of(client);
         let Some(transaction) = self.clients[client].modes.transaction() else { return };
         let before = transaction.size();
-        transaction.overhear(line);
+        transaction.overhear(database, line);
         self.bufs.charge(transaction.size() - before);
     }
 
@@ -358,8 +374,12 @@ impl Engine {
         if !state.watch.monitors.is_empty() {
             self.miss_lines(pool, u64::from(unheard));
         }
-        for line in lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-            self.overhear(client, line);
+        for line in lines.split(|&byte| byte == b'\n') {
+            let mut parts = line.splitn(2, |&byte| byte == b' ');
+            let database = parts.next().and_then(resp::integer).unwrap_or_default();
+            if let Some(request) = parts.next() {
+                self.overhear(client, u32::try_from(database).unwrap_or_default(), request);
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use cashew_protocol::memcached::Tag;
 use cashew_protocol::redis::{CustomCommands, Definition};
 
 use crate::bulk::LargeReplies;
-use crate::client::Session;
+use crate::client::{Selected, Session};
 use crate::client_pause::ClientPause;
 use crate::fan::Walk;
 use crate::id::ConnId;
@@ -262,8 +262,11 @@ impl Pool {
 
     /// What lanes a client of this session takes.
     pub(crate) fn variant_of(&self, session: &Session) -> Variant {
-        let database = session.database.number().unwrap_or(self.variants[0].database);
-        Variant { dialect: session.dialect, database }
+        Variant { dialect: session.dialect, database: self.database_of(session.database) }
+    }
+
+    pub(crate) fn database_of(&self, selected: Selected) -> u32 {
+        selected.number().unwrap_or(self.variants[0].database)
     }
 
     /// Whether clients need not say who they are.

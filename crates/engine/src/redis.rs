@@ -56,6 +56,7 @@ impl Engine {
         if self.clients[client].special {
             if let Lookup::Found(command) = lookup
                 && self.is_postponed(client, command)
+                && !self.only_reads(client, command, bytes, args)
             {
                 return self.postpone(client);
             }

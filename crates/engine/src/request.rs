@@ -11,6 +11,7 @@ use crate::carry::Carry;
 use crate::fan::{Named, Newest, Page, Round};
 use crate::memcached::{Aggregate, Asked};
 use crate::pubsub::Correction;
+use crate::selection::Selections;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -74,6 +75,8 @@ pub(crate) enum Role {
     Counted(Correction),
     /// As a single one, but for a reply that says that the server has lost what is called.
     Call(Box<Call>),
+    /// As a single one, but its client may have another database afterwards.
+    Selecting(Box<Selections>),
     /// Asks an ejected server whether it is well.
     Probe {
         server: u32,
@@ -118,7 +121,9 @@ pub(crate) enum Merge {
     Fan(redis::Fan),
     /// The sum for each channel, to which so much is to be added.
     Numsub(Box<[i32]>),
-    /// The same where servers are told by their names.
+    /// SCRIPT EXISTS, and which of the scripts are remembered here.
+    Scripts(Box<[bool]>),
+    /// What each server says, under its name.
     Named(Box<Named>),
     Newest(Box<Newest>),
     /// One page of a SCAN over all servers.

@@ -173,6 +173,23 @@ pub(crate) fn parse_sha(text: &[u8]) -> Option<Sha> {
     Some(sha)
 }
 
+/// Whether a script begins by saying that it writes nothing: a server sees to it that this is so.
+pub(crate) fn is_read_only(text: &[u8]) -> bool {
+    let Some(end) = text.iter().position(|&byte| byte == b'\n') else { return false };
+    let mut words = text[..end].split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    let mut is_read_only = false;
+    text.starts_with(b"#!")
+        && words.next() == Some(b"#!lua")
+        && words.all(|word| {
+            let flags = word.strip_prefix(b"flags=");
+            is_read_only |= flags.is_some_and(|flags| {
+                flags.split(|&byte| byte == b',').any(|flag| flag == b"no-writes")
+            });
+            flags.is_some()
+        })
+        && is_read_only
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,6 +205,31 @@ mod tests {
         assert_eq!(parse_sha(&text.to_ascii_uppercase()), Some(sha(b"return 1")));
         for bad in [&text[1..], b"", b"g0e1f9fabfc9d4800c877a703b823ac0578ff8db"] {
             assert_eq!(parse_sha(bad), None);
+        }
+    }
+
+    #[test]
+    fn scripts_say_that_they_only_read() {
+        for text in [
+            "#!lua flags=no-writes\nreturn 1",
+            "#!lua flags=allow-stale,no-writes \nreturn 1",
+            "#!lua  flags=allow-stale flags=no-writes\n",
+        ] {
+            assert!(is_read_only(text.as_bytes()), "{text}");
+        }
+        for text in [
+            "",
+            "return 1",
+            "#!lua\nreturn 1 -- flags=no-writes",
+            "#!lua flags=no-writes",
+            "#!lua flags=no-writesx\n",
+            "#!lua flags=allow-oom\n",
+            "#!lua flags=no-writes name=x\n",
+            "#!js flags=no-writes\n",
+            " #!lua flags=no-writes\n",
+            "\n#!lua flags=no-writes\n",
+        ] {
+            assert!(!is_read_only(text.as_bytes()), "{text}");
         }
     }
 

@@ -19,7 +19,8 @@ use crate::variant::Dialect;
 const DIALECT_REFUSED_MS: u64 = 60_000;
 
 const NO_PROTO: &str = "NOPROTO unsupported protocol version";
-const NO_VARIANT: &str = "ERR too many databases are in use through this gateway at the moment";
+pub(crate) const NO_VARIANT: &str =
+    "ERR too many databases are in use through this gateway at the moment";
 pub(crate) const NO_DATABASE: &str = "ERR DB index is out of range";
 
 /// What HELLO asks for.

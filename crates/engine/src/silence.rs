@@ -76,7 +76,7 @@ impl Pool {
 }
 
 impl Engine {
-    /// A reply on the lane is overdue.
+    /// A reply on the lane is overdue, or an answer to its handshake.
     pub(crate) fn doubt(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
         if lane.is_shared() {
@@ -84,37 +84,50 @@ impl Engine {
             return;
         }
         let Lane { pool, server, is_feed, .. } = *lane;
-        let pool = &self.pools[pool as usize];
-        let server = &pool.servers[server as usize];
-        let is_in_doubt = !is_feed && !server.is_silent() && !server.ejected;
-        if !is_in_doubt || pool.expiry(server.heard_at) > self.now {
+        let server = &self.pools[pool as usize].servers[server as usize];
+        if is_feed || server.is_silent() || server.ejected {
             return;
         }
         // What a client has a lane to itself for says little of others: one of these is to find out.
         let first = server.first_lane;
         match self.lane(first).link {
-            Link::Ready { .. } if self.lane(first).is_free() => self.ask_for_sign(first),
-            Link::Idle => {
+            // What is on its way there finds out.
+            Link::Ready { .. } if !self.lane(first).is_free() => {}
+            Link::Connecting { .. } | Link::Handshaking { .. } if self.lane(first).asks => {}
+            Link::Ready { .. } | Link::Connecting { .. } | Link::Handshaking { .. } => {
+                self.ask_for_sign(first);
+            }
+            Link::Idle | Link::Backoff { .. } => {
                 self.lanes[first as usize].asks = true;
                 self.connect(first);
             }
-            Link::Ready { .. }
-            | Link::Connecting { .. }
-            | Link::Handshaking { .. }
-            | Link::Backoff { .. } => {}
         }
     }
 
-    /// Asks on a connection on which nothing is on its way.
+    /// Asks on a connection on which nothing is on its way, or which is being made.
     fn ask_for_sign(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
-        let deadline = pool.sign_deadline(self.now, false);
+        let mut deadline = pool.sign_deadline(self.now, false);
         let (text, _) = question(pool.variants[usize::from(lane.variant)].dialect);
         (lane.asks, lane.tried_at) = (true, self.now);
-        lane.link = Link::Handshaking { deadline };
-        lane.handshake.replies_owed = 1;
-        lane.handshake.output.push(text, &mut self.bufs);
+        lane.link = match lane.link {
+            // The question is said when it stands.
+            Link::Connecting { deadline: before } => {
+                Link::Connecting { deadline: deadline.min(before) }
+            }
+            Link::Handshaking { deadline: before } => {
+                deadline = deadline.min(before);
+                lane.handshake.replies_owed += 1;
+                lane.handshake.output.push(text, &mut self.bufs);
+                Link::Handshaking { deadline }
+            }
+            Link::Idle | Link::Backoff { .. } | Link::Ready { .. } => {
+                lane.handshake.replies_owed = 1;
+                lane.handshake.output.push(text, &mut self.bufs);
+                Link::Handshaking { deadline }
+            }
+        };
         self.mark_lane(index);
         self.rearm(index);
     }

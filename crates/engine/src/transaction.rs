@@ -22,6 +22,7 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
 use crate::request::Own;
+use crate::selection::Selections;
 use crate::session::NO_DATABASE;
 use crate::slab::NONE;
 
@@ -55,10 +56,11 @@ pub(crate) struct Transaction {
     /// ends.
     early: Vec<u8>,
     early_ends: Vec<u32>,
-    /// What monitors are to be told of the queued commands when they are executed, a line each, and
-    /// of how many they will not be told.
+    /// What monitors are to be told of the queued commands when they are executed, a line each behind
+    /// the database, and of how many they will not be told.
     overheard: Vec<u8>,
     unheard: u32,
+    pub(crate) selections: Selections,
     fate: Fate,
 }
 
@@ -89,6 +91,7 @@ impl Transaction {
             early_ends: Vec::new(),
             overheard: Vec::new(),
             unheard: 0,
+            selections: Selections::default(),
             fate: Fate::Good,
         }
     }
@@ -105,14 +108,17 @@ impl Transaction {
     /// Bytes allocated.
     pub(crate) fn size(&self) -> usize {
         let early = self.early.capacity() + self.early_ends.capacity() * size_of::<u32>();
-        size_of::<Self>() + early + self.overheard.capacity()
+        size_of::<Self>() + early + self.overheard.capacity() + self.selections.size()
     }
 
-    pub(crate) fn overhear(&mut self, line: &[u8]) {
+    /// A request that will be executed in this database.
+    pub(crate) fn overhear(&mut self, database: u32, line: &[u8]) {
         if self.overheard.len() + line.len() > OVERHEARD_SIZE_MAX {
             self.unheard += 1;
             return;
         }
+        self.overheard.extend_from_slice(database.to_string().as_bytes());
+        self.overheard.push(b' ');
         self.overheard.extend_from_slice(line);
         self.overheard.push(b'\n');
     }
@@ -293,7 +299,7 @@ impl Engine {
         if command.facts.flags.split(' ').any(|flag| flag == "no_multi") {
             return self.refuse_queued(client, "ERR Command not allowed inside a transaction");
         }
-        if may_write(command) {
+        if may_write(command) && !self.only_reads(client, command, bytes, args) {
             self.transaction(client).is_writing = true;
         }
         match command.rule {
@@ -313,6 +319,10 @@ impl Engine {
             }
             Rule::Refuse(_) | Rule::Fan(_) if command.has_flag("no_multi") => {
                 self.refuse_queued(client, "ERR Command not allowed inside a transaction")
+            }
+            Rule::Local(Local::Select) => {
+                let index = args.get(1).map_or(&b""[..], |arg| arg.of(bytes));
+                self.queue_select(client, index, bytes)
             }
             Rule::Session(SessionRule::Unwatch)
             | Rule::Fan(Fan::AnyServer)
@@ -431,7 +441,7 @@ impl Engine {
     }
 
     /// Queues a command that any server may execute.
-    fn queue_anywhere(&mut self, client: u32, bytes: &[u8]) -> Plan {
+    pub(crate) fn queue_anywhere(&mut self, client: u32, bytes: &[u8]) -> Plan {
         let transaction = self.transaction(client);
         let lane = transaction.lane;
         match transaction.fate {
@@ -559,8 +569,12 @@ impl Engine {
             }
         };
         self.overhear_queued(client);
+        let selections = std::mem::take(&mut self.transaction(client).selections);
         self.close_transaction(client);
-        self.send_last(client, lane, EXEC)
+        match selections.is_empty() {
+            true => self.send_last(client, lane, EXEC),
+            false => self.send_selecting(client, lane, EXEC, selections),
+        }
     }
 
     fn discard(&mut self, client: u32) -> Plan {
@@ -671,7 +685,7 @@ impl Engine {
         self.say_with(client, write)
     }
 
-    fn refuse_queued(&mut self, client: u32, text: &str) -> Plan {
+    pub(crate) fn refuse_queued(&mut self, client: u32, text: &str) -> Plan {
         self.refuse_with(client, |out| encode::write_error(out, text.as_bytes()))
     }
 

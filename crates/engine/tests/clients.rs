@@ -275,6 +275,36 @@ fn a_pause_of_writes_lets_reads_pass() {
 }
 
 #[test]
+fn scripts_that_say_that_they_write_nothing_pass_a_pause_of_writes() {
+    let (mut world, client, shared) = one_server();
+    let text = "#!lua flags=no-writes\nreturn 1";
+    let sha = sha1_smol::Sha1::from(text).digest().to_string();
+    let eval = format!("*4\r\n$4\r\nEVAL\r\n${}\r\n{text}\r\n$1\r\n1\r\n$1\r\na\r\n", text.len());
+    let call = redis(&format!("EVALSHA {sha} 1 a"));
+    let [early, reader, queueing, writer] = std::array::from_fn(|_| world.client());
+    assert_eq!(ask(&mut world, client, "CLIENT PAUSE 100000 WRITE"), "+OK\r\n");
+    // What it is that this hash names is not known here.
+    world.send(early, &call);
+    world.expect(shared, "");
+    world.send(reader, &eval);
+    world.expect(shared, &eval);
+    world.send(shared, ":1\r\n");
+    world.send(reader, &call);
+    world.expect(shared, &call);
+    world.send(shared, ":1\r\n");
+    world.expect(reader, ":1\r\n:1\r\n");
+    world.send(queueing, redis("MULTI") + &eval + &call + &redis("EXEC"));
+    let lane = world.accept(0);
+    world.expect(lane, redis("MULTI") + &eval + &call + &redis("EXEC"));
+    world.send(lane, "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:1\r\n:1\r\n");
+    world.expect(queueing, "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:1\r\n:1\r\n");
+    world.send(writer, redis("EVAL #!lua 1 a"));
+    world.expect(shared, "");
+    assert_eq!(ask(&mut world, client, "CLIENT UNPAUSE"), "+OK\r\n");
+    world.expect(shared, call + &redis("EVAL #!lua 1 a"));
+}
+
+#[test]
 fn pauses_add_up_to_the_longer_and_the_stricter() {
     let (mut world, client, lane) = one_server();
     let writer = world.client();

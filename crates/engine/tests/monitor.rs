@@ -131,11 +131,58 @@ fn what_is_queued_is_told_when_it_is_executed() {
     world.send(client, redis("MULTI") + &redis("PING") + &redis("DISCARD"));
     let expected = lines(&world, 0, &["MULTI", "DISCARD"]);
     world.expect(monitor, expected);
+    // What comes behind SELECT is told with the database that it is executed in.
+    world.received(client);
+    world.send(client, ["MULTI", "GET k", "SELECT 9", "GET k", "EXEC"].map(redis).concat());
+    let expected = lines(&world, 0, &["MULTI", "GET k"])
+        + &lines(&world, 9, &["SELECT 9", "GET k"])
+        + &lines(&world, 0, &["EXEC"]);
+    world.expect(monitor, expected);
+    world.received(leased);
+    world
+        .send(leased, "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n$-1\r\n+OK\r\n$-1\r\n+OK\r\n");
     for conn in [client, monitor] {
         world.close(conn, CloseReason::Eof);
     }
     world.wait_ms(15_000);
     world.assert_idle();
+}
+
+#[test]
+fn a_call_that_is_asked_anew_after_a_change_is_told_once() {
+    const OPTIONS: &str = "redis: true\npreconnect: true";
+    let (mut world, [shared, _]): (World, [ConnId; 2]) = World::connected(&pool(OPTIONS, 2));
+    world.engine.tell_time(WALL_US + world.now.as_micros(), world.now);
+    let monitor = world.client();
+    world.send(monitor, redis("MONITOR"));
+    world.expect(monitor, "+OK\r\n");
+    let client = world.client();
+    world.send(client, redis("BLPOP c 0"));
+    let expected = lines(&world, 0, &["BLPOP c 0"]);
+    world.expect(monitor, expected);
+    let lane = world.accept(0);
+    world.send(lane, ":77\r\n");
+    let mut next = pool(OPTIONS, 3);
+    next.epoch += 1;
+    world.prepare(&next);
+    world.accept_all::<3>();
+    world.pause(60_000);
+    world.received(shared);
+    world.send(lane, "*-1\r\n");
+    world.send(shared, ":1\r\n");
+    world.commit(&next);
+    // Of three servers the second has the key.
+    let lane = world.accept(1);
+    world.expect(lane, redis("CLIENT ID") + &redis("BLPOP c 0"));
+    world.expect(monitor, "");
+    world.send(lane, ":9\r\n*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+    world.expect(client, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+    // What it asks next is told, be it the same.
+    world.send(client, redis("BLPOP c 0"));
+    let expected = lines(&world, 0, &["BLPOP c 0"]);
+    world.expect(monitor, expected);
+    world.send(lane, "*-1\r\n");
+    world.expect(client, "*-1\r\n");
 }
 
 #[test]

@@ -99,6 +99,41 @@ fn a_script_that_was_loaded_here_is_loaded_again_where_it_is_lost() {
 }
 
 #[test]
+fn there_is_what_a_call_would_find() {
+    let (mut world, client, lanes) = four_servers();
+    let (text, sha) = script();
+    let none = "0".repeat(40);
+    let question = redis(&format!("SCRIPT EXISTS {sha} {none} nonsense"));
+    let ask = |world: &mut World, has: [u32; 4], answer: &str| {
+        world.send(client, &question);
+        for (lane, has) in lanes.into_iter().zip(has) {
+            world.expect(lane, &question);
+            world.send(lane, format!("*3\r\n:{has}\r\n:0\r\n:0\r\n"));
+        }
+        world.expect(client, answer);
+    };
+    const NOTHING: &str = "*3\r\n:0\r\n:0\r\n:0\r\n";
+    const THIS: &str = "*3\r\n:1\r\n:0\r\n:0\r\n";
+    // By another way than this gateway it came to one server: others will not be given it.
+    ask(&mut world, [1, 0, 0, 0], NOTHING);
+    ask(&mut world, [1; 4], THIS);
+    world.send(client, redis(&format!("EVAL {text} 1 a")));
+    world.received(lanes[0]);
+    world.send(lanes[0], ":1\r\n");
+    world.received(client);
+    ask(&mut world, [1, 0, 0, 0], THIS);
+    ask(&mut world, [0; 4], THIS);
+    world.send(client, redis("SCRIPT FLUSH"));
+    for lane in lanes {
+        world.received(lane);
+        world.send(lane, "+OK\r\n");
+    }
+    world.expect(client, "+OK\r\n");
+    ask(&mut world, [0; 4], NOTHING);
+    world.assert_idle();
+}
+
+#[test]
 fn what_eval_brought_is_known_too_and_what_nobody_brought_is_not() {
     let (mut world, client, [a, b, ..]) = four_servers();
     let (text, sha) = script();

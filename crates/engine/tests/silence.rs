@@ -267,6 +267,74 @@ fn transactions_find_out_too_that_a_server_is_silent() {
 }
 
 #[test]
+fn the_first_transaction_in_vain_shows_it_though_others_were_answered_since() {
+    let (mut world, [a, _]) = hangs("session_connections: 4");
+    let [slow, well] = [world.client(), world.client()];
+    world.send(well, redis("WATCH a"));
+    let lease = world.accept(0);
+    world.send(slow, redis("WATCH a"));
+    world.accept(0);
+    world.wait_ms(100);
+    world.send(lease, "+OK\r\n");
+    world.expect(well, "+OK\r\n");
+    // From here on the server hangs.
+    world.wait_ms(300);
+    world.expect(slow, LATE);
+    world.expect(a, redis("PING"));
+    world.wait_ms(100);
+    assert_eq!(gauge(&world), 1);
+    world.send(slow, redis("BLPOP a 0"));
+    world.expect(slow, SILENT);
+}
+
+#[test]
+fn a_connection_for_a_transaction_that_is_not_greeted_shows_it() {
+    for is_answered in [false, true] {
+        let options = "redis: true\ntimeout: 400\npreconnect: true\nredis_auth: secret";
+        let (mut world, [a]) = World::connected(&pool(options, 1));
+        world.expect(a, redis("AUTH secret"));
+        world.send(a, "+OK\r\n");
+        let client = world.client();
+        world.send(client, redis("AUTH secret") + &redis("BLPOP a 0"));
+        world.expect(client, "+OK\r\n");
+        let lease = world.accept(0);
+        world.expect(lease, redis("AUTH secret"));
+        world.wait_ms(400);
+        assert!(world.closed.contains(&lease));
+        world.expect(client, LATE);
+        world.expect(a, redis("PING"));
+        if is_answered {
+            world.send(a, "+PONG\r\n");
+        }
+        world.wait_ms(100);
+        assert_eq!(gauge(&world), u64::from(!is_answered));
+    }
+}
+
+#[test]
+fn a_connection_that_is_being_made_is_asked_too() {
+    // Nothing comes of the first lane's connection either, which began a moment before.
+    for is_made in [false, true] {
+        let mut world = World::new(&pool("redis: true\ntimeout: 400\nredis_auth: secret", 1));
+        let [client, other] = [world.client(), world.client()];
+        world.send(client, redis("AUTH secret") + &redis("BLPOP a 0"));
+        let lease = world.accept(0);
+        world.expect(lease, redis("AUTH secret"));
+        world.wait_ms(350);
+        world.send(other, redis("AUTH secret") + &redis("GET a"));
+        let shared = is_made.then(|| world.accept(0));
+        world.wait_ms(50);
+        if let Some(shared) = shared {
+            world.expect(shared, redis("AUTH secret") + &redis("PING"));
+        }
+        assert_eq!(gauge(&world), 0);
+        world.wait_ms(100);
+        assert_eq!(gauge(&world), 1);
+        world.expect(other, format!("+OK\r\n{SILENT}"));
+    }
+}
+
+#[test]
 fn clients_in_line_for_a_silent_server_are_told() {
     let (mut world, _) = hangs("session_connections: 1\nsession_connections_idle: 0");
     let [holder, waiter, client] = [world.client(), world.client(), world.client()];

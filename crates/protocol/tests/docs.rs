@@ -160,6 +160,7 @@ fn fanned(fan: Fan) -> &'static str {
         Fan::Least => "every server, the least",
         Fan::Most => "every server, the greatest",
         Fan::LeastEach => "every server, the least at each place",
+        Fan::Scripts => "every server, 1 for [what EVALSHA would find](#scripts)",
         Fan::SumPairs => "every server, sum for each name",
         Fan::AnyOk => "every server, the first answer that is no error",
         Fan::Running => "every server, the answer of one that runs something",

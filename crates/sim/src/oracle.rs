@@ -452,6 +452,13 @@ impl Oracle {
         self.has_faults
     }
 
+    /// While this grows clients ask and are answered: bytes that have come to a gateway, and replies
+    /// that have come to clients.
+    pub(crate) fn progress(&self) -> u64 {
+        let answered = |ledger: &Ledger| ledger.requests.len() - ledger.owed.len();
+        self.ledgers.iter().map(|ledger| ledger.read + answered(ledger) as u64).sum()
+    }
+
     pub(crate) fn was_cut_short(&self) -> bool {
         !self.cut_short.is_empty()
     }

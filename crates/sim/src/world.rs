@@ -188,12 +188,7 @@ impl<'a> World<'a> {
             self.check_isolation();
         }
         self.heal();
-        let end = self.fabric.clock.now() + SETTLE_MAX_US;
-        self.advance(end, true);
-        if let Some(client) = self.clients.iter().find(|client| !client.is_gone()) {
-            let ledger = &self.fabric.oracle.ledgers[client.id as usize];
-            panic!("I3: client {} waits for ever: {}", client.id, ledger.describe());
-        }
+        self.settle();
         // Backoffs, probes and changes of rings come to their ends.
         let end = self.fabric.clock.now() + 8_000_000;
         self.advance(end, false);
@@ -210,6 +205,21 @@ impl<'a> World<'a> {
             assert_eq!((self.fabric.oracle.counts.errors, self.fabric.oracle.counts.cuts), (0, 0));
             if self.drained.is_empty() && !self.fabric.oracle.has_removed() {
                 self.fabric.oracle.check_all_done();
+            }
+        }
+    }
+
+    /// Lets clients ask and be answered to the end, however long that takes by a slow network, as
+    /// long as it goes on.
+    fn settle(&mut self) {
+        loop {
+            let before = self.fabric.oracle.progress();
+            let end = self.fabric.clock.now() + SETTLE_MAX_US;
+            self.advance(end, true);
+            let Some(client) = self.clients.iter().find(|client| !client.is_gone()) else { return };
+            if self.fabric.oracle.progress() == before {
+                let ledger = &self.fabric.oracle.ledgers[client.id as usize];
+                panic!("I3: client {} waits for ever: {}", client.id, ledger.describe());
             }
         }
     }

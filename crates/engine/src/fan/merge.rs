@@ -29,7 +29,13 @@ pub(crate) fn merge<'r>(
         Fan::Running => running(replies, out),
         Fan::LeastEach => least_each(replies, out),
         Fan::SumPairs => sum_pairs(replies, out),
-        Fan::Scan | Fan::RandomKey | Fan::AnyServer | Fan::PerServer | Fan::Info | Fan::Newest => {
+        Fan::Scan
+        | Fan::RandomKey
+        | Fan::AnyServer
+        | Fan::PerServer
+        | Fan::Info
+        | Fan::Newest
+        | Fan::Scripts => {
             unreachable!("these are not merged by their replies alone")
         }
     }
@@ -198,7 +204,28 @@ fn events<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Opt
     Some(())
 }
 
-fn least_each<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+fn least_each<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    write_integers(&least(replies)?, out);
+    Some(())
+}
+
+/// Which scripts there are: those that all servers have, and those that are `remembered`.
+pub(crate) fn scripts<'r>(
+    replies: impl Iterator<Item = &'r [u8]>,
+    remembered: &[bool],
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let mut known = least(replies)?;
+    if known.len() != remembered.len() {
+        return None;
+    }
+    known.iter_mut().zip(remembered).for_each(|(known, &here)| *known = (*known).max(here.into()));
+    write_integers(&known, out);
+    Some(())
+}
+
+/// Of arrays of integers, the least at each place.
+fn least<'r>(mut replies: impl Iterator<Item = &'r [u8]>) -> Option<Vec<i64>> {
     let mut least = integers(replies.next()?)?;
     for reply in replies {
         let others = integers(reply)?;
@@ -207,9 +234,12 @@ fn least_each<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>
         }
         least.iter_mut().zip(others).for_each(|(least, other)| *least = other.min(*least));
     }
-    encode::write_array_header(out, least.len());
-    least.iter().for_each(|&least| encode::write_integer(out, least));
-    Some(())
+    Some(least)
+}
+
+fn write_integers(integers: &[i64], out: &mut Vec<u8>) {
+    encode::write_array_header(out, integers.len());
+    integers.iter().for_each(|&integer| encode::write_integer(out, integer));
 }
 
 fn sum_pairs<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
@@ -411,6 +441,19 @@ mod tests {
         let replies = ["*3\r\n:1\r\n:0\r\n:1\r\n", "*3\r\n:1\r\n:1\r\n:0\r\n"];
         assert_eq!(merged(Fan::LeastEach, &replies).unwrap(), "*3\r\n:1\r\n:0\r\n:0\r\n");
         assert_eq!(merged(Fan::LeastEach, &["*1\r\n:1\r\n", "*2\r\n:1\r\n:1\r\n"]), None);
+    }
+
+    #[test]
+    fn scripts_are_there_that_all_have_or_that_are_remembered() {
+        let replies = ["*4\r\n:1\r\n:0\r\n:1\r\n:0\r\n", "*4\r\n:1\r\n:0\r\n:0\r\n:1\r\n"];
+        let told = |remembered: &[bool]| {
+            let mut out = Vec::new();
+            scripts(replies.iter().map(|reply| reply.as_bytes()), remembered, &mut out)?;
+            Some(String::from_utf8(out).unwrap())
+        };
+        let all = "*4\r\n:1\r\n:0\r\n:1\r\n:0\r\n";
+        assert_eq!(told(&[false, false, true, false]).unwrap(), all);
+        assert_eq!(told(&[false; 3]), None);
     }
 
     #[test]

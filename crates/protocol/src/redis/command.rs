@@ -143,6 +143,8 @@ pub enum Fan {
     Most,
     /// Arrays of equal length: the least of the integers at each place.
     LeastEach,
+    /// SCRIPT EXISTS: 1 for what every server has, or would be given when it is called.
+    Scripts,
     /// Arrays of names and integers: the sum for each name.
     SumPairs,
     /// The first reply that is no error, or else the first error.

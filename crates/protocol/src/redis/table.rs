@@ -482,7 +482,7 @@ pub static COMMANDS: &[Command] = &[
     command("function|stats", 2, NO_DATA, NONE, "", fan(Fan::Running), Scripting, "noscript allow_busy").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
     command("script", -2, NO_DATA, NONE, "", Unsupported, Scripting, "").containing(7),
     command("script|debug", -3, NO_DATA, NONE, "", Refuse(SCRIPT_DEBUG), Scripting, "noscript"),
-    command("script|exists", -3, NO_DATA, NONE, "", fan(Fan::LeastEach), Scripting, "noscript").tips("request_policy:all_shards response_policy:agg_logical_and"),
+    command("script|exists", -3, NO_DATA, NONE, "", fan(Fan::Scripts), Scripting, "noscript").tips("request_policy:all_shards response_policy:agg_logical_and"),
     command("script|flush", -2, NO_DATA, NONE, "", fan(Fan::Same), Scripting, "noscript").tips("request_policy:all_nodes response_policy:all_succeeded"),
     command("script|help", 2, NO_DATA, NONE, "", ANY, Scripting, "loading stale"),
     command("script|kill", 2, NO_DATA, NONE, "", fan(Fan::AnyOk), Scripting, "noscript allow_busy").tips("request_policy:all_shards response_policy:one_succeeded"),

@@ -1,0 +1,222 @@
+//! A connection to a server from its beginning until requests may be sent on it.
+
+use cashew_metrics::ServerCounter;
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::resp::encode;
+
+use crate::action::Action;
+use crate::engine::{Closed, Engine};
+use crate::failure::Failure;
+use crate::id::ConnId;
+use crate::lane::{Lane, Link, Scan, Scanner};
+use crate::memcached::{greet, is_greeted};
+use crate::silence::question;
+use crate::variant::{Dialect, Variant};
+
+/// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
+const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
+
+impl Engine {
+    pub(crate) fn connect(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let is_silent = pool.servers[lane.server as usize].is_silent();
+        lane.asks |= is_silent && lane.is_shared();
+        lane.tried_at = self.now;
+        let deadline = match lane.asks {
+            true => pool.sign_deadline(self.now, is_silent),
+            false => pool.connect_deadline(self.now),
+        };
+        lane.generation = lane.generation.wrapping_add(1);
+        lane.conn = ConnId::lane(lane.slot, lane.generation);
+        lane.link = Link::Connecting { deadline };
+        self.session_links += u64::from(lane.is_session);
+        lane.dirty = false;
+        let (pool, server) = (lane.pool, lane.server);
+        let conn = self.lane_conn(index);
+        self.actions.push_back(Action::Connect { conn, pool, server });
+        self.arm_lane(index, deadline);
+    }
+
+    /// The connection stands: say who we are, then send what waits.
+    pub(crate) fn lane_connected(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let Link::Connecting { deadline } = lane.link else { return };
+        let pool = &self.pools[lane.pool as usize];
+        let server = pool.servers[lane.server as usize].metrics;
+        self.metrics.add_server(server, ServerCounter::Connects, 1);
+        let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
+        lane.scanner = Scanner::new(dialect);
+        lane.tagger = None;
+        lane.progress_at = self.now;
+        let handshake = &mut lane.handshake;
+        debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
+        handshake.replies_owed = 0;
+        if let Some(credentials) = &pool.config.memcached.server_auth {
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| greet(dialect, credentials, out));
+        }
+        if let Some(password) = &pool.auth {
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"AUTH", password.as_bytes()]);
+            });
+        }
+        if dialect == Dialect::Resp3 {
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"HELLO", b"3"]);
+            });
+        }
+        if database > 0 {
+            handshake.replies_owed += 1;
+            let database = database.to_string();
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"SELECT", database.as_bytes()]);
+            });
+        }
+        if lane.asks {
+            handshake.replies_owed += 1;
+            let (text, _) = question(dialect);
+            handshake.output.push(text, &mut self.bufs);
+        }
+        let is_greeting = handshake.replies_owed > 0;
+        lane.link = Link::Handshaking { deadline };
+        let server = self.server_of(index);
+        // It may be another process that has been started in the place of the last one.
+        server.scripts_seen.clear();
+        server.functions_seen = false;
+        server.connections += 1;
+        self.publish_connections(index);
+        if is_greeting {
+            self.mark_lane(index);
+        } else {
+            self.lane_ready(index);
+        }
+    }
+
+    /// Agrees with the server on the lane's variant, which was another one so far. What is sent
+    /// waits for that: it would mean something else.
+    pub(crate) fn greet_again(&mut self, index: u32, before: u16) {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let (was, is) =
+            (pool.variants[usize::from(before)], pool.variants[usize::from(lane.variant)]);
+        let handshake = &mut lane.handshake;
+        if let Link::Ready { .. } = lane.link {
+            lane.link = Link::Handshaking { deadline: pool.connect_deadline(self.now) };
+            handshake.replies_owed = 0;
+        }
+        if was.dialect != is.dialect {
+            let version: &[u8] = if is.dialect == Dialect::Resp3 { b"3" } else { b"2" };
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"HELLO", version]);
+            });
+        }
+        if was.database != is.database || (was.dialect != is.dialect && is.database > 0) {
+            let database = is.database.to_string();
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"SELECT", database.as_bytes()]);
+            });
+        }
+        match self.lanes[index as usize].handshake.replies_owed {
+            0 => self.lane_ready(index),
+            _ => self.mark_lane(index),
+        }
+        self.rearm(index);
+    }
+
+    fn lane_ready(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        lane.link = Link::Ready { since: self.now };
+        let has_asked = std::mem::take(&mut lane.asks);
+        let server = self.server_of(index);
+        if server.is_silent() {
+            if has_asked {
+                let Lane { pool, server, .. } = self.lanes[index as usize];
+                self.end_silence(pool, server);
+            }
+        } else if std::mem::take(&mut server.failing) {
+            let Lane { pool, server, .. } = self.lanes[index as usize];
+            self.actions.push_back(Action::ServerRecovered { pool, server });
+        }
+        if self.lanes[index as usize].unsent > 0 {
+            self.mark_lane(index);
+        }
+        self.rearm(index);
+        if self.lanes[index as usize].is_feed {
+            self.feed_ready(index);
+        }
+    }
+
+    /// Consumes replies to the handshake; returns what is left of `bytes`.
+    pub(crate) fn handshake_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index as usize];
+        let handshake = &mut lane.handshake;
+        let (len, complete) = match lane.scanner.scan(Expect::Line, bytes) {
+            Scan::Complete(len) => (len, true),
+            Scan::Partial => (bytes.len(), false),
+            Scan::Invalid => {
+                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                return &[];
+            }
+        };
+        handshake.reply.extend_from_slice(&bytes[..len]);
+        if handshake.reply.len() > HANDSHAKE_REPLY_MAX {
+            self.lane_down(index, Failure::BadReply, Closed::ByUs);
+            return &[];
+        }
+        if complete {
+            let dialect =
+                self.pools[lane.pool as usize].variants[usize::from(lane.variant)].dialect;
+            let is_ok = match dialect {
+                // A sign of life, whatever it says.
+                _ if lane.asks && handshake.replies_owed == 1 => true,
+                // A map, or an array, is the answer to HELLO.
+                Dialect::Resp2 | Dialect::Resp3 => {
+                    matches!(handshake.reply.first(), Some(b'+' | b'%' | b'*'))
+                }
+                Dialect::Text | Dialect::Binary => is_greeted(dialect, &handshake.reply),
+            };
+            if !is_ok {
+                let failure = self.refusal_of(index);
+                self.lane_down(index, failure, Closed::ByUs);
+                return &[];
+            }
+            handshake.reply.clear();
+            handshake.replies_owed -= 1;
+            if handshake.replies_owed == 0 {
+                self.lane_ready(index);
+            }
+        }
+        &bytes[len..]
+    }
+
+    /// What the server refused with its reply to the handshake. Only what a client has asked for is
+    /// its own affair: what the configuration asks of a server concerns all.
+    fn refusal_of(&self, index: u32) -> Failure {
+        let lane = &self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
+        let behind = u32::from(lane.asks);
+        let is_selecting = database > 0 && lane.handshake.replies_owed == 1 + behind;
+        let hello_owed = 1 + u32::from(database > 0) + behind;
+        let is_greeting = dialect == Dialect::Resp3 && lane.handshake.replies_owed == hello_owed;
+        let reply = lane.handshake.reply.as_slice();
+        if reply.starts_with(b"-BUSY") {
+            Failure::Busy
+        } else if reply.starts_with(b"-LOADING") {
+            Failure::Loading
+        } else if is_selecting && database != pool.variants[0].database {
+            Failure::DatabaseRefused
+        } else if is_greeting
+            && (reply.starts_with(b"-NOPROTO") || reply.starts_with(b"-ERR unknown command"))
+        {
+            Failure::DialectRefused
+        } else {
+            Failure::HandshakeRefused
+        }
+    }
+}
