@@ -1,8 +1,9 @@
-//! However it is cut, a stream of binary packets is read as the same requests and the same replies.
+//! However it is cut, a stream of binary packets is read as the same requests and the same replies,
+//! and a tag is put on the same unique.
 #![no_main]
 
 use cashew_fuzz::{BYTES, Step, WHOLE, ends, feed, split};
-use cashew_protocol::memcached::Expect;
+use cashew_protocol::memcached::{Expect, Tag, Tagger};
 use cashew_protocol::memcached::binary::{Packets, Parsed, ReplyScanner, RequestParser};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| read(data));
@@ -19,6 +20,13 @@ pub fn read(data: &[u8]) {
         let whole = replies(expect, input, WHOLE);
         assert_eq!(replies(expect, input, &cuts), whole);
         assert_eq!(replies(expect, input, BYTES), whole);
+        if let (Expect::Packet, [Some(end), ..]) = (expect, whole.as_slice()) {
+            let reply = &input[..*end];
+            let once = tagged(reply, WHOLE);
+            assert_eq!(tagged(reply, &cuts), once);
+            assert_eq!(tagged(reply, BYTES), once);
+            assert_eq!(tagged(&once, WHOLE), reply);
+        }
         if let [Some(end), ..] = whole.as_slice() {
             let mut packets = Packets::new(&input[..*end]);
             while packets.next().is_some() {}
@@ -62,6 +70,21 @@ fn requests(input: &[u8], cuts: &[usize]) -> Vec<String> {
         Step::Used(used)
     });
     requests
+}
+
+/// A packet with a tag on its unique, however it comes.
+fn tagged(mut packet: &[u8], sizes: &[usize]) -> Vec<u8> {
+    let mut tagger = Tagger::default();
+    let mut out = Vec::new();
+    for &size in sizes.iter().cycle().take_while(|_| !sizes.is_empty()) {
+        if packet.is_empty() {
+            break;
+        }
+        let (piece, rest) = packet.split_at(size.min(packet.len()));
+        tagger.write_packet(Tag::of(b"127.0.0.1:11211"), piece, &mut out);
+        packet = rest;
+    }
+    out
 }
 
 /// Where replies end, up to the first that turns out to be none.

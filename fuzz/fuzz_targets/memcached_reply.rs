@@ -1,9 +1,9 @@
 //! However it is cut, a stream of memcached replies ends where it ends, and what is found in a
-//! whole reply is all there is.
+//! whole reply is all there is; and so are the uniques in it that get a tag.
 #![no_main]
 
 use cashew_fuzz::{BYTES, WHOLE, ends, split};
-use cashew_protocol::memcached::{Expect, ReplyScanner, Stats, Values, is_error};
+use cashew_protocol::memcached::{Expect, ReplyScanner, Stats, Tag, Tagger, Values, is_error};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| scan(data));
 
@@ -19,12 +19,35 @@ pub fn scan(data: &[u8]) {
             while blocks.next().is_some() {}
             assert!(blocks.rest() == b"END\r\n" || is_error(blocks.rest()));
         }
+        if let (Expect::Values | Expect::Meta, [Some(end), ..]) = (expect, whole.as_slice()) {
+            let reply = &input[..*end];
+            let once = tagged(reply, WHOLE);
+            assert_eq!(tagged(reply, &cuts), once);
+            assert_eq!(tagged(reply, BYTES), once);
+            // To put it on again is to take it off.
+            assert_eq!(tagged(&tagged(&once, WHOLE), WHOLE), once);
+        }
         if let (Expect::Stats, [Some(end), ..]) = (expect, whole.as_slice()) {
             let mut stats = Stats::new(&input[..*end]);
             while stats.next().is_some() {}
             assert!(stats.rest().split(|&byte| byte == b'\n').count() <= 2);
         }
     }
+}
+
+/// A reply with a tag on its uniques, however it comes.
+fn tagged(mut reply: &[u8], sizes: &[usize]) -> Vec<u8> {
+    let mut tagger = Tagger::default();
+    let mut out = Vec::new();
+    for &size in sizes.iter().cycle().take_while(|_| !sizes.is_empty()) {
+        if reply.is_empty() {
+            break;
+        }
+        let (piece, rest) = reply.split_at(size.min(reply.len()));
+        tagger.write_text(Tag::of(b"127.0.0.1:11211"), piece, &mut out);
+        reply = rest;
+    }
+    out
 }
 
 /// Where replies end, up to the first that turns out to be none.
