@@ -7,6 +7,20 @@ import pytest
 from harness import Gateway, Memcached, NUTCRACKER, Redis, remove_directory, temporary_directory
 
 
+#: Files that take minutes: they begin first, lest all wait for them in the end.
+LONGEST = ("test_memcached_suite", "test_redis_suite", "test_languages")
+
+
+# Before pytest-xdist looks at the groups.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tests that share what their file starts stay in one process."""
+    for item in items:
+        if "module_place" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
 class Place:
     """A temporary directory and the processes started in it, stopped last first."""
 

@@ -5,6 +5,7 @@ and is stopped by the process id it was started with.
 """
 
 import collections
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -825,6 +826,15 @@ def cut(kind, length):
 
 def remove_directory(path):
     shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def making(path):
+    """One process at a time, of all that test, makes what is kept at a path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f"{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 # ------------------------------------------------------------------------------- servers that fail

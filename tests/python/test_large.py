@@ -191,6 +191,7 @@ def test_half_a_gigabyte_passes_in_bounded_memory(place, kind):
         assert len(small.times) > 3, len(small.times)
 
 
+@pytest.mark.alone
 def test_a_client_that_reads_slowly_is_waited_for(place, kind):
     server = kind.server(place)
     gateway = kind.gateway(place, server, timeout=300)
