@@ -7,18 +7,17 @@ import pytest
 from harness import Gateway, Memcached, NUTCRACKER, Redis, remove_directory, temporary_directory
 
 
-#: Files that take minutes: they begin first, lest all wait for them in the end.
-LONGEST = ("test_memcached_suite", "test_redis_suite", "test_languages")
+#: Files that take a minute or more: they begin first, lest all wait for one of them in the end.
+LONGEST = ["test_redis_suite", "test_memory", "test_process", "test_failures", "test_resp3",
+           "test_memcached_suite", "test_languages", "test_memcached_clients"]
 
 
-# Before pytest-xdist looks at the groups.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests that share what their file starts stay in one process."""
-    for item in items:
-        if "module_place" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    def rank(item):
+        name = item.path.stem
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=rank)
 
 
 class Place:

@@ -29,6 +29,8 @@ NUTCRACKER = "/usr/sbin/nutcracker"
 # Which I/O engine gateways use whose test does not choose one.
 IO_ENGINE = os.environ.get("CASHEW_IO_ENGINE")
 HOST = "127.0.0.1"
+# Before a command that keeps all processors busy for minutes: the tests beside it go first.
+NICE = ["nice", "-n", "10"]
 
 
 # ---------------------------------------------------------------------------- waiting and ports

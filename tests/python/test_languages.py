@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import HOST, making, server_lines
+from harness import HOST, NICE, making, server_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = ROOT / "tests" / "clients"
@@ -44,7 +44,7 @@ def make(command, stamp, *sources, **settings):
     wanted = "".join(path.read_text() for path in sources)
     with making(stamp):
         if not stamp.exists() or stamp.read_text() != wanted:
-            must(command, **settings)
+            must([*NICE, *command], **settings)
             stamp.write_text(wanted)
 
 
@@ -107,7 +107,7 @@ def test_rust(gateway):
     source, target = CLIENTS / "rust", BUILT / "rust"
     manifest = ["--locked", "--manifest-path", source / "Cargo.toml"]
     fetch(["cargo", "fetch", *manifest], target / "fetched", source / "Cargo.lock")
-    must(["cargo", "build", "--quiet", *manifest, "--target-dir", target])
+    must([*NICE, "cargo", "build", "--quiet", *manifest, "--target-dir", target])
     run(gateway, target / "debug" / "cashew-redis-rs", sections=11)
 
 

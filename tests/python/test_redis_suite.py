@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from harness import NICE
+
 RUN = Path(__file__).resolve().parents[1] / "redis" / "run"
 
 
-# The first run fetches the suite. Each run has all processors to do.
+# The first run fetches the suite.
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("redis_suite")
 @pytest.mark.parametrize("protocol", ["2", "3"])
 @pytest.mark.parametrize("servers", ["one", "three"])
 def test_the_suite_of_redis(servers, protocol):
     done = subprocess.run(
-        [RUN, "--servers", servers, "--protocols", protocol, "--jobs", "4"],
+        [*NICE, RUN, "--servers", servers, "--protocols", protocol, "--jobs", "4"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=880,
     )
