@@ -8,7 +8,7 @@ from harness import Gateway, Memcached, NUTCRACKER, Redis, remove_directory, tem
 
 
 #: Files that take a minute or more: they begin first, lest all wait for one of them in the end.
-LONGEST = ["test_redis_suite", "test_memory", "test_process", "test_failures", "test_resp3",
+LONGEST = ["test_redis_suite", "test_process", "test_failures", "test_resp3", "test_crash",
            "test_memcached_suite", "test_languages", "test_memcached_clients"]
 
 
