@@ -1,6 +1,5 @@
 """Gets the source package of the distribution's memcached, which has memcached's own tests."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -21,7 +20,5 @@ def suite(cache):
         if not shutil.which(program):
             raise Missing(f"the tests need {program} (Debian and Ubuntu: apt-get install perl)")
     directory = distribution.source(cache, "memcached", "memcached", server_version())
-    link = directory / "memcached-debug"
-    if not link.is_symlink():
-        os.symlink(shutil.which("memcached"), link)
+    distribution.put_link(directory / "memcached-debug", shutil.which("memcached"))
     return directory

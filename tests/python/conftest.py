@@ -7,6 +7,19 @@ import pytest
 from harness import Gateway, Memcached, NUTCRACKER, Redis, remove_directory, temporary_directory
 
 
+#: Files that take a minute or more: they begin first, lest all wait for one of them in the end.
+LONGEST = ["test_redis_suite", "test_process", "test_failures", "test_resp3", "test_crash",
+           "test_memcached_suite", "test_languages", "test_memcached_clients"]
+
+
+def pytest_collection_modifyitems(items):
+    def rank(item):
+        name = item.path.stem
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=rank)
+
+
 class Place:
     """A temporary directory and the processes started in it, stopped last first."""
 

@@ -1,10 +1,14 @@
 """Gets the source packages of the distribution, which have the tests of the servers themselves."""
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+
+from harness import making
 
 
 class Missing(Exception):
@@ -15,10 +19,16 @@ def source(cache, package, program, version):
     """The unpacked upstream source of a package, in the version of the program that is installed:
     fetched when it is not in `cache` yet."""
     directory = cache / f"{package}-{version}"
-    if not directory.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        unpack(download(cache, package, program, version), directory)
+    with making(cache):
+        if not directory.exists():
+            unpack(download(cache, package, program, version), directory)
     return directory
+
+
+def put_link(link, path):
+    """A link to a path; another process may do the same."""
+    with contextlib.suppress(FileExistsError):
+        os.symlink(path, link)
 
 
 def download(cache, package, program, version):

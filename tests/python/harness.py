@@ -5,6 +5,7 @@ and is stopped by the process id it was started with.
 """
 
 import collections
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -28,6 +29,8 @@ NUTCRACKER = "/usr/sbin/nutcracker"
 # Which I/O engine gateways use whose test does not choose one.
 IO_ENGINE = os.environ.get("CASHEW_IO_ENGINE")
 HOST = "127.0.0.1"
+# Before a command that keeps all processors busy for minutes: the tests beside it go first.
+NICE = ["nice", "-n", "10"]
 
 
 # ---------------------------------------------------------------------------- waiting and ports
@@ -825,6 +828,15 @@ def cut(kind, length):
 
 def remove_directory(path):
     shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def making(path):
+    """One process at a time, of all that test, makes what is kept at a path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f"{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 # ------------------------------------------------------------------------------- servers that fail

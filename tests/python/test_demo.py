@@ -7,6 +7,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from harness import CASHEW, ROOT, alive, wait_until
 
 
@@ -27,6 +29,7 @@ def shell(line):
     return done.stdout + done.stderr
 
 
+@pytest.mark.alone
 def test_the_demo_does_what_it_says(place):
     output = place.directory / "demo.out"
     with open(output, "wb") as out:

@@ -220,6 +220,7 @@ def _line(conn, request):
 # --------------------------------------------------------------------------------------- timeouts
 
 
+@pytest.mark.alone
 def test_a_silent_server_times_out_and_no_other_waits(place):
     fake = place.keep(FakeServer(silent))
     server = place.redis()
@@ -280,6 +281,7 @@ def test_a_timeout_costs_only_what_is_behind_it_on_its_connection(place):
     assert not fake.errors
 
 
+@pytest.mark.alone
 def test_a_slow_script_times_out_and_a_fast_one_does_not(place):
     servers = [place.redis() for _ in range(2)]
     gateway = place.cashew({"alpha": pool_of(servers, timeout=1500)}, {"worker_processes": 1})
@@ -318,6 +320,7 @@ def test_without_a_timeout_a_slow_server_is_waited_for(place):
         assert seconds > 1.0
 
 
+@pytest.mark.alone
 def test_a_connection_that_never_completes(place):
     full = place.keep(FullListener())
     server = place.redis()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import HOST, server_lines
+from harness import HOST, NICE, making, server_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = ROOT / "tests" / "clients"
@@ -39,26 +39,25 @@ def must(command, **settings):
     return done.stdout
 
 
-def fetched(stamp, *sources):
-    """Whether what these files ask for was fetched already."""
+def make(command, stamp, *sources, **settings):
+    """Runs what has to succeed, unless it did before with these sources."""
     wanted = "".join(path.read_text() for path in sources)
-    return stamp.exists() and stamp.read_text() == wanted
+    with making(stamp):
+        if not stamp.exists() or stamp.read_text() != wanted:
+            must([*NICE, *command], **settings)
+            stamp.write_text(wanted)
 
 
 def fetch(command, stamp, *sources, **settings):
     """Asks a language's registry for what the program is built of, unless that is there.
 
     Where the registry cannot be reached the test is left out, and says so; not in CI."""
-    if fetched(stamp, *sources):
-        return
     try:
-        must(command, **settings)
+        make(command, stamp, *sources, **settings)
     except AssertionError as error:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"the libraries cannot be fetched: {str(error)[-300:]}")
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.write_text("".join(path.read_text() for path in sources))
 
 
 def run(gateway, *command, sections, **environment):
@@ -71,11 +70,12 @@ def run(gateway, *command, sections, **environment):
 def node_modules():
     """Where the libraries of the Node programs are, fetched if need be."""
     built = BUILT / "node"
-    built.mkdir(parents=True, exist_ok=True)
     sources = [CLIENTS / "node" / name for name in ("package.json", "package-lock.json")]
-    for path in sources:
-        shutil.copy(path, built)
-    fetch(["npm", "ci", "--no-audit", "--no-fund"], built / "fetched", *sources, cwd=built)
+    with making(built):
+        built.mkdir(exist_ok=True)
+        for path in sources:
+            shutil.copy(path, built)
+        fetch(["npm", "ci", "--no-audit", "--no-fund"], built / "fetched", *sources, cwd=built)
     return str(built / "node_modules")
 
 
@@ -85,8 +85,10 @@ def java_classes():
     jars = built / "jars"
     fetch(["mvn", "-q", "-B", "-f", source / "pom.xml", "dependency:copy-dependencies",
            f"-DoutputDirectory={jars}"], built / "fetched", source / "pom.xml")
-    must(["javac", "--release", "17", "-Xlint:all,-try,-unchecked,-deprecation,-classfile", "-Werror",
-          "-d", built / "classes", "-cp", f"{jars}/*", *sorted((source / "src").rglob("*.java"))])
+    programs = sorted((source / "src").rglob("*.java"))
+    make(["javac", "--release", "17", "-Xlint:all,-try,-unchecked,-deprecation,-classfile", "-Werror",
+          "-d", built / "classes", "-cp", f"{jars}/*", *programs],
+         built / "compiled", source / "pom.xml", *programs)
     return f"{built}/classes:{jars}/*"
 
 
@@ -105,7 +107,7 @@ def test_rust(gateway):
     source, target = CLIENTS / "rust", BUILT / "rust"
     manifest = ["--locked", "--manifest-path", source / "Cargo.toml"]
     fetch(["cargo", "fetch", *manifest], target / "fetched", source / "Cargo.lock")
-    must(["cargo", "build", "--quiet", *manifest, "--target-dir", target])
+    must([*NICE, "cargo", "build", "--quiet", *manifest, "--target-dir", target])
     run(gateway, target / "debug" / "cashew-redis-rs", sections=11)
 
 

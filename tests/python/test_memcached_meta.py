@@ -279,6 +279,7 @@ def test_what_is_told_to_every_server(stack):
 # ------------------------------------------------------------------------------- failures
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("on_failure", ["error", "miss"])
 def test_a_server_that_is_gone(place, on_failure):
     servers = [place.memcached() for _ in range(2)]

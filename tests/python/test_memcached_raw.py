@@ -362,6 +362,7 @@ def test_a_client_that_is_paused_within_a_request(place):
         other.expect(b"VALUE mine 0 1000\r\n" + b"y" * 1000 + b"\r\nEND\r\n")
 
 
+@pytest.mark.alone
 def test_a_slow_reader_does_not_delay_others(stack):
     with stack.gateway.connect() as conn:
         conn.send(b"set big 0 0 1000000\r\n" + b"x" * 1_000_000 + b"\r\nset small 0 0 1\r\n1\r\n")

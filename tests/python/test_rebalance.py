@@ -60,6 +60,7 @@ def moved(gateway):
     return sum(worker["sessions_in"] for worker in gateway.stats()["cashew"]["workers"])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("protocol", ["redis", "memcached"])
 def test_busy_sessions_are_shared_out_and_stay(place, protocol):
     server = place.redis() if protocol == "redis" else place.memcached()

@@ -790,6 +790,7 @@ def test_a_value_of_100_mb_and_the_memory_afterwards(place):
     )
 
 
+@pytest.mark.alone
 def test_a_big_value_does_not_hold_up_small_ones(stack):
     """While one client sends 64 MiB in small pieces, others on the same server are served."""
     big = b"x" * (64 * MIB)
@@ -806,6 +807,7 @@ def test_a_big_value_does_not_hold_up_small_ones(stack):
     assert slowest < 1.0
 
 
+@pytest.mark.alone
 def test_a_slow_reader_does_not_delay_others(stack):
     """60 MB of replies wait for a client that does not read."""
     with stack.gateway.connect() as conn:

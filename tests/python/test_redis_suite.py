@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness import NICE
+
 RUN = Path(__file__).resolve().parents[1] / "redis" / "run"
 
 
@@ -17,7 +19,7 @@ RUN = Path(__file__).resolve().parents[1] / "redis" / "run"
 @pytest.mark.parametrize("servers", ["one", "three"])
 def test_the_suite_of_redis(servers, protocol):
     done = subprocess.run(
-        [RUN, "--servers", servers, "--protocols", protocol, "--jobs", "6"],
+        [*NICE, RUN, "--servers", servers, "--protocols", protocol, "--jobs", "4"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=880,
     )

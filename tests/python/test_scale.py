@@ -7,6 +7,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from harness import children, holders, resp, server_lines, wait_until
 
 #: Two lines: processors fetch them in pairs.
@@ -83,6 +85,7 @@ def serve(conn, requests=1000):
         assert (conn.reply(), conn.reply()) == ("OK", str(n).encode())
 
 
+@pytest.mark.alone
 def test_workers_write_nothing_that_others_read(place):
     servers = [place.redis(), place.redis()]
     pools = {

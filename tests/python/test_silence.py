@@ -12,6 +12,8 @@ TIMED_OUT = "ERR Connection timed out"
 SILENT = "ERR Server does not answer"
 TIMEOUT = 1.5
 
+pytestmark = pytest.mark.alone
+
 
 def timed(work):
     begin = time.monotonic()

@@ -207,6 +207,7 @@ def test_errors_of_servers(place):
                gateway.stats()["alpha"]["two"]["server_err"] >= 1, "an end")
 
 
+@pytest.mark.alone
 def test_latency_in_the_buckets_of_the_fork(world):
     """11 counts for 1, 10, 20, 50, 100, 200, 500, 1000, 2000, 3000 ms and above, not cumulative."""
     with world.connect() as conn:
@@ -262,6 +263,7 @@ def test_raw_tcp_gets_json_in_any_manner(world):
         assert "alpha" in json.loads(b"".join(iter(lambda: client.recv(65536), b"")))
 
 
+@pytest.mark.alone
 def test_a_silent_client_of_the_stats_port_holds_up_nobody(world):
     times = []
     # More often where the machine has other things to do.

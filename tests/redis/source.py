@@ -1,6 +1,5 @@
 """Gets the source package of the distribution's Redis, which has Redis's own test suite."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -20,7 +19,6 @@ def suite(cache):
     distribution's."""
     directory = distribution.source(cache, "redis", "redis-server", server_version())
     for program in ("redis-cli", "redis-benchmark", "redis-server"):
-        link, path = directory / "src" / program, shutil.which(program)
-        if path and not link.is_symlink():
-            os.symlink(path, link)
+        if path := shutil.which(program):
+            distribution.put_link(directory / "src" / program, path)
     return directory

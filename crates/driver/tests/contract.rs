@@ -568,8 +568,8 @@ fn takes_any_generation<D: Driver>(new: fn() -> D) {
 
 fn watches_while_readable<D: Driver>(new: fn() -> D) {
     let mut bench = Bench::new(new);
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
-    let (_quiet, _other) = rustix::pipe::pipe().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let (_quiet, _other) = std::io::pipe().unwrap();
     bench.driver.watch(5, reader.as_fd()).unwrap();
     bench.driver.watch(6, _quiet.as_fd()).unwrap();
     assert_eq!(bench.linger(), []);
