@@ -2,8 +2,10 @@
 //!
 //! Like interrupt moderation in a network card: when there is much to do, requests of many clients
 //! meet in one write, and so do their replies on the way back. A reply that completes what its
-//! client is owed never waits: the client asks again when it has it. docs/performance.md compares
-//! this policy with others.
+//! client is owed never waits: the client asks again when it has it. Where nearly all clients wait
+//! at a time they are a crowd, which is worth waiting for: all of it comes back when it has been
+//! answered, sooner than a window for it is over. docs/performance.md compares this policy with
+//! others.
 
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ const PERIOD_US: u64 = 2_000;
 const SLEEP_MIN_US: u64 = 3;
 /// With so many requests answered between two sleeps there is no window …
 const REQUESTS_PER_SLEEP_MIN: u64 = 5;
-/// … and with so many it is the longest.
+/// … and with so many it is a third of the longest: more is for crowds.
 const REQUESTS_PER_SLEEP_MAX: u64 = 10;
 /// A client that comes is as much to do as so many requests: it is accepted, watched and closed, and
 /// what it costs the kernel to connect and to part is more than a request is.
@@ -23,7 +25,21 @@ const REQUESTS_PER_CLIENT: u64 = 8;
 /// The window goes this part of the way to where it should be.
 const SMOOTHING: u64 = 8;
 /// When so many of the active clients wait, in percent, the others are not waited for.
-const WAITING_PERCENT: u64 = 70;
+const WAITING_PERCENT: u64 = 95;
+
+/// So many active clients, at least, are a crowd …
+const CROWD_MIN: u64 = 16;
+/// … if so many of them, in percent, wait at some time in a period …
+const CROWD_WAITING_PERCENT: u64 = 80;
+/// … and so many of its batches, in percent, go because those who were waited for have asked …
+const CROWD_COMPLETE_PERCENT: u64 = 50;
+/// … in so many of the periods lately, in percent …
+const CROWD_PERIODS_PERCENT: u64 = 75;
+/// … unless so few requests are answered between two sleeps: then it is the servers who are waited for.
+const CROWD_REQUESTS_PER_SLEEP_MIN: u64 = 3;
+/// … and unless the worker is busy for less of its time, in percent, although it waits for the crowd:
+/// there is time to be spent on latency.
+const CROWD_BUSY_MIN_PERCENT: u64 = 78;
 /// Fractions of a microsecond, so that small steps are not lost.
 const FRACTION: u64 = 256;
 
@@ -36,9 +52,20 @@ pub(crate) struct Pace {
     /// By when that goes that is held back.
     due: Option<Time>,
     elapsed_us: u64,
+    worked_us: u64,
     sleeps: u64,
     /// What had been done when the window was adjusted last.
     work: Work,
+    /// Whether nearly all waited at some time in this period.
+    was_full: bool,
+    /// Batches of this period that went because those who were waited for had asked …
+    complete: u64,
+    /// … and because the window was over.
+    expired: u64,
+    /// The share of periods that had a crowd, smoothed, times [`FRACTION`].
+    crowded: u64,
+    /// The share of time that the worker was busy, smoothed, times [`FRACTION`].
+    busy: u64,
 }
 
 /// What has been done since the start.
@@ -65,8 +92,14 @@ impl Pace {
             window: 0,
             due: None,
             elapsed_us: 0,
+            worked_us: 0,
             sleeps: 0,
             work: Work::default(),
+            was_full: false,
+            complete: 0,
+            expired: 0,
+            crowded: 0,
+            busy: 0,
         }
     }
 
@@ -86,11 +119,14 @@ impl Pace {
     pub(crate) fn may_go(&mut self, crowd: &Crowd, now: Time) -> bool {
         let window = Duration::from_micros(self.window_us());
         let due = *self.due.get_or_insert(now + window);
-        let is_crowd_complete =
-            u64::from(crowd.waiting) * 100 >= u64::from(crowd.active()) * WAITING_PERCENT;
-        let may_go = is_crowd_complete || due <= now;
+        let (waiting, active) = (u64::from(crowd.waiting), u64::from(crowd.active()));
+        self.was_full |= active >= CROWD_MIN && waiting * 100 >= active * CROWD_WAITING_PERCENT;
+        let is_complete = waiting * 100 >= active * WAITING_PERCENT;
+        let may_go = is_complete || due <= now;
         if may_go {
             self.due = None;
+            self.complete += u64::from(is_complete);
+            self.expired += u64::from(!is_complete);
         }
         may_go
     }
@@ -104,21 +140,49 @@ impl Pace {
     /// to now. Returns whether the window was looked at.
     pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, work: Work) -> bool {
         self.elapsed_us += waited_us + worked_us;
+        self.worked_us += worked_us;
         self.sleeps += u64::from(waited_us > SLEEP_MIN_US);
         if self.elapsed_us < PERIOD_US {
             return false;
         }
         let per_sleep = (work.requests() - self.work.requests()) / self.sleeps.max(1);
-        let span = REQUESTS_PER_SLEEP_MAX - REQUESTS_PER_SLEEP_MIN;
-        let degree = per_sleep.saturating_sub(REQUESTS_PER_SLEEP_MIN).min(span);
-        let target = self.window_max_us * FRACTION * degree / span;
+        let busy = self.worked_us * FRACTION / self.elapsed_us;
+        self.busy = self.busy - self.busy / SMOOTHING + busy / SMOOTHING;
+        let now = if self.had_crowd() { FRACTION } else { 0 };
+        self.crowded = self.crowded - self.crowded / SMOOTHING + now / SMOOTHING;
+        (self.was_full, self.complete, self.expired) = (false, 0, 0);
+        let target = self.target(per_sleep);
         // After a long wait the past says nothing about the next turn.
         self.window = match waited_us < PERIOD_US {
             true => self.window - self.window / SMOOTHING + target / SMOOTHING,
             false => 0,
         };
-        (self.elapsed_us, self.sleeps, self.work) = (0, 0, work);
+        (self.elapsed_us, self.worked_us, self.sleeps, self.work) = (0, 0, 0, work);
         true
+    }
+
+    /// Whether many clients asked in this period who ask again as soon as they are answered: to
+    /// wait for all of them costs nobody anything, since nobody else could have been served. Only
+    /// a window that is wide enough for a crowd tells whether it comes together, and whether that
+    /// was needed.
+    fn had_crowd(&self) -> bool {
+        let is_wide = self.window * 4 >= self.window_max_us * FRACTION * 3;
+        let batches = self.complete + self.expired;
+        let has_paid = self.complete * 100 >= batches * CROWD_COMPLETE_PERCENT
+            && self.busy * 100 >= FRACTION * CROWD_BUSY_MIN_PERCENT;
+        self.was_full && (!is_wide || has_paid)
+    }
+
+    /// Where the window should be, given how many requests were answered between two sleeps.
+    fn target(&self, per_sleep: u64) -> u64 {
+        let max = self.window_max_us * FRACTION;
+        let is_crowd = self.crowded * 100 >= FRACTION * CROWD_PERIODS_PERCENT;
+        if is_crowd && per_sleep >= CROWD_REQUESTS_PER_SLEEP_MIN {
+            return max;
+        }
+        let span = REQUESTS_PER_SLEEP_MAX - REQUESTS_PER_SLEEP_MIN;
+        let degree = per_sleep.saturating_sub(REQUESTS_PER_SLEEP_MIN).min(span);
+        max / 3 * degree / span
     }
 }
 
@@ -143,24 +207,73 @@ mod tests {
         pace.window_us()
     }
 
+    /// Periods in which so many of fifty clients wait at most. They are answered four to a sleep, and
+    /// the worker is busy for so much of its time.
+    fn run_crowd(pace: &mut Pace, periods: u64, waiting: u32, busy_percent: u64) -> u64 {
+        let mut now = Time::from_micros(1_000_000);
+        for _ in 0..periods {
+            pace.may_go(&Crowd::with(waiting, 50), now);
+            now = pace.due().unwrap_or(now);
+            pace.may_go(&Crowd::with(waiting, 50), now);
+            let mut work = pace.work;
+            work.answered += 4;
+            let worked_us = PERIOD_US * busy_percent / 100;
+            pace.turn(PERIOD_US - worked_us - 1, worked_us + 1, work);
+        }
+        pace.window_us()
+    }
+
     #[test]
-    fn much_to_do_opens_the_window_up_to_the_maximum() {
-        let mut pace = Pace::new(200);
+    fn much_to_do_opens_the_window_up_to_a_third() {
+        let mut pace = Pace::new(600);
         assert!((190..=200).contains(&run(&mut pace, 2000, 12, true)));
-        let mut pace = Pace::new(200);
+        let mut pace = Pace::new(600);
         assert!((190..=200).contains(&run(&mut pace, 2000, 1, false)));
     }
 
     #[test]
+    fn a_crowd_that_comes_together_opens_it_to_the_maximum() {
+        let mut pace = Pace::new(600);
+        assert!((590..=600).contains(&run_crowd(&mut pace, 200, 49, 90)));
+        // Fewer clients wait: it may be an open loop.
+        assert_eq!(run_crowd(&mut pace, 200, 30, 90), 0);
+    }
+
+    #[test]
+    fn a_crowd_that_does_not_come_together_or_is_not_needed_closes_it_again() {
+        let mut pace = Pace::new(600);
+        let start = run_crowd(&mut pace, 200, 49, 90);
+        // Many wait, and those who are waited for do not come in time.
+        let least = (0..50).map(|_| run_crowd(&mut pace, 1, 42, 90)).min().unwrap();
+        assert!(least < start * 3 / 4, "{least}");
+        run_crowd(&mut pace, 200, 49, 90);
+        // They come, but the worker would have the time to serve each at once.
+        let least = (0..50).map(|_| run_crowd(&mut pace, 1, 49, 60)).min().unwrap();
+        assert!(least < start * 3 / 4, "{least}");
+    }
+
+    #[test]
+    fn a_few_clients_are_no_crowd() {
+        let mut pace = Pace::new(600);
+        for _ in 0..200 {
+            pace.may_go(&Crowd::with(10, 10), Time::ZERO);
+            let mut work = pace.work;
+            work.answered += 4;
+            pace.turn(100, PERIOD_US, work);
+        }
+        assert_eq!(pace.window_us(), 0);
+    }
+
+    #[test]
     fn little_to_do_closes_it() {
-        let mut pace = Pace::new(200);
+        let mut pace = Pace::new(600);
         run(&mut pace, 2000, 12, true);
         assert_eq!(run(&mut pace, 2000, 4, true), 0);
     }
 
     #[test]
     fn clients_that_come_for_one_request_open_it() {
-        let mut pace = Pace::new(200);
+        let mut pace = Pace::new(600);
         // One or two of them find company in a wake-up; one alone takes three for itself.
         let window = run_with(&mut pace, 2000, Work { answered: 1, clients: 1 }, true);
         assert!(window > 100, "{window}");
@@ -169,7 +282,7 @@ mod tests {
 
     #[test]
     fn silence_closes_it_at_once() {
-        let mut pace = Pace::new(200);
+        let mut pace = Pace::new(600);
         run(&mut pace, 2000, 12, true);
         let work = pace.work;
         assert!(pace.turn(10_000, 10, work));
@@ -178,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_smaller_maximum_counts_at_once() {
-        let mut pace = Pace::new(200);
+        let mut pace = Pace::new(600);
         run(&mut pace, 2000, 12, true);
         pace.set_window_max_us(20);
         assert_eq!(pace.window_us(), 20);
@@ -195,17 +308,17 @@ mod tests {
 
     #[test]
     fn what_is_held_back_goes_when_the_window_is_over_or_nobody_is_left() {
-        let mut pace = Pace::new(200);
+        let mut pace = Pace::new(600);
         run(&mut pace, 2000, 12, true);
         let window = Duration::from_micros(pace.window_us());
-        let mut crowd = Crowd::with(6, 10);
+        let mut crowd = Crowd::with(9, 10);
         let now = Time::from_micros(1_000_000);
         assert!(!pace.may_go(&crowd, now));
         assert_eq!(pace.due(), Some(now + window));
         assert!(!pace.may_go(&crowd, now + window / 2));
         assert!(pace.may_go(&crowd, now + window));
         assert_eq!(pace.due(), None);
-        crowd = Crowd::with(7, 10);
+        crowd = Crowd::with(19, 20);
         assert!(pace.may_go(&crowd, now));
     }
 }
