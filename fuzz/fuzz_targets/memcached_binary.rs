@@ -3,8 +3,8 @@
 #![no_main]
 
 use cashew_fuzz::{BYTES, Step, WHOLE, ends, feed, split};
-use cashew_protocol::memcached::{Expect, Tag, Tagger};
 use cashew_protocol::memcached::binary::{Packets, Parsed, ReplyScanner, RequestParser};
+use cashew_protocol::memcached::{Expect, Tag, Tagger};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| read(data));
 
