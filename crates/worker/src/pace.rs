@@ -39,7 +39,7 @@ const CROWD_PERIODS_PERCENT: u64 = 75;
 const CROWD_REQUESTS_PER_SLEEP_MIN: u64 = 3;
 /// … and unless the worker is busy for less of its time, in percent, although it waits for the crowd:
 /// there is time to be spent on latency.
-const CROWD_BUSY_MIN_PERCENT: u64 = 78;
+const CROWD_BUSY_MIN_PERCENT: u64 = 83;
 /// Fractions of a microsecond, so that small steps are not lost.
 const FRACTION: u64 = 256;
 
