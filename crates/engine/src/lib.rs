@@ -4,6 +4,7 @@
 //! clock and starts no thread: a driver, a simulator or a test moves the bytes, tells the time and
 //! carries out what the engine asks for. See [`Engine`] for the order of calls.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod action;
 mod aside;
