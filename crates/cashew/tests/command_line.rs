@@ -45,6 +45,18 @@ fn what_nobody_can_be_told_is_no_reason_to_fail() {
 }
 
 #[test]
+fn a_log_that_takes_nothing_is_no_reason_to_end() {
+    let place = Place::new("full");
+    place.configure(1);
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut running = Running(place.command().args(["-v", "11"]).stderr(full).spawn().unwrap());
+    wait_until(|| Path::new(&place.file("pid")).exists());
+    assert!(place.statistics().contains("\"alpha\""));
+    kill(running.0.id(), Signal::TERM);
+    assert_eq!(running.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn misuse_shows_the_usage_and_exits_with_1() {
     for arguments in [&["-Z"][..], &["-c"], &["-s", "0"], &["-m", "511"], &["-v", "x"], &["extra"]]
     {
