@@ -201,7 +201,7 @@ impl Engine {
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
             // Of those that retrieve, all but `get` have to do with uniques.
             if R::JOINS && plain.expect == Expect::Values && !plain.uniques {
-                lane.append_get(request, plain.key, index, requests, bufs);
+                lane.append_get(request, plain.bytes, index, requests, bufs);
             } else {
                 let wire_len = plain.bytes.len() as u64;
                 match R::JOINS {

@@ -110,10 +110,11 @@ impl Joined {
     }
 
     /// What the bytes at the start of the buffer are to the lane's head, if they tell it. Nothing of
-    /// its reply has been delivered.
+    /// its reply has arrived, so that no block is begun.
     #[inline(always)]
     pub(crate) fn plain_part<'b>(&self, head: &Request, buf: &'b [u8]) -> Option<Part<'b>> {
-        if !self.line.is_empty() || self.is_in_block {
+        debug_assert!(!self.is_in_block);
+        if !self.line.is_empty() {
             return None;
         }
         let (block, rest) = memcached::plain_block(self.key(head), buf)?;
@@ -140,35 +141,37 @@ fn word_len(request: &Request) -> usize {
 }
 
 impl Lane {
-    /// Puts a `get` of one key at the end of the queue, with those in one that are there already.
+    /// Puts `bytes`, a `get` of one key, at the end of the queue, in one with those that are there
+    /// already.
     #[inline(always)]
     pub(crate) fn append_get(
         &mut self,
         request: u32,
-        key: &[u8],
+        bytes: &[u8],
         client: u32,
         requests: &mut Requests,
         bufs: &mut BufPool,
     ) {
-        let word = 1 + key.len();
-        if self.joined.open.text.len() + word + LINE_END.len() > LINE_SIZE_MAX {
+        let (text, _) = bytes.split_at(bytes.len() - LINE_END.len());
+        let (_, word) = text.split_at(VERB.len());
+        if self.joined.open.text.len() + word.len() + LINE_END.len() > LINE_SIZE_MAX {
             self.close_gets(bufs);
         }
         let open = &mut self.joined.open;
         let is_joined = !open.text.is_empty();
-        if is_joined {
+        let added = if is_joined {
             let last = &mut requests[self.tail];
             last.expect = Expect::Joined;
             last.wire_len -= FRAME_LEN as u64;
+            word
         } else {
             open.text = bufs.take_for(LINE_SIZE_MAX);
-            open.text.extend_from_slice(VERB);
             (open.first, open.before) = (request, self.tail);
-        }
-        open.text.push(b' ');
-        open.text.extend_from_slice(key);
+            text
+        };
+        open.text.extend_from_slice(added);
         open.clients |= mark_of(client);
-        self.append(request, (word + FRAME_LEN) as u64, requests);
+        self.append(request, bytes.len() as u64, requests);
         if is_joined {
             requests[request].expect = Expect::JoinedLast;
             self.uncounted_size -= FRAME_LEN as u64;
