@@ -186,7 +186,7 @@ fn keys_of_many_lines_that_are_on_their_way_are_told_apart() {
     together(&mut world, &[(x, &gets[..60].concat()), (y, &gets[60..].concat())]);
     assert_eq!(world.received(lane).iter().filter(|&&byte| byte == b'\n').count(), 12);
     // Others come while some are answered. Every third is not there.
-    let reply = |at: usize| if at % 3 == 0 { String::new() } else { value(&key(at), "1") };
+    let reply = |at: usize| if at.is_multiple_of(3) { String::new() } else { value(&key(at), "1") };
     for first in (0..100).step_by(9) {
         let of_line: String = (first..100.min(first + 9)).map(reply).collect();
         world.engine.handle_received(x, b"get a\r\n", world.now);
