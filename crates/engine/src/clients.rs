@@ -568,7 +568,7 @@ impl Engine {
             Role::Parent { pending, .. } => pending > 0,
             Role::Single
             | Role::Counted(_)
-            | Role::Selecting(_)
+            | Role::Affecting(_)
             | Role::Fragment { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -589,7 +589,7 @@ impl Engine {
         match std::mem::replace(&mut request.role, Role::Single) {
             Role::Parent { merge, .. } => self.recycle_merge(merge),
             Role::Call(call) => self.recycle_call(call),
-            Role::Selecting(selections) => self.bufs.discharge(selections.size()),
+            Role::Affecting(effects) => self.bufs.discharge(effects.size()),
             Role::Single
             | Role::Fragment { .. }
             | Role::Counted(_)
