@@ -548,7 +548,9 @@ impl Engine {
     pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
         let conn = self.dirty_lanes.pop()?;
         if let Some(lane) = self.current_lane(conn) {
-            self.lanes[lane as usize].dirty = false;
+            let lane = &mut self.lanes[lane as usize];
+            lane.dirty = false;
+            lane.close_gets(&mut self.bufs);
         }
         Some(conn)
     }

@@ -44,7 +44,7 @@ impl Engine {
             self.publish_queues(index);
             return;
         }
-        lane.joined.close();
+        lane.close_gets(&mut self.bufs);
         lane.output.advance(bytes, &mut self.bufs);
         lane.in_flight_size += bytes;
         let mut sent = 0;
@@ -207,6 +207,7 @@ impl Engine {
     /// is too large. The rest has to be written all the same: a remnant takes the request's place.
     fn leave_remnant(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
+        lane.close_gets(&mut self.bufs);
         let answered = lane.head;
         let request = &mut self.requests[answered];
         request.in_lane = false;
