@@ -7,6 +7,7 @@ use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
+use crate::client::REPLY_KEPT_MAX;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::fan;
@@ -253,7 +254,7 @@ impl Engine {
         }
     }
 
-    fn fragment_done(&mut self, index: u32, parent: u32) {
+    pub(crate) fn fragment_done(&mut self, index: u32, parent: u32) {
         let Role::Parent { pending, .. } = &mut self.requests[parent].role else {
             unreachable!("a fragment's parent is a parent");
         };
@@ -303,11 +304,20 @@ impl Engine {
 
     pub(crate) fn free_fragments(&mut self, mut at: u32) {
         while at != NONE {
-            let Role::Fragment { next, .. } = self.requests[at].role else {
+            let client = self.waiting_client(at);
+            let request = &mut self.requests[at];
+            let Role::Fragment { next, .. } = std::mem::replace(&mut request.role, Role::Single)
+            else {
                 unreachable!("fragments are linked to fragments");
             };
-            self.drop_reply(at);
-            self.free_request(at);
+            if client != NONE {
+                self.clients[client].held -= request.reply.len() as u64;
+            }
+            request.reply.clear();
+            if request.reply.capacity() > REPLY_KEPT_MAX {
+                self.bufs.give(std::mem::take(&mut request.reply));
+            }
+            self.requests.remove(at);
             at = next;
         }
     }
@@ -472,11 +482,9 @@ impl Engine {
         let keys = gather.keys.iter().zip(&gather.owners);
         for (key, &owner) in keys.skip(gather.dealt as usize) {
             let place = &mut places[owner as usize];
-            let next = memcached::Values::new(self.undealt(*place)?).next();
-            if let Some(hit) = next.filter(|hit| hit.key == key.of(&gather.text)) {
-                out.extend_from_slice(hit.block);
-                place.at += hit.block.len();
-            }
+            let block = block_of(key.of(&gather.text), self.undealt(*place)?);
+            out.extend_from_slice(block);
+            place.at += block.len();
         }
         for &place in &*places {
             let rest = self.undealt(place)?;
@@ -516,6 +524,15 @@ fn first_element(buf: &[u8]) -> Option<&[u8]> {
         resp::Scan::Complete(len) => Some(&buf[..len]),
         resp::Scan::Partial | resp::Scan::Invalid => None,
     }
+}
+
+/// The value of this key at the start of what is left of a reply, or nothing.
+fn block_of<'r>(key: &[u8], rest: &'r [u8]) -> &'r [u8] {
+    if let Some((block, _)) = memcached::plain_block(key, rest) {
+        return block;
+    }
+    let next = memcached::Values::new(rest).next();
+    next.filter(|hit| hit.key == key).map_or(b"", |hit| hit.block)
 }
 
 fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {

@@ -13,7 +13,7 @@ use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
 use crate::lane::Link;
-use crate::pool::Server;
+use crate::pool::{Pool, Server};
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -80,6 +80,7 @@ impl Split {
         shrink(&mut self.owners);
     }
 
+    #[inline]
     fn add(&mut self, server: u32) {
         let seen = &mut self.seen[server as usize];
         if seen.stamp != self.stamp {
@@ -285,13 +286,13 @@ impl Engine {
         access: Access,
         split: &mut Split,
     ) -> Result<Option<u32>, Failure> {
-        let config = &self.pools[pool as usize];
-        let is_one_shard = config.router.is_one_shard();
-        split.begin(config.servers.len());
+        let Pool { router, servers, .. } = &self.pools[pool as usize];
+        let is_up = |server: u32| servers[server as usize].is_up();
+        split.begin(servers.len());
         for key in keys {
             let server = match split.parts.first() {
-                Some(part) if is_one_shard => part.server,
-                _ => self.route(pool, key, access).ok_or(Failure::NoServer)?,
+                Some(part) if router.is_one_shard() => part.server,
+                _ => router.select(key, access, &mut self.rng, is_up).ok_or(Failure::NoServer)?,
             };
             split.add(server);
         }
@@ -303,12 +304,12 @@ impl Engine {
 
     /// Sends one fragment to each part's server, with the keys that it has in the order of the request.
     /// Nothing is sent when one of the servers cannot be.
-    pub(crate) fn send_fragments(
+    pub(crate) fn send_fragments<'b>(
         &mut self,
         client: u32,
         split: &mut Split,
         merge: Merge,
-        request: FragmentText<'_>,
+        request: FragmentText<'_, impl Fn(usize) -> &'b [u8]>,
     ) -> Plan {
         for at in 0..split.parts.len() {
             match self.lane_for(client, split.parts[at].server, request.size) {
@@ -326,12 +327,12 @@ impl Engine {
     /// have answered that it has none of the keys, or, if values are not asked for, why it cannot.
     /// That is in [`crate::memcached::Asking`], too. Nothing is sent, and nothing answered, if none
     /// of them can.
-    pub(crate) fn send_fragments_that_can(
+    pub(crate) fn send_fragments_that_can<'b>(
         &mut self,
         client: u32,
         split: &mut Split,
         merge: Merge,
-        request: FragmentText<'_>,
+        request: FragmentText<'_, impl Fn(usize) -> &'b [u8]>,
     ) {
         for at in 0..split.parts.len() {
             match self.lane_for(client, split.parts[at].server, request.size) {
@@ -350,12 +351,12 @@ impl Engine {
     }
 
     /// Writes fragments to the lanes that parts have; those that have none are answered already.
-    fn write_fragments(
+    fn write_fragments<'b>(
         &mut self,
         client: u32,
         split: &mut Split,
         merge: Merge,
-        request: FragmentText<'_>,
+        request: FragmentText<'_, impl Fn(usize) -> &'b [u8]>,
     ) -> Plan {
         // A guess at the room that it takes.
         let room = request.size.min(LARGE);
@@ -452,7 +453,7 @@ impl Engine {
             let request = FragmentText {
                 head: &|_, _| {},
                 separator: b"",
-                key: &|_| text,
+                key: |_| text,
                 foot: b"",
                 expect,
                 size: text.len(),
@@ -524,13 +525,13 @@ impl Engine {
 }
 
 /// How a fragment is written.
-pub(crate) struct FragmentText<'a> {
+pub(crate) struct FragmentText<'a, K> {
     /// Writes the start, given the number of keys.
     pub(crate) head: &'a dyn Fn(&mut Vec<u8>, u32),
     /// What stands in front of each key.
     pub(crate) separator: &'static [u8],
     /// The key at a position, with what belongs to it, as it is written.
-    pub(crate) key: &'a dyn Fn(usize) -> &'a [u8],
+    pub(crate) key: K,
     pub(crate) foot: &'a [u8],
     pub(crate) expect: Expect,
     /// Upper bound of a fragment's length.

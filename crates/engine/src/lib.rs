@@ -24,6 +24,7 @@ mod dispatch;
 mod engine;
 mod epoch;
 mod express;
+mod express_parts;
 mod failure;
 mod fan;
 mod files;

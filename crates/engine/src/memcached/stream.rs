@@ -14,11 +14,13 @@ impl Engine {
     pub(crate) fn stream_values(&mut self, fragment: u32) {
         let Role::Fragment { parent, .. } = self.requests[fragment].role else { return };
         let state = &self.requests[parent];
+        if !state.streaming && self.requests[fragment].reply.len() < LARGE {
+            return;
+        }
         let client = state.client;
         let is_next = client != NONE && self.clients[client].head == parent;
         let is_values = matches!(state.role, Role::Parent { merge: Merge::Values(_), .. });
-        let is_large = state.streaming || self.requests[fragment].reply.len() >= LARGE;
-        if !(is_next && is_values && is_large) {
+        if !(is_next && is_values) {
             return;
         }
         let mut role = std::mem::replace(&mut self.requests[parent].role, Role::Single);

@@ -270,7 +270,7 @@ impl Engine {
                 let request = FragmentText {
                     head: &|out, _| out.extend_from_slice(start),
                     separator: b" ",
-                    key: &|position| keys[position].of(bytes),
+                    key: |position: usize| keys[position].of(bytes),
                     foot: b"\r\n",
                     expect: Expect::Values,
                     size: bytes.len(),
