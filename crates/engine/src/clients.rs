@@ -188,7 +188,9 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
-                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    if used < buf.len() {
+                        used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    }
                 }
                 resp::Parsed::Partial { need: total } => {
                     if total >= UPLOAD_SIZE_MIN {

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::fan;
 use crate::memcached::{merge_packets, merge_stats};
 use crate::pubsub::publish;
-use crate::request::{Gather, Merge, Role};
+use crate::request::{Merge, Role};
 use crate::slab::NONE;
 
 /// What is looked at of a probe's reply.
@@ -290,6 +290,14 @@ impl Engine {
             self.end_turn(parent, fragments, round);
             return;
         }
+        if self.deal_out(parent, fragments, &merge) {
+            let client = self.requests[parent].client;
+            self.free_fragments(fragments);
+            self.recycle_merge(merge);
+            self.client_ready(client);
+            self.check_output(client);
+            return;
+        }
         let mut reply = self.merge(parent, fragments, &merge);
         let client = self.requests[parent].client;
         if let Some(many) = self.clients[client].modes.many() {
@@ -324,17 +332,7 @@ impl Engine {
 
     /// The replies of a request's fragments, in their order.
     pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
-        let mut at = first;
-        std::iter::from_fn(move || {
-            if at == NONE {
-                return None;
-            }
-            let fragment = &self.requests[at];
-            if let Role::Fragment { next, .. } = fragment.role {
-                at = next;
-            }
-            Some(fragment.reply.as_slice())
-        })
+        self.requests.replies(first)
     }
 
     /// One reply of many.
@@ -381,9 +379,11 @@ impl Engine {
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
-                self.merge_elements(fragments, gather, &mut places, &mut out)
+                self.requests.merge_elements(fragments, gather, &mut places, &mut out)
             }
-            Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
+            Merge::Values(gather) => {
+                self.requests.merge_values(fragments, gather, &mut places, &mut out)
+            }
             Merge::Told(aggregate) | Merge::Stats(aggregate) | Merge::Packets(aggregate) => {
                 let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
                 let mut text = Vec::new();
@@ -425,114 +425,6 @@ impl Engine {
         self.bufs.charge(out.capacity() - room);
         out
     }
-
-    /// Where to begin in each fragment's reply.
-    fn places(&self, first: u32, start: impl Fn(&[u8]) -> Option<usize>, out: &mut Vec<Place>) {
-        let mut at = first;
-        while let Role::Fragment { next, .. } = self.requests[at].role {
-            let start = start(&self.requests[at].reply).unwrap_or(usize::MAX);
-            out.push(Place { fragment: at, at: start });
-            if next == NONE {
-                return;
-            }
-            at = next;
-        }
-    }
-
-    /// What of a fragment's reply is not dealt out yet.
-    fn undealt(&self, place: Place) -> Option<&[u8]> {
-        self.requests[place.fragment].reply.get(place.at..)
-    }
-
-    /// Deals the elements of the fragments' arrays to the positions of the keys.
-    fn merge_elements(
-        &self,
-        fragments: u32,
-        gather: &Gather,
-        places: &mut Vec<Place>,
-        out: &mut Vec<u8>,
-    ) -> Option<()> {
-        // A lane's scanner has found each reply whole, so that only its elements' ends are looked
-        // for, and none missing or left over at the end shows that their number was right.
-        let start = |reply: &[u8]| {
-            let is_array = reply.starts_with(b"*");
-            reply.iter().position(|&byte| is_array && byte == b'\n').map(|end| end + 1)
-        };
-        self.places(fragments, start, places);
-        encode::write_array_header(out, gather.owners.len());
-        for &owner in &gather.owners {
-            let place = &mut places[owner as usize];
-            let element = first_element(self.undealt(*place)?)?;
-            out.extend_from_slice(element);
-            place.at += element.len();
-        }
-        places.iter().all(|&place| self.undealt(place) == Some(b"")).then_some(())
-    }
-
-    /// Puts the VALUE blocks of the fragments' replies in the order of the keys. A server names
-    /// its hits in the order it was asked, so a key that is not the next hit is a miss.
-    fn merge_values(
-        &self,
-        fragments: u32,
-        gather: &Gather,
-        places: &mut Vec<Place>,
-        out: &mut Vec<u8>,
-    ) -> Option<()> {
-        self.places_of_values(fragments, gather, places);
-        let keys = gather.keys.iter().zip(&gather.owners);
-        for (key, &owner) in keys.skip(gather.dealt as usize) {
-            let place = &mut places[owner as usize];
-            let block = block_of(key.of(&gather.text), self.undealt(*place)?);
-            out.extend_from_slice(block);
-            place.at += block.len();
-        }
-        for &place in &*places {
-            let rest = self.undealt(place)?;
-            if gather.is_part && memcached::is_error(rest) {
-                continue;
-            }
-            if memcached::is_error(rest) {
-                // The server broke off behind its first hits.
-                out.clear();
-                out.extend_from_slice(rest);
-                return Some(());
-            }
-            if rest != b"END\r\n" {
-                return None;
-            }
-        }
-        if !gather.is_part {
-            out.extend_from_slice(b"END\r\n");
-        }
-        Some(())
-    }
-}
-
-/// How far a fragment's reply is dealt out.
-#[derive(Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) fragment: u32,
-    pub(crate) at: usize,
-}
-
-/// The element at the start of what is left of an array.
-fn first_element(buf: &[u8]) -> Option<&[u8]> {
-    if let Some((element, _)) = resp::plain_reply(buf) {
-        return Some(element);
-    }
-    match resp::ReplyScanner::default().scan(buf) {
-        resp::Scan::Complete(len) => Some(&buf[..len]),
-        resp::Scan::Partial | resp::Scan::Invalid => None,
-    }
-}
-
-/// The value of this key at the start of what is left of a reply, or nothing.
-fn block_of<'r>(key: &[u8], rest: &'r [u8]) -> &'r [u8] {
-    if let Some((block, _)) = memcached::plain_block(key, rest) {
-        return block;
-    }
-    let next = memcached::Values::new(rest).next();
-    next.filter(|hit| hit.key == key).map_or(b"", |hit| hit.block)
 }
 
 fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {

@@ -28,6 +28,7 @@ mod express_parts;
 mod failure;
 mod fan;
 mod files;
+mod gather;
 mod handshake;
 mod hold;
 mod id;
