@@ -502,7 +502,9 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         self.leave_line(index);
-        self.tours.remove(&index);
+        if !self.tours.is_empty() {
+            self.tours.remove(&index);
+        }
         let mut client = self.clients.remove(index);
         let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);
