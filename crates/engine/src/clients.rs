@@ -46,6 +46,7 @@ impl Engine {
             self.keep_received(index, bytes);
             return;
         }
+        self.crowd.hasty += u64::from(client.head != NONE);
         let rest = self.express_requests(index, bytes);
         if !rest.is_empty() {
             self.consume_rest(index, rest);

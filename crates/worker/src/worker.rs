@@ -246,7 +246,13 @@ impl<D: Driver> Worker<D> {
         self.woken_at = self.core.now;
         let waited_us = self.woken_at.micros_since(began);
         let engine = &self.core.engine;
-        let work = Work { answered: engine.answered().count, clients: engine.clients_seen() };
+        let crowd = engine.crowd();
+        let work = Work {
+            answered: engine.answered().count,
+            clients: engine.clients_seen(),
+            asked: crowd.asked,
+            hasty: crowd.hasty,
+        };
         if self.pace.turn(waited_us, worked_us, work) {
             self.writer.set_window_us(self.pace.window_us());
         }
