@@ -189,7 +189,9 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
-                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    if used < buf.len() {
+                        used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    }
                 }
                 resp::Parsed::Partial { need: total } => {
                     if total >= UPLOAD_SIZE_MIN {
@@ -501,7 +503,9 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         self.leave_line(index);
-        self.tours.remove(&index);
+        if !self.tours.is_empty() {
+            self.tours.remove(&index);
+        }
         let mut client = self.clients.remove(index);
         let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);

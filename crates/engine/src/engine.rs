@@ -144,7 +144,7 @@ pub(crate) struct Scratch {
     pub(crate) tagged: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) calls: Spares<Box<Call>>,
-    pub(crate) places: Vec<crate::deliver::Place>,
+    pub(crate) places: Vec<crate::gather::Place>,
 }
 
 impl Scratch {

@@ -114,6 +114,7 @@ impl Engine {
         self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
         while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
             let rest = self.express_replies(index, bytes);
+            let rest = self.express_parts(index, rest);
             if rest.len() < bytes.len() {
                 bytes = rest;
                 continue;

@@ -7,7 +7,7 @@ mod monitors;
 mod moving;
 mod orders;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl<D: Driver> Worker<D> {
             },
             now,
         });
-        let mut pools = HashMap::new();
+        let mut pools = BTreeMap::new();
         for (listener, pool, socket) in listeners {
             driver.listen(listener, socket).map_err(Error::Io)?;
             pools.insert(listener, Listener::Pool(pool));
@@ -316,8 +316,7 @@ impl<D: Driver> Worker<D> {
             Action::Connect { conn, pool, server } => self.connect(conn, pool, server),
             Action::Close { conn } => {
                 let conn = Token(conn.token());
-                self.core.addresses.remove(&conn);
-                self.core.detaching.remove(&conn);
+                self.core.forget(conn);
                 self.driver.close(conn);
             }
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
