@@ -302,8 +302,8 @@ impl Engine {
         self.now = now;
         if conn.is_lane() {
             self.handle_lane_received(conn, bytes);
-        } else if self.clients.is_current(conn.index(), conn.generation()) {
-            self.client_received(conn.index(), bytes);
+        } else {
+            self.client_received(conn, bytes);
         }
         self.check_pressure();
     }
@@ -372,8 +372,8 @@ impl Engine {
         self.now = now;
         if conn.is_lane() {
             self.handle_lane_sent(conn, bytes);
-        } else if self.clients.is_current(conn.index(), conn.generation()) {
-            self.client_sent(conn.index(), bytes);
+        } else {
+            self.client_sent(conn, bytes);
         }
     }
 
@@ -583,8 +583,7 @@ impl Engine {
     #[inline]
     pub fn poll_dirty_client(&mut self) -> Option<ConnId> {
         let conn = self.dirty_clients.pop()?;
-        if self.clients.is_current(conn.index(), conn.generation()) {
-            let client = &mut self.clients[conn.index()];
+        if let Some(client) = self.clients.get_mut(conn.index(), conn.generation()) {
             client.dirty = Dirty::No;
             if client.output.is_empty() {
                 // What was answered wanted no reply: there will be no `handle_sent`.
