@@ -10,6 +10,7 @@ use crate::bulk::BULK_SIZE;
 use crate::client::{Departure, Parser, Skip, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
+use crate::id::ConnId;
 use crate::lease::Turn;
 use crate::request::Role;
 use crate::slab::NONE;
@@ -39,13 +40,15 @@ pub(crate) enum Step {
 }
 
 impl Engine {
-    #[inline]
-    pub(crate) fn client_received(&mut self, index: u32, bytes: &[u8]) {
-        let client = &self.clients[index];
+    #[inline(always)]
+    pub(crate) fn client_received(&mut self, conn: ConnId, bytes: &[u8]) {
+        let index = conn.index();
+        let Some(client) = self.clients.get(index, conn.generation()) else { return };
         if client.state != State::Open || client.input.capacity() > 0 || client.paused {
             self.keep_received(index, bytes);
             return;
         }
+        self.crowd.hasty += u64::from(client.head != NONE);
         let rest = self.express_requests(index, bytes);
         if !rest.is_empty() {
             self.consume_rest(index, rest);
@@ -188,7 +191,9 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
-                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    if used < buf.len() {
+                        used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    }
                 }
                 resp::Parsed::Partial { need: total } => {
                     if total >= UPLOAD_SIZE_MIN {
@@ -419,9 +424,10 @@ impl Engine {
     }
 
     /// Bytes of the client's output are written.
-    #[inline]
-    pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
-        let client = &mut self.clients[index];
+    #[inline(always)]
+    pub(crate) fn client_sent(&mut self, conn: ConnId, bytes: u64) {
+        let index = conn.index();
+        let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
         let concerns_more = client.paused
             || client.fenced
             || client.read_closed
@@ -500,7 +506,9 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         self.leave_line(index);
-        self.tours.remove(&index);
+        if !self.tours.is_empty() {
+            self.tours.remove(&index);
+        }
         let mut client = self.clients.remove(index);
         let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);
@@ -567,7 +575,7 @@ impl Engine {
             Role::Parent { pending, .. } => pending > 0,
             Role::Single
             | Role::Counted(_)
-            | Role::Selecting(_)
+            | Role::Affecting(_)
             | Role::Fragment { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -588,7 +596,7 @@ impl Engine {
         match std::mem::replace(&mut request.role, Role::Single) {
             Role::Parent { merge, .. } => self.recycle_merge(merge),
             Role::Call(call) => self.recycle_call(call),
-            Role::Selecting(selections) => self.bufs.discharge(selections.size()),
+            Role::Affecting(effects) => self.bufs.discharge(effects.size()),
             Role::Single
             | Role::Fragment { .. }
             | Role::Counted(_)

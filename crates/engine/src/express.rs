@@ -133,7 +133,7 @@ fn access(retrieves: bool) -> Access {
 
 impl Engine {
     /// Dispatches requests from the start of `buf`; returns what it leaves.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn express_requests<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
         match client.session.dialect {

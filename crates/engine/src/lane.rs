@@ -72,6 +72,8 @@ pub(crate) struct Lane {
     /// Requests and their bytes that are not in the statistics yet.
     pub(crate) uncounted: u32,
     pub(crate) uncounted_size: u64,
+    /// Its server's statistics are to be brought up to date with it.
+    pub(crate) is_unpublished: bool,
     /// The earliest armed timer.
     pub(crate) armed: Time,
     /// Listed among the connections with something to send.
@@ -241,6 +243,7 @@ impl Lane {
             joined: Joined::default(),
             uncounted: 0,
             uncounted_size: 0,
+            is_unpublished: false,
             armed: Time::NEVER,
             dirty: false,
             is_private: false,

@@ -297,7 +297,7 @@ impl Engine {
             | Role::Parent { .. }
             | Role::Fragment { .. }
             | Role::Counted(_)
-            | Role::Selecting(_)
+            | Role::Affecting(_)
             | Role::Blocked
             | Role::Call(_) => {}
         }

@@ -148,6 +148,18 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
     buf.split_at_checked(len)
 }
 
+/// The reply at the start of the buffer to a retrieval of several keys, if it is plain, and what
+/// follows it: whole values and `END`.
+#[inline(always)]
+pub fn plain_values(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut rest = buf;
+    while let Some(line) = rest.strip_prefix(b"VALUE ") {
+        rest = behind_line_end(value(line)?)?;
+    }
+    let rest = rest.strip_prefix(b"END\r\n")?;
+    Some(buf.split_at(buf.len() - rest.len()))
+}
+
 /// The part of a reply to several keys that is this key's, and what follows it: one VALUE block, or
 /// nothing if the reply goes on with another key's or ends. `None` if more has to be known.
 #[inline(always)]
@@ -205,10 +217,21 @@ fn flags(buf: &[u8]) -> Option<Flags<'_>> {
 /// What is behind the data of the value whose key is at the start of the buffer.
 #[inline(always)]
 fn value(buf: &[u8]) -> Option<&[u8]> {
-    behind_value(key(buf)?.1)
+    let (_, size, rest) = value_head(buf)?;
+    data(size, rest)
 }
 
-/// The same for what stands behind the key.
+/// The key, the size of the data and what is behind the line of the value whose key is at the start
+/// of the buffer.
+#[inline(always)]
+pub(super) fn value_head(buf: &[u8]) -> Option<(&[u8], u64, &[u8])> {
+    let (key, rest) = key(buf)?;
+    let (size, rest) = number(number(rest)?.1)?;
+    let rest = if rest.first() == Some(&b' ') { number(rest)?.1 } else { rest };
+    Some((key, size, behind_line_end(rest)?))
+}
+
+/// What is behind the data of the value of which this stands behind the key.
 #[inline(always)]
 fn behind_value(buf: &[u8]) -> Option<&[u8]> {
     let (size, rest) = number(behind_number(buf)?)?;
@@ -453,6 +476,11 @@ mod tests {
                     prop_assert_eq!(ReplyScanner::default().scan(expect, &buf), expected);
                     prop_assert_eq!(reply.len() + rest.len(), buf.len());
                 }
+            }
+            if let Some((reply, rest)) = plain_values(&buf) {
+                let expected = Scan::Complete(reply.len());
+                prop_assert_eq!(ReplyScanner::default().scan(Expect::Values, &buf), expected);
+                prop_assert_eq!(reply.len() + rest.len(), buf.len());
             }
         }
     }
