@@ -56,6 +56,12 @@ struct Listener {
     socket: OwnedFd,
     /// Out of descriptors: not watched until one is free again.
     parked: bool,
+    /// How many to accept at once: as many as waited the last time. Asking for one that is not
+    /// there costs the kernel a socket; one that is left over is reported again by the next tick.
+    expected: usize,
+    /// How many were accepted since nobody was left over, and in which tick the last of them.
+    accepted: usize,
+    accepted_at: u8,
 }
 
 /// A slot of a table.
@@ -191,6 +197,7 @@ impl EpollDriver {
         self.send(conn, handler);
     }
 
+    #[inline(never)]
     fn finish_connecting(&mut self, conn: Token, handler: &mut impl Handler) {
         let Some(socket) = self.socket(conn) else { return };
         let Some(descriptor) = &socket.descriptor else { return };
@@ -201,10 +208,16 @@ impl EpollDriver {
                 // event's.
                 socket.state.readable = true;
                 handler.connected(conn);
-                self.read(conn, handler);
+                self.read_on(conn, handler);
             }
             Ok(Err(errno)) | Err(errno) => self.fail(conn, errno, handler),
         }
+    }
+
+    /// Reads where no event says that there is something.
+    #[inline(never)]
+    fn read_on(&mut self, conn: Token, handler: &mut impl Handler) {
+        self.read(conn, handler);
     }
 
     /// One read; what is left over is for the next tick.
@@ -258,12 +271,29 @@ impl EpollDriver {
         let Some(index) = self.listeners.iter().position(|listener| listener.key == key) else {
             return;
         };
-        for _ in 0..ACCEPTS_PER_TICK {
-            let Listener { id, socket, .. } = &self.listeners[index];
-            let id = *id;
-            match net::accept_with(socket, ACCEPT_FLAGS) {
-                Ok(descriptor) => self.take(id, descriptor, handler),
-                Err(Errno::AGAIN) => return,
+        let tick = self.tick;
+        let listener = &mut self.listeners[index];
+        if listener.accepted_at == tick.wrapping_sub(1) {
+            // Some were left over.
+            listener.expected = (2 * listener.expected).min(ACCEPTS_PER_TICK);
+        } else {
+            listener.accepted = 0;
+        }
+        for _ in 0..listener.expected {
+            let listener = &mut self.listeners[index];
+            let id = listener.id;
+            match net::accept_with(&listener.socket, ACCEPT_FLAGS) {
+                Ok(descriptor) => {
+                    listener.accepted += 1;
+                    listener.accepted_at = tick;
+                    self.take(id, descriptor, handler);
+                }
+                Err(Errno::AGAIN) => {
+                    listener.expected = listener.accepted.clamp(1, ACCEPTS_PER_TICK);
+                    // Nobody is left over.
+                    listener.accepted_at = tick.wrapping_sub(1);
+                    return;
+                }
                 // The connection was reset while it waited, or a signal came.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(_) => {
@@ -302,7 +332,16 @@ impl EpollDriver {
         }
     }
 
+    /// Accepts from sockets that are not listened to any more.
+    #[inline(never)]
+    fn drain_all(&mut self, handler: &mut impl Handler) {
+        for draining in std::mem::take(&mut self.draining) {
+            self.drain(draining, handler);
+        }
+    }
+
     /// Reports the connections that were to be let go of.
+    #[inline(never)]
     fn report_detached(&mut self, handler: &mut impl Handler) {
         for conn in std::mem::take(&mut self.leaving) {
             let Some(descriptor) = self.remove(conn) else { continue };
@@ -333,18 +372,30 @@ impl EpollDriver {
     }
 
     /// Reports the events there are, and reads on where the last tick left off.
+    #[inline]
     fn report(&mut self, handler: &mut impl Handler) {
-        std::mem::swap(&mut self.unread, &mut self.reading);
-        let mut events = std::mem::take(&mut self.events);
-        for event in events.drain(..) {
+        let is_behind = !self.unread.is_empty();
+        if is_behind {
+            std::mem::swap(&mut self.unread, &mut self.reading);
+        }
+        let events = std::mem::take(&mut self.events);
+        for &event in &events {
             self.handle_event(event, handler);
         }
         self.events = events;
+        if is_behind {
+            self.catch_up(handler);
+        }
+    }
+
+    /// Reads on where the last tick left off.
+    #[inline(never)]
+    fn catch_up(&mut self, handler: &mut impl Handler) {
         let mut reading = std::mem::take(&mut self.reading);
         for conn in reading.drain(..) {
             if let Some(socket) = self.socket(conn) {
                 socket.state.listed = false;
-                self.read(conn, handler);
+                self.read_on(conn, handler);
             }
         }
         self.reading = reading;
@@ -381,7 +432,15 @@ impl Driver for EpollDriver {
         let key = self.next_key;
         watch_listener(&self.epoll, key, &socket)?;
         self.next_key = (key + 1) & (SPECIAL - 1) as u32;
-        self.listeners.push(Listener { id, key, socket, parked: false });
+        self.listeners.push(Listener {
+            id,
+            key,
+            socket,
+            parked: false,
+            expected: 1,
+            accepted: 0,
+            accepted_at: self.tick,
+        });
         Ok(())
     }
 
@@ -536,13 +595,13 @@ impl Driver for EpollDriver {
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
             self.unpark();
         }
-        if self.unpark_at.is_none() {
-            for draining in std::mem::take(&mut self.draining) {
-                self.drain(draining, handler);
-            }
+        if self.unpark_at.is_none() && !self.draining.is_empty() {
+            self.drain_all(handler);
         }
         self.report(handler);
-        self.report_detached(handler);
+        if !self.leaving.is_empty() {
+            self.report_detached(handler);
+        }
         Ok(())
     }
 }

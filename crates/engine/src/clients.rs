@@ -10,6 +10,7 @@ use crate::bulk::BULK_SIZE;
 use crate::client::{Departure, Parser, Skip, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
+use crate::id::ConnId;
 use crate::lease::Turn;
 use crate::request::Role;
 use crate::slab::NONE;
@@ -39,9 +40,10 @@ pub(crate) enum Step {
 }
 
 impl Engine {
-    #[inline]
-    pub(crate) fn client_received(&mut self, index: u32, bytes: &[u8]) {
-        let client = &self.clients[index];
+    #[inline(always)]
+    pub(crate) fn client_received(&mut self, conn: ConnId, bytes: &[u8]) {
+        let index = conn.index();
+        let Some(client) = self.clients.get(index, conn.generation()) else { return };
         if client.state != State::Open || client.input.capacity() > 0 || client.paused {
             self.keep_received(index, bytes);
             return;
@@ -189,7 +191,9 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
-                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    if used < buf.len() {
+                        used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    }
                 }
                 resp::Parsed::Partial { need: total } => {
                     if total >= UPLOAD_SIZE_MIN {
@@ -420,9 +424,10 @@ impl Engine {
     }
 
     /// Bytes of the client's output are written.
-    #[inline]
-    pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
-        let client = &mut self.clients[index];
+    #[inline(always)]
+    pub(crate) fn client_sent(&mut self, conn: ConnId, bytes: u64) {
+        let index = conn.index();
+        let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
         let concerns_more = client.paused
             || client.fenced
             || client.read_closed
@@ -501,7 +506,9 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         self.leave_line(index);
-        self.tours.remove(&index);
+        if !self.tours.is_empty() {
+            self.tours.remove(&index);
+        }
         let mut client = self.clients.remove(index);
         let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);

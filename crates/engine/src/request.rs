@@ -143,7 +143,7 @@ pub(crate) enum Merge {
 pub(crate) struct Gather {
     /// By position in the request: the ordinal of the fragment that carries the key.
     pub(crate) owners: Vec<u32>,
-    /// Keys, back to back, for replies that omit missing ones.
+    /// Keys, and what stands between them, for replies that omit missing ones.
     pub(crate) text: Vec<u8>,
     pub(crate) keys: Vec<Span>,
     /// The reply goes on: no END.

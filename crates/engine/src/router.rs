@@ -19,6 +19,8 @@ pub(crate) struct Router {
     ring: Ring,
     /// Nothing but the ring over FNV-1a of the key decides, as by default.
     is_default: bool,
+    /// The server of a pool that has but one, while it is live.
+    only: Option<u32>,
     live: Vec<bool>,
 }
 
@@ -54,6 +56,7 @@ impl Router {
             shards,
             ring: Ring::build(pool.distribution, &[], &[]),
             is_default: false,
+            only: None,
             live,
         };
         router.rebuild();
@@ -118,6 +121,8 @@ impl Router {
             && self.ring.needs_hash()
             && self.hash == Hash::Fnv1a64
             && self.tag.is_none();
+        let is_only = !self.is_one_shard() && matches!(self.live[..], [true]);
+        self.only = is_only.then_some(0);
     }
 
     /// The server for `key`, or `None` when all that could answer are ejected. `is_up` says
@@ -130,9 +135,12 @@ impl Router {
         rng: &mut Rng,
         is_up: impl Fn(u32) -> bool,
     ) -> Option<u32> {
-        match self.is_default && !key.is_empty() {
-            true => self.ring.select(Hash::Fnv1a64.hash(key)),
-            false => self.select_otherwise(key, access, rng, is_up),
+        if self.is_default && !key.is_empty() {
+            return self.ring.select(Hash::Fnv1a64.hash(key));
+        }
+        match self.only {
+            Some(server) => Some(server),
+            None => self.select_otherwise(key, access, rng, is_up),
         }
     }
 

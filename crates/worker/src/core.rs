@@ -1,6 +1,6 @@
 //! The engine with what surrounds it in a worker; the driver's [`Handler`].
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use cashew_engine::{Admission, CloseReason, ConnId, Engine, OpenFiles, Time};
 use cashew_metrics::{Segments, Shared};
 use rustix::process::{Resource, getrlimit};
 
-use crate::clock::Clock;
+use crate::clock::now;
 
 /// What the driver watches for the worker.
 pub(crate) const WATCH_CONTROL: u32 = 0;
@@ -49,12 +49,11 @@ pub(crate) enum Listener {
 /// Everything of a worker but its driver, so that the driver can call it.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
-    pub(crate) clock: Clock,
     pub(crate) now: Time,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) shared: Shared,
-    pub(crate) listeners: HashMap<u32, Listener>,
+    pub(crate) listeners: BTreeMap<u32, Listener>,
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
     pub(crate) preparer_readable: bool,
@@ -84,7 +83,7 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn tick(&mut self) {
-        self.now = self.clock.now();
+        self.now = now();
     }
 
     /// Another snapshot is in use: what belongs to its pools is found by name.
@@ -167,6 +166,16 @@ impl Core {
         }
     }
 
+    /// The connection is over. Both are empty as a rule, and cost a hash of the name otherwise.
+    pub(crate) fn forget(&mut self, conn: Token) {
+        if !self.addresses.is_empty() {
+            self.addresses.remove(&conn);
+        }
+        if !self.detaching.is_empty() {
+            self.detaching.remove(&conn);
+        }
+    }
+
     /// Gives back what clients took that are gone.
     pub(crate) fn give_quotas(&mut self) {
         while let Some(quota) = self.engine.poll_departed() {
@@ -222,7 +231,7 @@ impl Handler for Core {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn received(&mut self, conn: Token, bytes: &mut Vec<u8>) {
         let id = ConnId::from_token(conn.0);
         self.engine.handle_received_buffer(id, bytes, self.now);
@@ -271,7 +280,7 @@ impl Handler for Core {
         self.engine.output(ConnId::from_token(conn.0), slices)
     }
 
-    #[inline]
+    #[inline(always)]
     fn sent(&mut self, conn: Token, bytes: u64) {
         self.engine.handle_sent(ConnId::from_token(conn.0), bytes, self.now);
     }

@@ -7,7 +7,7 @@ mod monitors;
 mod moving;
 mod orders;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use cashew_metrics::{Writer, monotonic_ms};
 use rustix::thread::set_current_timer_slack;
 
 use crate::affinity::Processors;
-use crate::clock::{Clock, wall_us};
+use crate::clock::{now, wall_us};
 use crate::core::{Core, Listener, Report, WATCH_CONTROL};
 use crate::pace::{Pace, Work};
 use crate::preparer::Preparer;
@@ -32,10 +32,10 @@ use epochs::Change;
 use monitors::Monitors;
 
 /// How often the heartbeat is renewed, also when there is nothing else to do.
-const HEARTBEAT_MS: u64 = 100;
+const HEARTBEAT: Duration = Duration::from_millis(100);
 
 /// How often memory is given back, if there is any to give.
-const RETURN_MS: u64 = 500;
+const RETURN: Duration = Duration::from_millis(500);
 
 /// Over how long the share of time is told that the worker was busy.
 const BUSY_PERIOD_US: u64 = 1_000_000;
@@ -54,8 +54,8 @@ pub(crate) struct Worker<D> {
     core: Core,
     slot: u32,
     writer: Writer,
-    last_beat_ms: u64,
-    last_return_ms: u64,
+    next_beat: Time,
+    next_return: Time,
     /// Bytes freed since the allocator gave back what it could.
     unreturned: usize,
     busy: Busy,
@@ -110,8 +110,7 @@ impl Busy {
 impl<D: Driver> Worker<D> {
     pub(crate) fn new(start: Start, mut driver: D) -> Result<Self, Error> {
         let Start { slot, rank, snapshot, plan, segments, shared, listeners, rings } = start;
-        let clock = Clock::start();
-        let now = clock.now();
+        let now = now();
         let writer = segments.writer(slot);
         writer.set_pid(std::process::id());
         writer.set_epoch(snapshot.epoch);
@@ -129,7 +128,7 @@ impl<D: Driver> Worker<D> {
             },
             now,
         });
-        let mut pools = HashMap::new();
+        let mut pools = BTreeMap::new();
         for (listener, pool, socket) in listeners {
             driver.listen(listener, socket).map_err(Error::Io)?;
             pools.insert(listener, Listener::Pool(pool));
@@ -137,7 +136,6 @@ impl<D: Driver> Worker<D> {
         let snapshot = Arc::new(snapshot);
         let mut core = Core {
             engine,
-            clock,
             now,
             snapshot: Arc::clone(&snapshot),
             segments,
@@ -173,8 +171,8 @@ impl<D: Driver> Worker<D> {
             core,
             slot,
             writer,
-            last_beat_ms: 0,
-            last_return_ms: 0,
+            next_beat: now,
+            next_return: now,
             unreturned: 0,
             busy: Busy::default(),
             pace,
@@ -204,9 +202,15 @@ impl<D: Driver> Worker<D> {
         let mut is_watched = true;
         loop {
             self.end_tick();
-            self.beat();
-            self.take_arrivals(&control);
-            self.send_messages(&control);
+            if self.next_beat <= self.core.now {
+                self.beat();
+            }
+            if !self.arrivals.is_empty() {
+                self.take_arrivals(&control);
+            }
+            if !self.outbox.is_empty() {
+                self.send_messages(&control);
+            }
             if self.is_over() {
                 self.cut();
                 return Ok(());
@@ -277,7 +281,9 @@ impl<D: Driver> Worker<D> {
             self.act();
         }
         self.core.give_quotas();
-        self.move_sessions();
+        if !(self.leaving.is_empty() && self.core.detached.is_empty()) {
+            self.move_sessions();
+        }
         for conn in self.core.unacknowledged.drain(..) {
             self.driver.acknowledge(conn);
         }
@@ -304,20 +310,23 @@ impl<D: Driver> Worker<D> {
         has_written
     }
 
+    #[inline]
     fn act(&mut self) {
-        self.retry_connects();
+        if !self.core.failed_connects.is_empty() {
+            self.retry_connects();
+        }
         while let Some(action) = self.core.engine.poll_action() {
             self.carry_out(action);
         }
     }
 
+    #[inline(never)]
     fn carry_out(&mut self, action: Action) {
         match action {
             Action::Connect { conn, pool, server } => self.connect(conn, pool, server),
             Action::Close { conn } => {
                 let conn = Token(conn.token());
-                self.core.addresses.remove(&conn);
-                self.core.detaching.remove(&conn);
+                self.core.forget(conn);
                 self.driver.close(conn);
             }
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
@@ -389,17 +398,16 @@ impl<D: Driver> Worker<D> {
         (&pool.name, &pool.servers[server as usize].name)
     }
 
+    #[inline(never)]
     fn beat(&mut self) {
-        let now_ms = monotonic_ms();
-        if now_ms >= self.last_beat_ms + HEARTBEAT_MS {
-            self.last_beat_ms = now_ms;
-            self.writer.beat(now_ms);
-            self.core.tick();
-            self.core.engine.tell_time(wall_us(), self.core.now);
-            self.core.follow_pauses();
-        }
-        if now_ms >= self.last_return_ms + RETURN_MS {
-            self.last_return_ms = now_ms;
+        self.core.tick();
+        let now = self.core.now;
+        self.next_beat = now + HEARTBEAT;
+        self.writer.beat(monotonic_ms());
+        self.core.engine.tell_time(wall_us(), now);
+        self.core.follow_pauses();
+        if self.next_return <= now {
+            self.next_return = now + RETURN;
             self.monitors.forget_addresses();
             self.return_memory();
             // Removed pools may be gone for good by now.
@@ -418,20 +426,25 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    /// How long to wait for events at most.
     fn timeout(&self) -> Duration {
-        let retired = self.retiring.as_ref().map(|retiring| retiring.until);
-        let ends = [self.deadline, retired, self.monitors.due()];
-        let at = ends.into_iter().flatten().fold(self.core.engine.poll_timeout(), Time::min);
-        let mut timeout = Duration::from_millis(HEARTBEAT_MS);
-        if at != Time::NEVER {
-            timeout = timeout.min(at - self.core.now);
+        let now = self.core.now;
+        let mut at = self.core.engine.poll_timeout().min(now + HEARTBEAT);
+        if let Some(deadline) = self.deadline {
+            at = at.min(deadline);
         }
-        let has_mail = !self.outbox.is_empty() || !self.leaving.is_empty();
-        let has_mail = has_mail || !self.arrivals.is_empty();
+        if let Some(retiring) = &self.retiring {
+            at = at.min(retiring.until);
+        }
+        if let Some(due) = self.monitors.due() {
+            at = at.min(due);
+        }
+        let has_mail =
+            !(self.outbox.is_empty() && self.leaving.is_empty() && self.arrivals.is_empty());
         if has_mail && self.is_master_alive {
-            timeout = timeout.min(RESEND);
+            at = at.min(now + RESEND);
         }
-        timeout
+        at - now
     }
 
     fn is_over(&self) -> bool {
@@ -464,6 +477,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    #[inline(never)]
     fn send_messages(&mut self, control: &ChildChannel) {
         if !self.is_master_alive {
             return;
