@@ -202,12 +202,10 @@ impl Engine {
             // Of those that retrieve, all but `get` have to do with uniques.
             if R::JOINS && plain.expect == Expect::Values && !plain.uniques {
                 lane.append_get(request, plain.bytes, index, requests, bufs);
+            } else if R::JOINS {
+                lane.append_beside_gets(request, plain.bytes, index, requests, bufs);
             } else {
-                let wire_len = plain.bytes.len() as u64;
-                match R::JOINS {
-                    true => lane.append_beside_gets(request, wire_len, index, requests, bufs),
-                    false => lane.append(request, wire_len, requests),
-                }
+                lane.append(request, plain.bytes.len() as u64, requests);
                 lane.output.push(plain.bytes, bufs);
             }
             lane.mark(&mut self.dirty_lanes);

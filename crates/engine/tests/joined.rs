@@ -2,6 +2,8 @@
 
 mod world;
 
+use std::collections::HashMap;
+
 use cashew_engine::{CloseReason, ConnId};
 use world::{World, pool};
 
@@ -74,18 +76,14 @@ fn gets_pass_by_what_others_ask_and_not_what_their_own_client_has() {
             (z, "gets c\r\nget c\r\nincr n 1\r\nget n\r\n"),
         ],
     );
-    // `gets c` passes by the gets of the others, and `incr n` does not pass by `get c`.
-    world.expect(
-        lane,
-        "get a\r\nset k 0 0 1\r\n1\r\ngets c\r\nget k l b c\r\nincr n 1\r\nget n\r\n",
-    );
+    // `gets c` passes by the gets of the others, `set k` and `incr n` not by those of their clients.
+    world.expect(lane, "gets c\r\nget a b c\r\nset k 0 0 1\r\n1\r\nincr n 1\r\nget k l n\r\n");
     let replies = [
-        "END\r\nSTORED\r\n",
         "VALUE c 0 1 7\r\n3\r\nEND\r\n",
-        &value("k", "1"),
         &value("b", "2"),
         &hit("c", "3"),
-        "8\r\n",
+        "STORED\r\n8\r\n",
+        &value("k", "1"),
         &hit("n", "8"),
     ];
     world.send(lane, replies.concat());
@@ -176,6 +174,102 @@ fn no_client_overtakes_itself_among_many() {
             .unwrap_or_else(|| written.find(&format!(" k{at} k")).expect("it was asked"));
         assert!(get < written.find(&format!("set k{at} ")).expect("it was set"), "{written}");
     }
+}
+
+#[test]
+fn pipelines_of_gets_and_sets_by_turns_share_few_gets() {
+    let (mut world, clients, lane) = one_server::<50>();
+    let turns = |from: usize, count: usize| -> String {
+        (from..from + count).map(|at| format!("get k\r\nset k 0 0 1\r\n{at}\r\n")).collect()
+    };
+    // Those that begin with a set are one turn behind.
+    let first = turns(0, 4);
+    let second = "set k 0 0 1\r\n0\r\n".to_string() + &turns(1, 3) + "get k\r\n";
+    let all = clients.iter().enumerate();
+    let requests: Vec<_> =
+        all.map(|(at, &client)| (client, [&first, &second][at % 2].as_str())).collect();
+    together(&mut world, &requests);
+    let written = String::from_utf8(world.received(lane)).unwrap();
+    assert_eq!(written.lines().filter(|line| line.starts_with("get ")).count(), 4);
+    // One turn more than there are stages: the clients before are all in front.
+    let (mut world, [x, y, z], lane) = one_server();
+    together(&mut world, &[(x, "get a\r\n"), (y, &turns(0, 5)), (z, "get b\r\n")]);
+    let written = String::from_utf8(world.received(lane)).unwrap();
+    let expected = "get a k\r\n".to_string() + &turns(0, 5)["get k\r\n".len()..];
+    assert_eq!(written, expected.replace("1\r\n3\r\nget k", "1\r\n3\r\nget k b"));
+}
+
+/// Clients that each have a key of their own, of which they know what they have set last.
+#[test]
+fn whatever_order_is_written_each_client_finds_what_it_has_set() {
+    for seed in 1..=60_u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut random = move |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 33) as usize % below
+        };
+        let (mut world, clients, lane) = one_server::<150>();
+        let mut known = [(); 150].map(|()| String::new());
+        let mut stored: HashMap<String, String> = HashMap::new();
+        let mut expected = [(); 150].map(|()| String::new());
+        for _ in 0..10 {
+            for _ in 0..random(300) {
+                let most = random(150);
+                let at = random(1 + most);
+                let key = format!("{at}{}", "k".repeat(random(2) * (at % 40)));
+                let key = if key.ends_with('k') { key } else { format!("key{at}") };
+                let text = match random(3) {
+                    0 if key.starts_with("key") => {
+                        known[at] = random(1000).to_string();
+                        expected[at] += "STORED\r\n";
+                        let data = &known[at];
+                        format!("set {key} 0 0 {}\r\n{data}\r\n", data.len())
+                    }
+                    _ => {
+                        let is_hit = key.starts_with("key") && !known[at].is_empty();
+                        expected[at] +=
+                            &if is_hit { hit(&key, &known[at]) } else { "END\r\n".into() };
+                        format!("get {key}\r\n")
+                    }
+                };
+                world.engine.handle_received(clients[at], text.as_bytes(), world.now);
+            }
+            world.tick();
+            let written = String::from_utf8(world.received(lane)).unwrap();
+            let reply = serve(&written, &mut stored).into_bytes();
+            let mut rest = &reply[..];
+            while !rest.is_empty() {
+                let (piece, behind) = rest.split_at(1 + random(rest.len()));
+                world.send(lane, piece);
+                rest = behind;
+            }
+        }
+        for (client, expected) in clients.iter().zip(expected) {
+            world.expect(*client, expected);
+        }
+        world.assert_idle();
+    }
+}
+
+/// What a server answers.
+fn serve(requests: &str, stored: &mut HashMap<String, String>) -> String {
+    let mut reply = String::new();
+    let mut lines = requests.lines();
+    while let Some(line) = lines.next() {
+        let mut words = line.split(' ');
+        if words.next() == Some("set") {
+            let key = words.next().expect("it has a key");
+            stored.insert(key.into(), lines.next().expect("it has a value").into());
+            reply += "STORED\r\n";
+        } else {
+            let found = words.filter_map(|key| Some(value(key, stored.get(key)?)));
+            reply.extend(found);
+            reply += "END\r\n";
+        }
+    }
+    reply
 }
 
 #[test]
@@ -409,11 +503,12 @@ fn a_line_does_not_grow_beyond_what_old_servers_take() {
     let key = "k".repeat(200);
     let request = format!("get {key}\r\n");
     together(&mut world, &[(x, &request.repeat(12)), (y, "get a\r\n")]);
-    let first = format!("get {}\r\n", [key.as_str(); 9].join(" "));
-    let second = format!("get {} a\r\n", [key.as_str(); 3].join(" "));
+    // What is short finds room where what is long did not.
+    let first = format!("get {} a\r\n", [key.as_str(); 9].join(" "));
+    let second = format!("get {}\r\n", [key.as_str(); 3].join(" "));
     assert!(first.len() <= 2000);
     world.expect(lane, first + &second);
-    world.send(lane, value(&key, "1").repeat(9) + "END\r\n" + &hit("a", "2"));
+    world.send(lane, value(&key, "1").repeat(9) + &hit("a", "2") + "END\r\n");
     world.expect(x, hit(&key, "1").repeat(9) + &"END\r\n".repeat(3));
     world.expect(y, hit("a", "2"));
     world.assert_idle();

@@ -5,10 +5,11 @@
 //! takes its place in one, `get a b c`, and the reply is dealt out by the keys that it names:
 //! a server spends a fraction of its system calls, and so does the gateway on reading.
 //!
-//! That get stands at the end of the lane's queue, and is put behind the lane's output when it can
-//! take no more: when the output is about to be written, or something comes that has to stand behind
-//! it. What other clients ask may pass by, as all of it is on its way at once, but nothing that a
-//! client asks behind a get of its own.
+//! What waits so stands in up to [`STAGES_MAX`] stages at the end of the lane's queue, each a get
+//! and behind it what clients of that get have asked since. Whoever asks stands as far in front as
+//! the order of its own requests allows: other clients' are on their way at the same time, so that
+//! they may be passed by. The stages are put behind the lane's output when that is about to be
+//! written, when there are no more of them, or when something comes that has to stand behind all.
 
 use cashew_protocol::memcached::{self, Expect, REPLY_LINE_SIZE_MAX};
 
@@ -18,7 +19,10 @@ use crate::failure::Failure;
 use crate::lane::{Lane, Scan};
 use crate::request::Request;
 use crate::requests::Requests;
+use crate::slab::NONE;
 
+/// In a batch of pipelines of gets and sets by turns each turn takes one.
+const STAGES_MAX: usize = 4;
 /// Longest get that is made of several. Before 1.4.8 memcached closed on lines of more than 2,048
 /// bytes.
 const LINE_SIZE_MAX: usize = 2000;
@@ -41,7 +45,7 @@ pub(crate) struct Joined {
     keys: Vec<u8>,
     /// Where those begin that are not answered.
     answered: usize,
-    open: Open,
+    stages: Stages,
     /// The line of the reply that is to be looked at next, as far as it has come, when it has not
     /// come whole at once.
     line: Vec<u8>,
@@ -58,30 +62,66 @@ pub(crate) struct Part<'b> {
     pub(crate) rest: &'b [u8],
 }
 
-/// The get that takes more keys, or nothing.
+/// What waits behind the lane's output.
 #[derive(Default)]
-struct Open {
-    /// Its line without the end, not in the lane's output yet. From a pool; empty if there is none.
-    text: Vec<u8>,
-    /// The request of its first key: from there on the lane's queue has its requests and no others.
+struct Stages {
+    list: [Stage; STAGES_MAX],
+    /// So many are in use, from the first on.
+    count: usize,
+    /// Bytes of all of them.
+    len: usize,
+    /// Whose requests there are: [`mark_of`] them.
+    clients: u128,
+    /// The first request: from there on the lane's queue has what is here, and nothing else.
     first: u32,
     /// The one in front of `first`, if there is one.
     before: u32,
-    /// Whose they are: [`mark_of`] them.
-    clients: u64,
+}
+
+/// A get that takes more keys, and what stands behind it.
+#[derive(Default)]
+struct Stage {
+    /// The get's line without the end. From a pool.
+    line: Vec<u8>,
+    /// Whose keys it has.
+    asking: u128,
+    /// The requests of its first and its last key.
+    first: u32,
+    last: u32,
+    /// The bytes behind it. From a pool.
+    rest: Vec<u8>,
+    /// Whose they are.
+    behind: u128,
+    /// The last request of all.
+    end: u32,
 }
 
 /// One bit, which several clients may have.
 #[inline(always)]
-fn mark_of(client: u32) -> u64 {
-    1 << (client % u64::BITS)
+fn mark_of(client: u32) -> u128 {
+    1 << (client % u128::BITS)
+}
+
+impl Stages {
+    /// The last stage with requests of a client, and whether some are behind its get.
+    #[inline(always)]
+    fn of(&self, client: u128) -> Option<(usize, bool)> {
+        if self.clients & client == 0 {
+            return None;
+        }
+        let used = self.list[..self.count].iter().enumerate().rev();
+        used.into_iter().find_map(|(at, stage)| {
+            let is_behind = stage.behind & client != 0;
+            (is_behind || stage.asking & client != 0).then_some((at, is_behind))
+        })
+    }
 }
 
 impl Joined {
     /// Bytes that wait outside of the lane's output.
     #[inline(always)]
     pub(crate) fn waiting(&self) -> usize {
-        self.open.text.len()
+        self.stages.len
     }
 
     /// The key of the lane's head, which is joined.
@@ -141,8 +181,7 @@ fn word_len(request: &Request) -> usize {
 }
 
 impl Lane {
-    /// Puts `bytes`, a `get` of one key, at the end of the queue, in one with those that are there
-    /// already.
+    /// Puts `bytes`, a `get` of one key, into the first get that waits and may have it.
     #[inline(always)]
     pub(crate) fn append_get(
         &mut self,
@@ -154,86 +193,141 @@ impl Lane {
     ) {
         let (text, _) = bytes.split_at(bytes.len() - LINE_END.len());
         let (_, word) = text.split_at(VERB.len());
-        if self.joined.open.text.len() + word.len() + LINE_END.len() > LINE_SIZE_MAX {
+        let mark = mark_of(client);
+        let stages = &mut self.joined.stages;
+        let mut at = stages.of(mark).map_or(0, |(at, is_behind)| at + usize::from(is_behind));
+        while at < stages.count
+            && stages.list[at].line.len() + word.len() + LINE_END.len() > LINE_SIZE_MAX
+        {
+            at += 1;
+        }
+        if at == STAGES_MAX {
             self.close_gets(bufs);
+            at = 0;
         }
-        let open = &mut self.joined.open;
-        let is_joined = !open.text.is_empty();
-        let added = if is_joined {
-            let last = &mut requests[self.tail];
-            last.expect = Expect::Joined;
-            last.wire_len -= FRAME_LEN as u64;
-            word
-        } else {
-            open.text = bufs.take_for(LINE_SIZE_MAX);
-            (open.first, open.before) = (request, self.tail);
-            text
-        };
-        open.text.extend_from_slice(added);
-        open.clients |= mark_of(client);
-        self.append(request, bytes.len() as u64, requests);
-        if is_joined {
-            requests[request].expect = Expect::JoinedLast;
-            self.uncounted_size -= FRAME_LEN as u64;
+        let before = self.tail;
+        let stages = &mut self.joined.stages;
+        stages.clients |= mark;
+        let stage = &mut stages.list[at];
+        stage.asking |= mark;
+        if at == stages.count {
+            stage.line = bufs.take_for(LINE_SIZE_MAX);
+            stage.line.extend_from_slice(text);
+            stage.first = request;
+            stage.last = request;
+            stage.end = request;
+            stages.count += 1;
+            stages.len += text.len();
+            if at == 0 {
+                (stages.first, stages.before) = (request, before);
+            }
+            self.append(request, bytes.len() as u64, requests);
+            return;
         }
+        stage.line.extend_from_slice(word);
+        stages.len += word.len();
+        let last = std::mem::replace(&mut stage.last, request);
+        if stage.end == last {
+            stage.end = request;
+        }
+        requests[last].expect = Expect::Joined;
+        requests[last].wire_len -= FRAME_LEN as u64;
+        requests[request].expect = Expect::JoinedLast;
+        self.insert_behind(last, request, bytes.len() as u64, requests);
+        self.uncounted_size -= FRAME_LEN as u64;
     }
 
-    /// As [`Lane::append`], but what is no get passes by gets that wait, if they are others'.
+    /// Puts `bytes`, which are no `get` of one key, in front of the gets that wait, or behind the
+    /// last one that its client has something in.
     #[inline(always)]
     pub(crate) fn append_beside_gets(
         &mut self,
         request: u32,
-        wire_len: u64,
+        bytes: &[u8],
         client: u32,
         requests: &mut Requests,
         bufs: &mut BufPool,
     ) {
-        let open = &mut self.joined.open;
-        if open.clients & mark_of(client) != 0 {
-            self.close_gets(bufs);
-        } else if open.clients != 0 {
-            let first = open.first;
-            let before = std::mem::replace(&mut open.before, request);
-            // Only what is the head can be answered.
-            let in_front = match self.head == first {
-                true => &mut self.head,
-                false => &mut requests[before].next_in_lane,
-            };
-            *in_front = request;
-            if self.first_unsent == first {
-                self.first_unsent = request;
+        let wire_len = bytes.len() as u64;
+        let mark = mark_of(client);
+        let stages = &mut self.joined.stages;
+        if let Some((at, _)) = stages.of(mark) {
+            stages.len += bytes.len();
+            let stage = &mut stages.list[at];
+            stage.behind |= mark;
+            if stage.rest.capacity() == 0 {
+                stage.rest = bufs.take_for(bytes.len());
             }
-            let slot = &mut requests[request];
-            slot.wire_len = wire_len;
-            slot.in_lane = true;
-            slot.next_in_lane = first;
-            self.count_unsent(wire_len);
+            bufs.reserve(&mut stage.rest, bytes.len());
+            stage.rest.extend_from_slice(bytes);
+            let end = std::mem::replace(&mut stage.end, request);
+            self.insert_behind(end, request, wire_len, requests);
             return;
         }
-        self.append(request, wire_len, requests);
+        self.output.push(bytes, bufs);
+        if stages.count == 0 {
+            self.append(request, wire_len, requests);
+            return;
+        }
+        let first = stages.first;
+        let before = std::mem::replace(&mut stages.before, request);
+        // Only what is the head can be answered.
+        let in_front = match self.head == first {
+            true => &mut self.head,
+            false => &mut requests[before].next_in_lane,
+        };
+        *in_front = request;
+        if self.first_unsent == first {
+            self.first_unsent = request;
+        }
+        let slot = &mut requests[request];
+        slot.wire_len = wire_len;
+        slot.in_lane = true;
+        slot.next_in_lane = first;
+        self.count_unsent(wire_len);
     }
 
-    /// Puts the get that takes more keys into the output: from here on it does not.
+    /// Puts a request behind one that is not written.
+    #[inline(always)]
+    fn insert_behind(&mut self, before: u32, request: u32, wire_len: u64, requests: &mut Requests) {
+        let next = std::mem::replace(&mut requests[before].next_in_lane, request);
+        let slot = &mut requests[request];
+        slot.wire_len = wire_len;
+        slot.in_lane = true;
+        slot.next_in_lane = next;
+        if next == NONE {
+            self.tail = request;
+        }
+        self.count_unsent(wire_len);
+    }
+
+    /// Puts what waits into the output: from here on the gets take no more keys.
     #[inline(always)]
     pub(crate) fn close_gets(&mut self, bufs: &mut BufPool) {
-        if !self.joined.open.text.is_empty() {
-            self.write_gets(bufs);
+        if self.joined.stages.count > 0 {
+            self.write_stages(bufs);
         }
     }
 
     #[inline(never)]
-    fn write_gets(&mut self, bufs: &mut BufPool) {
-        let open = &mut self.joined.open;
-        let mut text = std::mem::take(&mut open.text);
-        open.clients = 0;
-        if open.first != self.tail {
-            let keys = &text[VERB.len()..];
-            self.joined.keys.extend_from_slice(keys);
-            bufs.charge(keys.len());
+    fn write_stages(&mut self, bufs: &mut BufPool) {
+        let stages = &mut self.joined.stages;
+        let count = std::mem::take(&mut stages.count);
+        (stages.len, stages.clients) = (0, 0);
+        for stage in &mut stages.list[..count] {
+            let Stage { mut line, first, last, rest, .. } = std::mem::take(stage);
+            if first != last {
+                let keys = &line[VERB.len()..];
+                self.joined.keys.extend_from_slice(keys);
+                bufs.charge(keys.len());
+            }
+            line.extend_from_slice(LINE_END);
+            self.output.push(&line, bufs);
+            bufs.give(line);
+            if !rest.is_empty() {
+                self.output.push_buf(rest, bufs);
+            }
         }
-        text.extend_from_slice(LINE_END);
-        self.output.push(&text, bufs);
-        bufs.give(text);
     }
 }
 
