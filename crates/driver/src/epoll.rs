@@ -197,6 +197,7 @@ impl EpollDriver {
         self.send(conn, handler);
     }
 
+    #[inline(never)]
     fn finish_connecting(&mut self, conn: Token, handler: &mut impl Handler) {
         let Some(socket) = self.socket(conn) else { return };
         let Some(descriptor) = &socket.descriptor else { return };
@@ -207,10 +208,16 @@ impl EpollDriver {
                 // event's.
                 socket.state.readable = true;
                 handler.connected(conn);
-                self.read(conn, handler);
+                self.read_on(conn, handler);
             }
             Ok(Err(errno)) | Err(errno) => self.fail(conn, errno, handler),
         }
+    }
+
+    /// Reads where no event says that there is something.
+    #[inline(never)]
+    fn read_on(&mut self, conn: Token, handler: &mut impl Handler) {
+        self.read(conn, handler);
     }
 
     /// One read; what is left over is for the next tick.
@@ -325,7 +332,16 @@ impl EpollDriver {
         }
     }
 
+    /// Accepts from sockets that are not listened to any more.
+    #[inline(never)]
+    fn drain_all(&mut self, handler: &mut impl Handler) {
+        for draining in std::mem::take(&mut self.draining) {
+            self.drain(draining, handler);
+        }
+    }
+
     /// Reports the connections that were to be let go of.
+    #[inline(never)]
     fn report_detached(&mut self, handler: &mut impl Handler) {
         for conn in std::mem::take(&mut self.leaving) {
             let Some(descriptor) = self.remove(conn) else { continue };
@@ -356,18 +372,30 @@ impl EpollDriver {
     }
 
     /// Reports the events there are, and reads on where the last tick left off.
+    #[inline]
     fn report(&mut self, handler: &mut impl Handler) {
-        std::mem::swap(&mut self.unread, &mut self.reading);
-        let mut events = std::mem::take(&mut self.events);
-        for event in events.drain(..) {
+        let is_behind = !self.unread.is_empty();
+        if is_behind {
+            std::mem::swap(&mut self.unread, &mut self.reading);
+        }
+        let events = std::mem::take(&mut self.events);
+        for &event in &events {
             self.handle_event(event, handler);
         }
         self.events = events;
+        if is_behind {
+            self.catch_up(handler);
+        }
+    }
+
+    /// Reads on where the last tick left off.
+    #[inline(never)]
+    fn catch_up(&mut self, handler: &mut impl Handler) {
         let mut reading = std::mem::take(&mut self.reading);
         for conn in reading.drain(..) {
             if let Some(socket) = self.socket(conn) {
                 socket.state.listed = false;
-                self.read(conn, handler);
+                self.read_on(conn, handler);
             }
         }
         self.reading = reading;
@@ -567,13 +595,13 @@ impl Driver for EpollDriver {
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
             self.unpark();
         }
-        if self.unpark_at.is_none() {
-            for draining in std::mem::take(&mut self.draining) {
-                self.drain(draining, handler);
-            }
+        if self.unpark_at.is_none() && !self.draining.is_empty() {
+            self.drain_all(handler);
         }
         self.report(handler);
-        self.report_detached(handler);
+        if !self.leaving.is_empty() {
+            self.report_detached(handler);
+        }
         Ok(())
     }
 }

@@ -36,9 +36,9 @@ pub(crate) struct BufPool {
     free: [Spares<Vec<u8>>; CLASSES],
     /// Bytes of all buffers in `free`.
     size: usize,
-    /// Bytes of what connections hold: buffers taken and not given back, and what else was
+    /// These, and what connections hold: buffers taken and not given back, and what else was
     /// charged.
-    held: usize,
+    total: usize,
     /// Bytes given back to the allocator that it may still have: what is larger has a mapping of
     /// its own, which ends at once.
     released: usize,
@@ -60,15 +60,22 @@ impl BufPool {
             return self.make(len, class);
         };
         self.size -= buf.capacity();
-        self.held += buf.capacity();
         buf
+    }
+
+    /// An empty buffer of the smallest class, which is enough for most writes, if there is one.
+    #[inline]
+    fn take_small(&mut self) -> Option<Vec<u8>> {
+        let buf = self.free[0].take()?;
+        self.size -= buf.capacity();
+        Some(buf)
     }
 
     #[cold]
     fn make(&mut self, len: usize, class: usize) -> Vec<u8> {
         let is_pooled = class < CLASSES;
         let buf = Vec::with_capacity(if is_pooled { POOLED_CAPACITY_MIN << class } else { len });
-        self.held += buf.capacity();
+        self.total += buf.capacity();
         buf
     }
 
@@ -76,20 +83,20 @@ impl BufPool {
     /// with.
     #[inline]
     pub(crate) fn held(&self) -> usize {
-        self.held
+        self.total - self.size
     }
 
     /// Counts bytes that a connection holds beside its buffers, or in one that is not from here.
     #[inline]
     pub(crate) fn charge(&mut self, bytes: usize) {
-        self.held += bytes;
+        self.total += bytes;
     }
 
     /// Takes back a [`BufPool::charge`].
     #[inline]
     pub(crate) fn discharge(&mut self, bytes: usize) {
-        debug_assert!(self.held >= bytes, "more is given back than was taken");
-        self.held -= bytes;
+        debug_assert!(self.held() >= bytes, "more is given back than was taken");
+        self.total -= bytes;
     }
 
     /// Bytes that went back to the allocator since the last call and that it may still have.
@@ -125,7 +132,7 @@ impl BufPool {
         if needed > POOLED_CAPACITY_MAX {
             let before = buf.capacity();
             reserve(buf, more);
-            self.held += buf.capacity() - before;
+            self.total += buf.capacity() - before;
             return;
         }
         let roomy = (GROWTH * buf.capacity()).min(POOLED_CAPACITY_MAX);
@@ -136,17 +143,36 @@ impl BufPool {
 
     #[inline]
     pub(crate) fn give(&mut self, mut buf: Vec<u8>) {
+        if buf.capacity() == POOLED_CAPACITY_MIN && self.has_room(POOLED_CAPACITY_MIN) {
+            buf.clear();
+            self.size += POOLED_CAPACITY_MIN;
+            self.free[0].give(buf);
+        } else {
+            self.give_other(buf);
+        }
+    }
+
+    #[inline(never)]
+    fn give_other(&mut self, mut buf: Vec<u8>) {
         let capacity = buf.capacity();
-        self.discharge(capacity);
-        if (POOLED_CAPACITY_MIN..=POOLED_CAPACITY_MAX).contains(&capacity)
-            && self.size + capacity <= POOLED_SIZE_MAX
-        {
+        let is_pooled = (POOLED_CAPACITY_MIN..=POOLED_CAPACITY_MAX).contains(&capacity);
+        if is_pooled && self.has_room(capacity) {
             buf.clear();
             self.size += capacity;
             self.free[class_of(capacity)].give(buf);
-        } else if capacity < MAPPED_MIN {
+            return;
+        }
+        self.discharge(capacity);
+        if capacity < MAPPED_MIN {
             self.released += capacity;
         }
+    }
+
+    /// Whether a buffer of this capacity may be kept.
+    #[inline]
+    fn has_room(&self, capacity: usize) -> bool {
+        debug_assert!(self.held() >= capacity, "more is given back than was taken");
+        self.size + capacity <= POOLED_SIZE_MAX
     }
 
     /// Lets go of all that is free.
@@ -154,7 +180,7 @@ impl BufPool {
         for buf in self.free.iter_mut().flat_map(|free| std::iter::from_fn(|| free.take())) {
             self.released += buf.capacity();
         }
-        self.size = 0;
+        self.total -= std::mem::take(&mut self.size);
     }
 
     /// Lets go of what nobody needed since the last call.
@@ -162,6 +188,7 @@ impl BufPool {
         for free in &mut self.free {
             free.trim(|buf| {
                 self.size -= buf.capacity();
+                self.total -= buf.capacity();
                 self.released += buf.capacity();
             });
         }
@@ -213,14 +240,36 @@ impl Output {
     #[inline(always)]
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.len += bytes.len() as u64;
-        if self.tail.capacity() - self.tail.len() >= bytes.len() {
+        if !self.has_room(bytes.len()) {
+            self.begin(bytes.len(), pool);
+        }
+        // Where it is known that there is room the copy is all that is left of this.
+        if self.has_room(bytes.len()) {
             self.tail.extend_from_slice(bytes);
         } else {
             self.push_behind(bytes, pool);
         }
     }
 
-    /// As [`Output::push`], where the last buffer has no room: once for each write, as a rule.
+    #[inline(always)]
+    fn has_room(&self, more: usize) -> bool {
+        self.tail.capacity() - self.tail.len() >= more
+    }
+
+    /// Takes a small buffer if there is none and a small one will do: once for each write, as a
+    /// rule.
+    #[inline(never)]
+    fn begin(&mut self, more: usize, pool: &mut BufPool) {
+        let is_small = more.max(self.usual as usize) <= POOLED_CAPACITY_MIN;
+        if self.tail.capacity() == 0
+            && is_small
+            && let Some(buf) = pool.take_small()
+        {
+            self.tail = buf;
+        }
+    }
+
+    /// As [`Output::push`], where that is not it.
     #[cold]
     fn push_behind(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.tail(pool, bytes.len()).extend_from_slice(bytes);
@@ -241,41 +290,6 @@ impl Output {
         let (written, grown) = (tail.len() - before, tail.capacity() - capacity);
         self.len += written as u64;
         pool.charge(grown);
-    }
-
-    /// Bytes of the last buffer, if it has them: `len` in front of the last `behind`.
-    #[inline]
-    pub(crate) fn before(&self, behind: usize, len: usize) -> Option<&[u8]> {
-        let end = self.tail.len().checked_sub(behind)?;
-        let start = end.checked_sub(len).filter(|&start| start >= self.tail_start())?;
-        Some(&self.tail[start..end])
-    }
-
-    /// Puts a space and a word in front of the last `behind` bytes, if the last buffer has these.
-    #[inline]
-    pub(crate) fn insert_word(&mut self, behind: usize, word: &[u8], pool: &mut BufPool) -> bool {
-        let len = self.tail.len();
-        let more = 1 + word.len();
-        match len.checked_sub(behind) {
-            Some(at) if at >= self.tail_start() => {
-                if self.tail.capacity() - len < more {
-                    pool.reserve(&mut self.tail, more);
-                }
-                self.tail.resize(len + more, b' ');
-                self.tail.copy_within(at..len, at + more);
-                self.tail[at] = b' ';
-                self.tail[at + 1..at + more].copy_from_slice(word);
-                self.len += more as u64;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Where what is not written begins in the last buffer.
-    #[inline]
-    fn tail_start(&self) -> usize {
-        if self.front.is_none() { self.written } else { 0 }
     }
 
     /// Appends a whole buffer, without a copy if it is large.
@@ -385,9 +399,11 @@ impl Output {
         if self.front.is_some() {
             return self.clear_front(pool);
         }
-        // It falls slowly, so that one short write between long ones is nothing.
-        let len = self.tail.len().min(TAIL_SIZE_MAX) as u32;
-        self.usual = len.max(self.usual - self.usual / 8);
+        // Small it is anyway. It falls slowly, so that one short write between long ones is nothing.
+        if self.tail.capacity() > POOLED_CAPACITY_MIN {
+            let len = self.tail.len().min(TAIL_SIZE_MAX) as u32;
+            self.usual = len.max(self.usual - self.usual / 8);
+        }
         self.written = 0;
         self.len = 0;
         pool.give(std::mem::take(&mut self.tail));
@@ -464,6 +480,20 @@ mod tests {
         pool.give(buf);
         assert_eq!(pool.held(), 0);
         assert_eq!(pool.size, POOLED_CAPACITY_MIN);
+    }
+
+    #[test]
+    fn a_buffer_from_elsewhere_is_counted_as_large_as_it_is() {
+        let mut pool = BufPool::default();
+        let mut odd = Vec::with_capacity(POOLED_CAPACITY_MIN + 100);
+        pool.charge(odd.capacity());
+        odd.push(1);
+        pool.give(odd);
+        let mut output = Output::default();
+        output.push(b"one", &mut pool);
+        assert_eq!((pool.held(), pool.size), (output.tail.capacity(), 0));
+        output.clear(&mut pool);
+        assert_eq!((pool.held(), pool.size), (0, POOLED_CAPACITY_MIN + 100));
     }
 
     #[test]

@@ -197,6 +197,7 @@ impl Engine {
     /// When none is prepared.
     pub fn handle_commit(&mut self, metrics: Writer, now: Time) {
         self.now = now;
+        self.publish_lanes();
         let change = self.change.take().expect("an epoch is prepared before it is committed");
         self.commit(change, metrics);
     }
@@ -482,6 +483,7 @@ impl Engine {
 
     /// Lanes without connections and requests are nobody's any more.
     pub(crate) fn vacate(&mut self, range: Range<u32>) {
+        self.publish_lanes();
         for lane in &mut self.lanes[range.start as usize..range.end as usize] {
             debug_assert!(!lane.is_taken() && lane.output.is_empty() && !lane.has_connection());
             lane.renew(Lane::new((0, 0), 0, Dialect::Resp2));

@@ -10,6 +10,7 @@ use crate::bulk::BULK_SIZE;
 use crate::client::{Departure, Parser, Skip, State};
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
+use crate::id::ConnId;
 use crate::lease::Turn;
 use crate::request::Role;
 use crate::slab::NONE;
@@ -39,9 +40,10 @@ pub(crate) enum Step {
 }
 
 impl Engine {
-    #[inline]
-    pub(crate) fn client_received(&mut self, index: u32, bytes: &[u8]) {
-        let client = &self.clients[index];
+    #[inline(always)]
+    pub(crate) fn client_received(&mut self, conn: ConnId, bytes: &[u8]) {
+        let index = conn.index();
+        let Some(client) = self.clients.get(index, conn.generation()) else { return };
         if client.state != State::Open || client.input.capacity() > 0 || client.paused {
             self.keep_received(index, bytes);
             return;
@@ -422,9 +424,10 @@ impl Engine {
     }
 
     /// Bytes of the client's output are written.
-    #[inline]
-    pub(crate) fn client_sent(&mut self, index: u32, bytes: u64) {
-        let client = &mut self.clients[index];
+    #[inline(always)]
+    pub(crate) fn client_sent(&mut self, conn: ConnId, bytes: u64) {
+        let index = conn.index();
+        let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
         let concerns_more = client.paused
             || client.fenced
             || client.read_closed
@@ -572,7 +575,7 @@ impl Engine {
             Role::Parent { pending, .. } => pending > 0,
             Role::Single
             | Role::Counted(_)
-            | Role::Selecting(_)
+            | Role::Affecting(_)
             | Role::Fragment { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -593,7 +596,7 @@ impl Engine {
         match std::mem::replace(&mut request.role, Role::Single) {
             Role::Parent { merge, .. } => self.recycle_merge(merge),
             Role::Call(call) => self.recycle_call(call),
-            Role::Selecting(selections) => self.bufs.discharge(selections.size()),
+            Role::Affecting(effects) => self.bufs.discharge(effects.size()),
             Role::Single
             | Role::Fragment { .. }
             | Role::Counted(_)

@@ -30,7 +30,7 @@ impl Engine {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             Role::Single
             | Role::Counted(_)
-            | Role::Selecting(_)
+            | Role::Affecting(_)
             | Role::Parent { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -128,8 +128,11 @@ impl Engine {
         if let Role::Call(_) = self.requests[index].role {
             self.call_is_over(index);
         }
-        if let Role::Selecting(_) = self.requests[index].role {
-            self.follow_selections(index, &reply);
+        if let Role::Affecting(_) = self.requests[index].role {
+            match self.follow_effects(index, reply) {
+                Some(answer) => reply = answer,
+                None => return,
+            }
         }
         let request = &mut self.requests[index];
         match request.role {
@@ -162,7 +165,7 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
-            Role::Call(_) | Role::Counted(_) | Role::Selecting(_) => {
+            Role::Call(_) | Role::Counted(_) | Role::Affecting(_) => {
                 unreachable!("it was ended above")
             }
         }
@@ -182,7 +185,8 @@ impl Engine {
         request.arrived += bytes.len() as u64;
         let client = request.client;
         let is_single = matches!(request.role, Role::Single);
-        if request.silent || (is_single && client == NONE) {
+        let is_for_nothing = request.silent && !matches!(request.role, Role::Affecting(_));
+        if is_for_nothing || (is_single && client == NONE) {
             return;
         }
         let is_next = is_single && self.clients[client].head == index;

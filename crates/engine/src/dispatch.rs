@@ -258,7 +258,9 @@ impl Engine {
     /// Puts a request's bytes at the end of a lane.
     #[inline]
     pub(crate) fn send(&mut self, lane: u32, request: u32, payload: Payload<'_>) {
-        let output = &mut self.lanes[lane as usize].output;
+        let state = &mut self.lanes[lane as usize];
+        state.close_gets(&mut self.bufs);
+        let output = &mut state.output;
         let before = output.len();
         match payload {
             Payload::Bytes(bytes) => output.push(bytes, &mut self.bufs),
@@ -276,6 +278,7 @@ impl Engine {
     #[inline]
     pub(crate) fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
         let lane = &mut self.lanes[index as usize];
+        debug_assert!(lane.joined.waiting() == 0, "gets wait that stand in front");
         lane.append(request, wire_len, &mut self.requests);
         let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
@@ -365,9 +368,10 @@ impl Engine {
         // A guess at the room that it takes.
         let room = request.size.min(LARGE);
         for part in split.parts.iter_mut().filter(|part| part.lane != NONE) {
-            let output = &mut self.lanes[part.lane as usize].output;
-            part.start = output.len();
-            output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
+            let lane = &mut self.lanes[part.lane as usize];
+            lane.close_gets(&mut self.bufs);
+            part.start = lane.output.len();
+            lane.output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
         }
         for (&owner, key) in split.owners.iter().zip(request.keys) {
             let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane as usize) else {

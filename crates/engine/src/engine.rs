@@ -116,6 +116,8 @@ pub struct Engine {
     /// Dirty clients that are owed more.
     pub(crate) patient_clients: Vec<ConnId>,
     pub(crate) dirty_lanes: Vec<ConnId>,
+    /// Lanes that the statistics are behind of.
+    pub(crate) unpublished_lanes: Vec<u32>,
     pub(crate) crowd: Crowd,
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
@@ -205,6 +207,7 @@ impl Engine {
             dirty_clients: Vec::new(),
             patient_clients: Vec::new(),
             dirty_lanes: Vec::new(),
+            unpublished_lanes: Vec::new(),
             crowd: Crowd::default(),
             resumable: Vec::new(),
             moving: Moving::default(),
@@ -294,20 +297,20 @@ impl Engine {
     }
 
     /// Bytes arrived.
-    #[inline]
+    #[inline(always)]
     pub fn handle_received(&mut self, conn: ConnId, bytes: &[u8], now: Time) {
         self.now = now;
         if conn.is_lane() {
             self.handle_lane_received(conn, bytes);
-        } else if self.clients.is_current(conn.index(), conn.generation()) {
-            self.client_received(conn.index(), bytes);
+        } else {
+            self.client_received(conn, bytes);
         }
         self.check_pressure();
     }
 
     /// As [`Engine::handle_received`], but takes the buffer, and leaves an empty one in its place,
     /// where that saves a copy: in the middle of a large request or reply.
-    #[inline]
+    #[inline(always)]
     pub fn handle_received_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>, now: Time) {
         self.now = now;
         if buffer.len() >= LARGE && self.take_buffer(conn, buffer) {
@@ -364,13 +367,13 @@ impl Engine {
     }
 
     /// The first `bytes` bytes of the connection's output are in the kernel's hands.
-    #[inline]
+    #[inline(always)]
     pub fn handle_sent(&mut self, conn: ConnId, bytes: u64, now: Time) {
         self.now = now;
         if conn.is_lane() {
             self.handle_lane_sent(conn, bytes);
-        } else if self.clients.is_current(conn.index(), conn.generation()) {
-            self.client_sent(conn.index(), bytes);
+        } else {
+            self.client_sent(conn, bytes);
         }
     }
 
@@ -456,6 +459,7 @@ impl Engine {
         shrink(&mut self.dirty_clients);
         shrink(&mut self.patient_clients);
         shrink(&mut self.dirty_lanes);
+        shrink(&mut self.unpublished_lanes);
         shrink(&mut self.resumable);
         if self.actions.capacity() > QUEUE_KEPT {
             self.actions.shrink_to(QUEUE_KEPT.max(2 * self.actions.len()));
@@ -507,16 +511,11 @@ impl Engine {
     /// [`Engine::poll_action`].
     pub fn settle(&mut self, now: Time) {
         self.now = now;
+        self.publish_lanes();
         self.settle_pressure();
-        // What becomes resumable now is for the next tick, so that one tick stays bounded.
-        let mut batch = std::mem::take(&mut self.resumable);
-        for conn in batch.drain(..) {
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.resume(conn.index());
-            }
+        if !self.resumable.is_empty() {
+            self.resume_clients();
         }
-        batch.append(&mut self.resumable);
-        self.resumable = batch;
         if self.is_watching {
             self.watch_changes();
         }
@@ -525,6 +524,20 @@ impl Engine {
         }
         self.tally.publish(&self.metrics);
         self.crowd.tick(now);
+    }
+
+    /// Lets those go on who may. What becomes resumable now is for the next tick, so that one tick
+    /// stays bounded.
+    #[inline(never)]
+    fn resume_clients(&mut self) {
+        let mut batch = std::mem::take(&mut self.resumable);
+        for conn in batch.drain(..) {
+            if self.clients.is_current(conn.index(), conn.generation()) {
+                self.resume(conn.index());
+            }
+        }
+        batch.append(&mut self.resumable);
+        self.resumable = batch;
     }
 
     /// When [`Engine::handle_timeout`] wants to be called; at once when clients may go on.
@@ -548,7 +561,9 @@ impl Engine {
     pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
         let conn = self.dirty_lanes.pop()?;
         if let Some(lane) = self.current_lane(conn) {
-            self.lanes[lane as usize].dirty = false;
+            let lane = &mut self.lanes[lane as usize];
+            lane.dirty = false;
+            lane.close_gets(&mut self.bufs);
         }
         Some(conn)
     }
@@ -570,8 +585,7 @@ impl Engine {
     #[inline]
     pub fn poll_dirty_client(&mut self) -> Option<ConnId> {
         let conn = self.dirty_clients.pop()?;
-        if self.clients.is_current(conn.index(), conn.generation()) {
-            let client = &mut self.clients[conn.index()];
+        if let Some(client) = self.clients.get_mut(conn.index(), conn.generation()) {
             client.dirty = Dirty::No;
             if client.output.is_empty() {
                 // What was answered wanted no reply: there will be no `handle_sent`.

@@ -44,7 +44,7 @@ impl Engine {
             self.publish_queues(index);
             return;
         }
-        lane.joined.close();
+        lane.close_gets(&mut self.bufs);
         lane.output.advance(bytes, &mut self.bufs);
         lane.in_flight_size += bytes;
         let mut sent = 0;
@@ -77,7 +77,7 @@ impl Engine {
             lane.written += u64::from(sent);
             lane.batches.push_back(Batch { end: lane.written, at: self.now });
         }
-        self.publish_queues(index);
+        self.tell_queues(index);
     }
 
     /// Passes a buffer on whole, if all of it is the middle of one reply that its client gets as it
@@ -184,7 +184,7 @@ impl Engine {
         if self.lanes[index as usize].is_private {
             self.balance(index);
         }
-        self.publish_queues(index);
+        self.tell_queues(index);
     }
 
     /// Consumes a push, or as much as there is of it; returns what follows. On a lane that several
@@ -208,6 +208,7 @@ impl Engine {
     /// is too large. The rest has to be written all the same: a remnant takes the request's place.
     fn leave_remnant(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
+        lane.close_gets(&mut self.bufs);
         let answered = lane.head;
         let request = &mut self.requests[answered];
         request.in_lane = false;
@@ -375,6 +376,27 @@ impl Engine {
         let server = self.server_of(index);
         let (id, connections) = (server.metrics, u64::from(server.connections));
         self.metrics.set_server(id, ServerGauge::ServerConnections, connections);
+    }
+
+    /// The server's statistics are behind the lane: they are brought up to date once a tick, unless
+    /// somebody may be waiting for a lane.
+    #[inline]
+    fn tell_queues(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        if lane.is_private {
+            self.publish_queues(index);
+        } else if !std::mem::replace(&mut lane.is_unpublished, true) {
+            self.unpublished_lanes.push(index);
+        }
+    }
+
+    /// Brings all statistics of servers up to date.
+    #[inline]
+    pub(crate) fn publish_lanes(&mut self) {
+        while let Some(index) = self.unpublished_lanes.pop() {
+            self.lanes[index as usize].is_unpublished = false;
+            self.publish_queues(index);
+        }
     }
 
     /// Brings the server's statistics up to date with the lane.

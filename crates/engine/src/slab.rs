@@ -70,9 +70,18 @@ impl<T> Slab<T> {
     }
 
     /// The value that was given this generation, if the slot still holds it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(&self, index: u32, generation: u32) -> Option<&T> {
         match self.entries.get(index as usize) {
+            Some(Entry::Used { generation: g, value }) if *g == generation => Some(value),
+            _ => None,
+        }
+    }
+
+    /// As [`Slab::get`].
+    #[inline(always)]
+    pub(crate) fn get_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
+        match self.entries.get_mut(index as usize) {
             Some(Entry::Used { generation: g, value }) if *g == generation => Some(value),
             _ => None,
         }
@@ -88,16 +97,16 @@ impl<T> Slab<T> {
     pub(crate) fn generation(&self, index: u32) -> u32 {
         match &self.entries[index as usize] {
             Entry::Used { generation, .. } => *generation,
-            Entry::Free { .. } => panic!("slot {index} is free"),
+            Entry::Free { .. } => free_slot(index),
         }
     }
 
     /// A value and its generation.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn entry(&mut self, index: u32) -> (&mut T, u32) {
         match &mut self.entries[index as usize] {
             Entry::Used { generation, value } => (value, *generation),
-            Entry::Free { .. } => panic!("slot {index} is free"),
+            Entry::Free { .. } => free_slot(index),
         }
     }
 
@@ -130,24 +139,30 @@ impl<T> Slab<T> {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn free_slot(index: u32) -> ! {
+    panic!("slot {index} is free")
+}
+
 impl<T> Index<u32> for Slab<T> {
     type Output = T;
 
-    #[inline]
+    #[inline(always)]
     fn index(&self, index: u32) -> &T {
         match &self.entries[index as usize] {
             Entry::Used { value, .. } => value,
-            Entry::Free { .. } => panic!("slot {index} is free"),
+            Entry::Free { .. } => free_slot(index),
         }
     }
 }
 
 impl<T> IndexMut<u32> for Slab<T> {
-    #[inline]
+    #[inline(always)]
     fn index_mut(&mut self, index: u32) -> &mut T {
         match &mut self.entries[index as usize] {
             Entry::Used { value, .. } => value,
-            Entry::Free { .. } => panic!("slot {index} is free"),
+            Entry::Free { .. } => free_slot(index),
         }
     }
 }

@@ -1,22 +1,16 @@
 //! The only place where the data plane reads clocks.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_engine::Time;
+use rustix::time::{ClockId, clock_gettime};
 
-/// Turns the monotonic clock into the engine's time.
-#[derive(Clone, Copy)]
-pub(crate) struct Clock(Instant);
-
-impl Clock {
-    pub(crate) fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    pub(crate) fn now(&self) -> Time {
-        // The engine takes zero for "long ago".
-        Time::from_micros(1 + self.0.elapsed().as_micros() as u64)
-    }
+/// The engine's time: that of the monotonic clock.
+#[inline]
+pub(crate) fn now() -> Time {
+    let now = clock_gettime(ClockId::Monotonic);
+    // The engine takes zero for "long ago", and it may be the very start of the machine.
+    Time::from_micros(1 + now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000)
 }
 
 /// Microseconds since 1970.

@@ -13,7 +13,7 @@ use cashew_engine::{Admission, CloseReason, ConnId, Engine, OpenFiles, Time};
 use cashew_metrics::{Segments, Shared};
 use rustix::process::{Resource, getrlimit};
 
-use crate::clock::Clock;
+use crate::clock::now;
 
 /// What the driver watches for the worker.
 pub(crate) const WATCH_CONTROL: u32 = 0;
@@ -49,7 +49,6 @@ pub(crate) enum Listener {
 /// Everything of a worker but its driver, so that the driver can call it.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
-    pub(crate) clock: Clock,
     pub(crate) now: Time,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
@@ -84,7 +83,7 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn tick(&mut self) {
-        self.now = self.clock.now();
+        self.now = now();
     }
 
     /// Another snapshot is in use: what belongs to its pools is found by name.
@@ -232,7 +231,7 @@ impl Handler for Core {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn received(&mut self, conn: Token, bytes: &mut Vec<u8>) {
         let id = ConnId::from_token(conn.0);
         self.engine.handle_received_buffer(id, bytes, self.now);
@@ -281,7 +280,7 @@ impl Handler for Core {
         self.engine.output(ConnId::from_token(conn.0), slices)
     }
 
-    #[inline]
+    #[inline(always)]
     fn sent(&mut self, conn: Token, bytes: u64) {
         self.engine.handle_sent(ConnId::from_token(conn.0), bytes, self.now);
     }

@@ -75,7 +75,7 @@ impl Batch {
 
 impl<D: Driver> Worker<D> {
     /// Passes on what was overheard since the last call.
-    #[inline]
+    #[inline(always)]
     pub(super) fn tell_monitors(&mut self) {
         if let Some(overheard) = self.core.engine.take_overheard() {
             self.pass_on(&overheard);
@@ -86,6 +86,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    #[inline(never)]
     fn pass_on(&mut self, overheard: &Overheard) {
         let now = self.core.now;
         let mut here = String::new();
@@ -131,6 +132,7 @@ impl<D: Driver> Worker<D> {
     }
 
     /// Sends what was collected for other workers.
+    #[inline(never)]
     pub(super) fn tell_elsewhere(&mut self) {
         if self.monitors.due.take().is_none() {
             return;
