@@ -19,6 +19,7 @@ contract! {
     accepts_unix
     tells_listeners_apart
     accepts_a_bounded_number_per_tick
+    accepts_all_of_every_wave
     closes_whom_the_handler_does_not_want
     stops_listening_to_sockets_that_others_hold
     reads_in_order
@@ -117,6 +118,16 @@ fn accepts_a_bounded_number_per_tick<D: Driver>(new: fn() -> D) {
     let first = bench.recorder.accepted().len();
     assert!((1..CLIENTS).contains(&first), "{first}");
     bench.until(|recorder| recorder.accepted().len() == CLIENTS);
+}
+
+fn accepts_all_of_every_wave<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let mut peers = Vec::new();
+    for size in [1, 20, 1, 3, 90, 2, 1, 1] {
+        peers.extend((0..size).map(|_| TcpStream::connect(address).unwrap()));
+        bench.until(|recorder| recorder.accepted().len() == peers.len());
+    }
 }
 
 fn closes_whom_the_handler_does_not_want<D: Driver>(new: fn() -> D) {

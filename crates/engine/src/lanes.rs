@@ -113,8 +113,10 @@ impl Engine {
         let server = self.heard_from(index);
         self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
         while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
-            let rest = self.express_replies(index, bytes);
-            let rest = self.express_parts(index, rest);
+            let mut rest = self.express_replies(index, bytes);
+            if !rest.is_empty() {
+                rest = self.express_parts(index, rest);
+            }
             if rest.len() < bytes.len() {
                 bytes = rest;
                 continue;

@@ -235,6 +235,23 @@ fn values_that_nobody_asked_for_are_an_invalid_reply() {
 }
 
 #[test]
+fn what_is_wrong_with_a_retrieval_changes_nothing_before_it() {
+    let (mut world, client, [a, b, ..]) = four_servers();
+    for (reply, answer) in [
+        ("VALUE b 0 1\r\n2\r\nSERVER_ERROR x\r\n", "SERVER_ERROR x\r\n"),
+        ("VALUE f 0 1\r\n2\r\nEND\r\n", "SERVER_ERROR Server sent an invalid reply\r\n"),
+    ] {
+        world.send(client, "get a b\r\nget b a\r\nget a\r\n");
+        world.send(a, "VALUE a 0 1\r\n1\r\nEND\r\nVALUE a 0 1\r\n1\r\nEND\r\nEND\r\n");
+        world.expect(client, "");
+        world.send(b, format!("VALUE b 0 1\r\n2\r\nEND\r\n{reply}"));
+        let first = "VALUE a 0 1\r\n1\r\nVALUE b 0 1\r\n2\r\nEND\r\n";
+        world.expect(client, format!("{first}{answer}END\r\n"));
+    }
+    world.assert_idle();
+}
+
+#[test]
 fn a_reply_of_another_shape_ends_the_servers_connection() {
     let (mut world, client, [a, ..]) = four_servers();
     world.send(client, "get a\r\n");

@@ -292,6 +292,41 @@ fn splits_keep_their_place_in_a_pipeline() {
 }
 
 #[test]
+fn what_is_wrong_with_a_split_changes_nothing_before_it() {
+    let (mut world, client, [a, b, ..]) = four_servers();
+    let invalid = "-ERR Server sent an invalid reply\r\n";
+    for (reply, answer) in [
+        ("*2\r\n:1\r\n:2\r\n", invalid),
+        ("*0\r\n", invalid),
+        (":1\r\n", invalid),
+        ("-ERR x\r\n", "-ERR x\r\n"),
+        ("*1\r\n*1\r\n:1\r\n", "*2\r\n*1\r\n:1\r\n:3\r\n"),
+    ] {
+        world.send(client, [redis("MGET a b"), redis("MGET b a"), redis("GET a")].concat());
+        world.send(a, "*1\r\n:1\r\n*1\r\n:3\r\n+A\r\n");
+        world.expect(client, "");
+        world.send(b, format!("*1\r\n$1\r\nB\r\n{reply}"));
+        world.expect(client, format!("*2\r\n:1\r\n$1\r\nB\r\n{answer}+A\r\n"));
+    }
+    world.assert_idle();
+}
+
+#[test]
+fn replies_to_parts_may_come_in_any_pieces() {
+    let (mut world, client, [a, b, ..]) = four_servers();
+    let reply = "*2\r\n$1\r\na\r\n$-1\r\n*1\r\n:1\r\n";
+    for cut in 1..reply.len() {
+        world.send(client, [redis("MGET a b e"), redis("MGET b a")].concat());
+        world.send(b, "*1\r\n$1\r\nB\r\n*1\r\n$-1\r\n");
+        world.send(a, &reply[..cut]);
+        world.send(a, &reply[cut..]);
+        let first = "*3\r\n$1\r\na\r\n$1\r\nB\r\n$-1\r\n";
+        world.expect(client, format!("{first}*2\r\n$-1\r\n:1\r\n"));
+    }
+    world.assert_idle();
+}
+
+#[test]
 fn large_values_pass_through_a_split() {
     let (mut world, client, [a, b, ..]) = four_servers();
     let (large, small) = ("x".repeat(200_000), "y".repeat(10));
