@@ -431,6 +431,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    #[inline(never)]
     fn take_addresses(&mut self) {
         let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
         for answer in answers {
@@ -458,6 +459,7 @@ impl<D: Driver> Worker<D> {
     }
 
     /// Tries the next address of servers that could not be reached at one; reports the others.
+    #[inline(never)]
     fn retry_connects(&mut self) {
         while let Some((conn, why)) = self.core.failed_connects.pop() {
             let next = self.core.addresses.get_mut(&conn).and_then(VecDeque::pop_front);
@@ -536,6 +538,7 @@ impl<D: Driver> Worker<D> {
     }
 
     /// Closes whom there is no time left for.
+    #[inline(never)]
     fn cut(&mut self) {
         // What these took is given back by whoever clears the slot's gauges.
         let clients = self.core.engine.clients() as u64;
@@ -567,6 +570,7 @@ impl<D: Driver> Worker<D> {
         self.is_master_alive = sent.is_master_alive;
     }
 
+    #[inline(never)]
     fn receive_messages(&mut self, control: &mut ChildChannel) {
         while self.is_master_alive {
             match control.receive() {
@@ -669,6 +673,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    #[inline(never)]
     fn begin_shutdown(&mut self) {
         self.core.tick();
         self.driver.stop_listening();
