@@ -272,6 +272,18 @@ class Envoy(Contender):
         return [self.script, "-c", config, "--concurrency", "1", *quiet]
 
 
+def compile_c(source, binary, *libraries):
+    """Compiles one source if it is newer than what was made of it."""
+    if os.path.exists(binary) and os.path.getmtime(binary) >= os.path.getmtime(source):
+        return
+    os.makedirs(os.path.dirname(binary), exist_ok=True)
+    command = [machine.tool("gcc"), "-O2", "-w", "-o", binary, source, *libraries]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        hint = "on Debian: apt-get install libc6-dev liburing-dev"
+        raise machine.Missing(f"{source} does not compile ({hint}):\n{done.stderr.strip()}")
+
+
 class Floor(Contender):
     """The least a RESP proxy can do; see its source. It answers what a budget of CPU per request
     is compared with, and is no gateway: it has no part in tails."""
@@ -286,15 +298,7 @@ class Floor(Contender):
     def require(self):
         if not os.path.exists(self.source):
             raise machine.Missing(f"the floor's source {self.source} is missing (--floor FILE)")
-        built = os.path.exists(self.binary)
-        if built and os.path.getmtime(self.binary) >= os.path.getmtime(self.source):
-            return
-        os.makedirs(os.path.dirname(self.binary), exist_ok=True)
-        command = [machine.tool("gcc"), "-O2", "-w", "-o", self.binary, self.source, "-luring"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            hint = "on Debian: apt-get install liburing-dev"
-            raise machine.Missing(f"the floor does not compile ({hint}):\n{done.stderr.strip()}")
+        compile_c(self.source, self.binary, "-luring")
 
     def supports(self, scenario):
         # It finds the key of a request and the end of a simple reply, and knows only RESP2.
@@ -306,6 +310,32 @@ class Floor(Contender):
     def command(self, listen, ports, protocol, directory):
         window = ["env", f"FLOOR_W={self.window}"] if self.window else []
         return [*window, self.binary, self.engine, str(listen[0]), *map(str, ports)]
+
+
+class Echo(Contender):
+    """Answers by itself: what the calls towards the clients cost, which no gateway is spared. It
+    says how much of a target is left for everything that a gateway is for."""
+
+    part = frozenset({"speed"})
+
+    source = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "echo.c")
+
+    def __init__(self, name, target):
+        super().__init__(name)
+        self.binary = os.path.join(target, "echo")
+
+    def require(self):
+        compile_c(self.source, self.binary)
+
+    def supports(self, scenario):
+        plain = scenario.protocol == "redis" and not (scenario.mget or scenario.resp3)
+        return plain and scenario.value_size == 100 and not scenario.large_percent
+
+    def version(self):
+        return "bench/echo.c: no gateway, answers by itself"
+
+    def command(self, listen, ports, protocol, directory):
+        return [self.binary, str(listen[0])]
 
 
 class Direct(Contender):
@@ -341,7 +371,16 @@ class Command(Contender):
         return shlex.split(text)
 
 
-DEFAULT = ["cashew", "cashew-nowindow", "nutcracker", "haproxy", "envoy", "floor", "direct"]
+DEFAULT = [
+    "cashew",
+    "cashew-nowindow",
+    "nutcracker",
+    "haproxy",
+    "envoy",
+    "floor",
+    "echo",
+    "direct",
+]
 
 
 def add_options(parser, root, default):
@@ -414,6 +453,7 @@ def known(options, target):
         Floor("floor-uring", floor, target, engine="uring"),
         Floor("floor-w50", floor, target, window=50),
         Floor("floor-w200", floor, target, window=200),
+        Echo("echo", target),
         Direct("direct"),
         Direct("direct-own-core", own_core=True),
     ]

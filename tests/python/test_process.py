@@ -5,6 +5,7 @@ import os
 import pwd
 import re
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -681,6 +682,20 @@ def test_workers_give_up_their_privileges(place):
     wait_until(lambda: len(gateway.workers()) == 2, "a new worker")
     for _ in range(10):
         assert gateway.call("GET", "a") == b"1"
+
+
+@AS_ROOT
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+def test_who_stays_root_whoever_it_runs_as_does_not_serve(place):
+    path = place.directory / "kept.yml"
+    path.write_text("global:\n  user: nobody\npools:\n" + "".join(
+        f"  {line}\n" for line in GOOD.replace("22121", str(free_port())).splitlines()))
+    done = run("--securebits", "+no_setuid_fixup", CASHEW, "-c", path, "-s", free_port(),
+               "-a", HOST, binary="setpriv")
+    if "setpriv: " in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 1
+    assert "did not start: it failed: root is not given up for good" in done.stderr
 
 
 @AS_ROOT

@@ -218,6 +218,21 @@ def test_a_pause_of_writes_holds_writes_of_all_workers_and_lets_reads_pass(any_g
     assert me.get("a") in ("after", "late")
 
 
+def test_a_pause_in_a_transaction_begins_for_all_when_that_is_executed(any_gateway, connect):
+    me, *others = [connect(any_gateway, f"c{n}") for n in range(8)]
+    pausing = me.pipeline().set("a", "1").execute_command("CLIENT PAUSE", 100_000, "WRITE")
+    assert pausing.set("a", "2").get("a").execute() == [True, True, True, "2"]
+    # All know of it by now.
+    assert [client.get("a") for client in others] == ["2"] * len(others)
+    writes = [background(lambda client=client: client.incr("a")) for client in others]
+    wait_until(lambda: sum("b" in each["flags"] for each in me.client_list()) == len(others),
+               "the writes are held back")
+    assert me.get("a") == "2"
+    unpausing = me.pipeline().execute_command("CLIENT UNPAUSE")
+    assert unpausing.get("a").execute() == ["OK", "2"]
+    assert sorted(write() for write in writes) == list(range(3, 3 + len(others)))
+
+
 def test_a_pause_of_everything_ends_by_itself(any_gateway, connect):
     clients = [connect(any_gateway, f"c{n}") for n in range(6)]
     other = connect(any_gateway, pool="beta")

@@ -4,6 +4,7 @@
 //! Everything told here is read from shared memory when asked for, so it is never older than the
 //! question and costs the workers nothing.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod connection;
 mod describe;

@@ -11,6 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
 use crate::children::set_process_name;
+use crate::tell::say;
 
 /// The last lines of reports on a start that went well and on one that did not.
 const READY: &str = "ready\n";
@@ -21,17 +22,17 @@ pub(crate) fn start() -> ExitCode {
     match start_and_listen() {
         Ok(report) => {
             if let Some(notes) = report.strip_suffix(READY) {
-                eprint!("{notes}");
+                notes.lines().for_each(say);
                 return ExitCode::SUCCESS;
             }
             match report.strip_suffix(FAILED) {
-                Some(notes) => eprint!("{notes}"),
-                None => eprintln!("{report}cashew: ended before it served"),
+                Some(notes) => notes.lines().for_each(say),
+                None => say(format_args!("{report}cashew: ended before it served")),
             }
             ExitCode::FAILURE
         }
         Err(error) => {
-            eprintln!("cashew: cannot run in the background: {error}");
+            say(format_args!("cashew: cannot run in the background: {error}"));
             ExitCode::FAILURE
         }
     }

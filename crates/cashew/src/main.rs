@@ -1,6 +1,7 @@
 //! The command line. The same executable is the master, and as a hidden subcommand each of its
 //! children.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod admin;
 mod arguments;

@@ -10,6 +10,7 @@ use cashew_supervisor::{Answer, AskError, Command, Outcome, Status};
 use chrono::{DateTime, Local};
 
 use crate::arguments::InstanceArguments;
+use crate::tell::say;
 
 /// How long an instance that is becoming another executable is asked again.
 const CUT_RETRY: Duration = Duration::from_secs(5);
@@ -41,7 +42,7 @@ fn finish(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("cashew: {why}");
+            say(format_args!("cashew: {why}"));
             ExitCode::FAILURE
         }
     }

@@ -23,7 +23,7 @@ pub(crate) fn instance(arguments: Arguments) -> ExitCode {
     let told = match Told::new(&arguments) {
         Ok(told) => Rc::new(told),
         Err(error) => {
-            eprintln!("cashew: {error}");
+            tell::say(format_args!("cashew: {error}"));
             return ExitCode::FAILURE;
         }
     };

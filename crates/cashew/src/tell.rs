@@ -1,6 +1,8 @@
 //! What is asked of the executable without running an instance. As nutcracker does, it answers on
 //! standard error.
 
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -16,14 +18,20 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The kernel's own limit, where there is no other (`fs.nr_open`).
 const OPEN_FILES_MAX: u64 = 1 << 20;
 
+/// A line on standard error. Who reads may have gone and the disk may be full, which changes nothing
+/// of what the line tells, so that is no failure.
+pub(crate) fn say(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// Version, help and statistics can be asked for at once.
 pub(crate) fn about(arguments: &Arguments) -> ExitCode {
-    eprintln!("This is cashew-{VERSION}");
+    say(format_args!("This is cashew-{VERSION}"));
     if arguments.help {
-        eprintln!("\n{}", Arguments::help());
+        say(format_args!("\n{}", Arguments::help()));
     }
     if arguments.describe_stats {
-        eprintln!("\n{}", cashew_admin::describe());
+        say(format_args!("\n{}", cashew_admin::describe()));
     }
     ExitCode::SUCCESS
 }
@@ -31,15 +39,15 @@ pub(crate) fn about(arguments: &Arguments) -> ExitCode {
 /// Exits with nutcracker's 1, where clap would with 2. The help of a command is no misuse.
 pub(crate) fn misuse(error: &clap::Error) -> ExitCode {
     if error.kind() == ErrorKind::DisplayHelp {
-        eprintln!("{error}");
+        say(error);
         return ExitCode::SUCCESS;
     }
     let message = error.to_string();
-    eprintln!("{}", message.trim_end());
+    say(message.trim_end());
     if !message.contains("Usage:") {
-        eprintln!("\nUsage: cashew [OPTIONS]");
+        say("\nUsage: cashew [OPTIONS]");
     }
-    eprintln!("\nFor more information, try '--help'.");
+    say("\nFor more information, try '--help'.");
     ExitCode::FAILURE
 }
 
@@ -48,15 +56,15 @@ pub(crate) fn test_conf(path: &Path) -> ExitCode {
     match cashew_config::load(path) {
         Ok(loaded) => {
             for warning in &loaded.warnings {
-                eprintln!("{warning}");
+                say(warning);
             }
-            eprintln!("cashew: configuration file '{file}' syntax is ok");
-            eprintln!("{}", memory_bound(&loaded.snapshot));
+            say(format_args!("cashew: configuration file '{file}' syntax is ok"));
+            say(memory_bound(&loaded.snapshot));
             ExitCode::SUCCESS
         }
         Err(errors) => {
-            eprintln!("{errors}");
-            eprintln!("cashew: configuration file '{file}' syntax is invalid");
+            say(errors);
+            say(format_args!("cashew: configuration file '{file}' syntax is invalid"));
             ExitCode::FAILURE
         }
     }

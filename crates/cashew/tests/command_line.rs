@@ -27,6 +27,36 @@ fn questions_are_answered_on_standard_error() {
 }
 
 #[test]
+fn what_nobody_can_be_told_is_no_reason_to_fail() {
+    let place = Place::new("untold");
+    place.configure(1);
+    let status = |arguments: &[&str]| {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cashew"));
+        command.args(arguments).stderr(full).status().unwrap().code()
+    };
+    assert_eq!(status(&["-V"]), Some(0));
+    assert_eq!(status(&["-h"]), Some(0));
+    assert_eq!(status(&["-Z"]), Some(1));
+    assert_eq!(status(&["-t", "-c", &place.file("cashew.yml")]), Some(0));
+    for arguments in [&["-t"][..], &["status"], &["-d"]] {
+        assert_eq!(status(&[arguments, &["-c", "/nonexistent"]].concat()), Some(1));
+    }
+}
+
+#[test]
+fn a_log_that_takes_nothing_is_no_reason_to_end() {
+    let place = Place::new("full");
+    place.configure(1);
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut running = Running(place.command().args(["-v", "11"]).stderr(full).spawn().unwrap());
+    wait_until(|| Path::new(&place.file("pid")).exists());
+    assert!(place.statistics().contains("\"alpha\""));
+    kill(running.0.id(), Signal::TERM);
+    assert_eq!(running.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn misuse_shows_the_usage_and_exits_with_1() {
     for arguments in [&["-Z"][..], &["-c"], &["-s", "0"], &["-m", "511"], &["-v", "x"], &["extra"]]
     {

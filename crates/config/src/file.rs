@@ -31,9 +31,9 @@ section! {
         worker_shutdown_timeout: Number<0, 86400> = "30",
         /// Microseconds that requests, and replies to clients that are owed more, may be held back
         /// under load so that many are written together, which saves CPU time here and on the
-        /// servers. The window opens with the load, to a third of this, and to all of it for a
-        /// crowd of clients who ask again when they are answered. What nobody could join goes at
-        /// once; 0 turns it off.
+        /// servers. The window opens with the load; to a third of this at most where clients ask
+        /// before they have been answered, because their requests come whatever is done. What
+        /// nobody could join goes at once; 0 turns it off.
         batch_window_max: Number<0, 10000> = "600",
         /// Bytes that the buffers and requests of all workers may take, each worker an equal share
         /// of at least 8mb. From three quarters of it on a worker takes no new requests; at all of

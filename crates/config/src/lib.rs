@@ -5,6 +5,7 @@
 //! The way goes down the list: text → [`tree`] (nodes with places) → [`file`] (typed options) →
 //! [`resolve`] (checks across options, names looked up) → [`snapshot`].
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod address;
 mod commands;

@@ -68,6 +68,7 @@ mod tests {
             no_evict: false,
             reply_off: false,
             reply_skip: false,
+            overheard: false,
             age_us: 0,
             input: 3,
             output: 2,

@@ -3,6 +3,7 @@
 //! channel means that the other side died. What is too big for a message, the snapshot, is handed
 //! over as a sealed memfd: an [`Epoch`].
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod channel;
 mod epoch;

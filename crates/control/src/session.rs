@@ -41,6 +41,8 @@ pub struct Session {
     /// CLIENT REPLY OFF, and SKIP before the next request.
     pub reply_off: bool,
     pub reply_skip: bool,
+    /// Monitors have been told of the request at the front of what was received.
+    pub overheard: bool,
     /// Microseconds since the client connected.
     pub age_us: u64,
     /// Length of what was received and not consumed.

@@ -56,6 +56,12 @@ struct Listener {
     socket: OwnedFd,
     /// Out of descriptors: not watched until one is free again.
     parked: bool,
+    /// How many to accept at once: as many as waited the last time. Asking for one that is not
+    /// there costs the kernel a socket; one that is left over is reported again by the next tick.
+    expected: usize,
+    /// How many were accepted since nobody was left over, and in which tick the last of them.
+    accepted: usize,
+    accepted_at: u8,
 }
 
 /// A slot of a table.
@@ -265,12 +271,29 @@ impl EpollDriver {
         let Some(index) = self.listeners.iter().position(|listener| listener.key == key) else {
             return;
         };
-        for _ in 0..ACCEPTS_PER_TICK {
-            let Listener { id, socket, .. } = &self.listeners[index];
-            let id = *id;
-            match net::accept_with(socket, ACCEPT_FLAGS) {
-                Ok(descriptor) => self.take(id, descriptor, handler),
-                Err(Errno::AGAIN) => return,
+        let tick = self.tick;
+        let listener = &mut self.listeners[index];
+        if listener.accepted_at == tick.wrapping_sub(1) {
+            // Some were left over.
+            listener.expected = (2 * listener.expected).min(ACCEPTS_PER_TICK);
+        } else {
+            listener.accepted = 0;
+        }
+        for _ in 0..listener.expected {
+            let listener = &mut self.listeners[index];
+            let id = listener.id;
+            match net::accept_with(&listener.socket, ACCEPT_FLAGS) {
+                Ok(descriptor) => {
+                    listener.accepted += 1;
+                    listener.accepted_at = tick;
+                    self.take(id, descriptor, handler);
+                }
+                Err(Errno::AGAIN) => {
+                    listener.expected = listener.accepted.clamp(1, ACCEPTS_PER_TICK);
+                    // Nobody is left over.
+                    listener.accepted_at = tick.wrapping_sub(1);
+                    return;
+                }
                 // The connection was reset while it waited, or a signal came.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(_) => {
@@ -409,7 +432,15 @@ impl Driver for EpollDriver {
         let key = self.next_key;
         watch_listener(&self.epoll, key, &socket)?;
         self.next_key = (key + 1) & (SPECIAL - 1) as u32;
-        self.listeners.push(Listener { id, key, socket, parked: false });
+        self.listeners.push(Listener {
+            id,
+            key,
+            socket,
+            parked: false,
+            expected: 1,
+            accepted: 0,
+            accepted_at: self.tick,
+        });
         Ok(())
     }
 

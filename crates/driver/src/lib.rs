@@ -3,6 +3,7 @@
 //! A [`Driver`] reports what happened to a [`Handler`] from inside [`Driver::wait`], one tick at a
 //! time, and writes what the handler has when told to by [`Driver::send`] and [`Driver::flush`].
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod epoll;
 #[allow(unsafe_code)]

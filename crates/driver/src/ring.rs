@@ -184,8 +184,7 @@ impl Ring {
         }
         if let Err(error) = self.enter(0, None) {
             // Going on would leave the kernel pointers into memory that is used for other things.
-            eprintln!("io_uring_enter: {error}");
-            abort();
+            give_up(&error);
         }
     }
 
@@ -425,14 +424,21 @@ impl<'b> Writes<'_, 'b> {
             let is_submitted = ring.io.submission().is_empty();
             if is_submitted {
                 if let Err(error) = ring.enter(1, None) {
-                    eprintln!("io_uring_enter: {error}");
-                    abort();
+                    give_up(&error);
                 }
             } else {
                 ring.submit();
             }
         }
     }
+}
+
+/// For when the kernel has not taken what its entries point to.
+#[cold]
+fn give_up(error: &io::Error) -> ! {
+    // A panic would let go of it on its way.
+    let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("io_uring_enter: {error}\n"));
+    abort();
 }
 
 /// The buffers that the kernel receives into, of all connections together. See

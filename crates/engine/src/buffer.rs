@@ -292,41 +292,6 @@ impl Output {
         pool.charge(grown);
     }
 
-    /// Bytes of the last buffer, if it has them: `len` in front of the last `behind`.
-    #[inline]
-    pub(crate) fn before(&self, behind: usize, len: usize) -> Option<&[u8]> {
-        let end = self.tail.len().checked_sub(behind)?;
-        let start = end.checked_sub(len).filter(|&start| start >= self.tail_start())?;
-        Some(&self.tail[start..end])
-    }
-
-    /// Puts a space and a word in front of the last `behind` bytes, if the last buffer has these.
-    #[inline]
-    pub(crate) fn insert_word(&mut self, behind: usize, word: &[u8], pool: &mut BufPool) -> bool {
-        let len = self.tail.len();
-        let more = 1 + word.len();
-        match len.checked_sub(behind) {
-            Some(at) if at >= self.tail_start() => {
-                if self.tail.capacity() - len < more {
-                    pool.reserve(&mut self.tail, more);
-                }
-                self.tail.resize(len + more, b' ');
-                self.tail.copy_within(at..len, at + more);
-                self.tail[at] = b' ';
-                self.tail[at + 1..at + more].copy_from_slice(word);
-                self.len += more as u64;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Where what is not written begins in the last buffer.
-    #[inline]
-    fn tail_start(&self) -> usize {
-        if self.front.is_none() { self.written } else { 0 }
-    }
-
     /// Appends a whole buffer, without a copy if it is large.
     pub(crate) fn push_buf(&mut self, buf: Vec<u8>, pool: &mut BufPool) {
         if buf.len() < LARGE {

@@ -16,7 +16,7 @@ use crate::upload::Upload;
 use crate::variant::Dialect;
 
 /// A buffer of at most this capacity stays with the slot of its request.
-const REPLY_KEPT_MAX: usize = 512;
+pub(crate) const REPLY_KEPT_MAX: usize = 512;
 
 /// Everything about one client connection that the engine keeps.
 ///

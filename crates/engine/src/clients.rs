@@ -48,6 +48,7 @@ impl Engine {
             self.keep_received(index, bytes);
             return;
         }
+        self.crowd.hasty += u64::from(client.head != NONE);
         let rest = self.express_requests(index, bytes);
         if !rest.is_empty() {
             self.consume_rest(index, rest);
@@ -190,7 +191,9 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
-                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    if used < buf.len() {
+                        used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    }
                 }
                 resp::Parsed::Partial { need: total } => {
                     if total >= UPLOAD_SIZE_MIN {
@@ -503,7 +506,9 @@ impl Engine {
     pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
         let conn = self.client_conn(index);
         self.leave_line(index);
-        self.tours.remove(&index);
+        if !self.tours.is_empty() {
+            self.tours.remove(&index);
+        }
         let mut client = self.clients.remove(index);
         let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);
@@ -570,7 +575,7 @@ impl Engine {
             Role::Parent { pending, .. } => pending > 0,
             Role::Single
             | Role::Counted(_)
-            | Role::Selecting(_)
+            | Role::Affecting(_)
             | Role::Fragment { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -591,7 +596,7 @@ impl Engine {
         match std::mem::replace(&mut request.role, Role::Single) {
             Role::Parent { merge, .. } => self.recycle_merge(merge),
             Role::Call(call) => self.recycle_call(call),
-            Role::Selecting(selections) => self.bufs.discharge(selections.size()),
+            Role::Affecting(effects) => self.bufs.discharge(effects.size()),
             Role::Single
             | Role::Fragment { .. }
             | Role::Counted(_)

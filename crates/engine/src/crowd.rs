@@ -13,9 +13,13 @@ const PERIODS_COUNTED: u32 = 256;
 pub struct Crowd {
     /// Clients that are owed an answer.
     pub waiting: u32,
-    asked: u32,
-    asked_before: u32,
-    /// Of those counted in `asked`, how many have gone whose place nobody has taken.
+    /// How often a client asked that was owed nothing, since the start.
+    pub asked: u64,
+    /// How often a client sent something while it was still owed an answer, since the start.
+    pub hasty: u64,
+    recent: u32,
+    recent_before: u32,
+    /// Of those counted in `recent`, how many have gone whose place nobody has taken.
     vacant: u32,
     period: u32,
     until: Time,
@@ -24,12 +28,12 @@ pub struct Crowd {
 impl Crowd {
     /// So many clients that wait, of so many active ones.
     pub fn with(waiting: u32, active: u32) -> Self {
-        Self { waiting, asked: active, ..Self::default() }
+        Self { waiting, recent: active, ..Self::default() }
     }
 
     /// Clients that have asked lately.
     pub fn active(&self) -> u32 {
-        self.asked.max(self.asked_before)
+        self.recent.max(self.recent_before)
     }
 
     /// A client that was owed nothing asks; `last` is the period in which it asked before, and
@@ -37,6 +41,7 @@ impl Crowd {
     #[inline]
     pub(crate) fn join(&mut self, last: &mut u32, count: &mut u32) {
         self.waiting += 1;
+        self.asked += 1;
         if *last != self.period {
             if *last / PERIODS_COUNTED != self.period / PERIODS_COUNTED {
                 *count = 0;
@@ -45,7 +50,7 @@ impl Crowd {
             // clients that ask once and go, as many are active as there are at a time.
             match *last == 0 && self.vacant > 0 {
                 true => self.vacant -= 1,
-                false => self.asked += 1,
+                false => self.recent += 1,
             }
             *last = self.period;
         }
@@ -101,8 +106,8 @@ impl Crowd {
         if now >= self.until {
             // After a long silence both counts are of the past.
             let is_next = now.micros_since(self.until) < PERIOD_US;
-            self.asked_before = if is_next { self.asked } else { 0 };
-            self.asked = 0;
+            self.recent_before = if is_next { self.recent } else { 0 };
+            self.recent = 0;
             self.vacant = 0;
             self.until = Time::from_micros(now.as_micros() + PERIOD_US);
             self.period = period_of(now);

@@ -7,12 +7,13 @@ use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
+use crate::client::REPLY_KEPT_MAX;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::fan;
 use crate::memcached::{merge_packets, merge_stats};
 use crate::pubsub::publish;
-use crate::request::{Gather, Merge, Role};
+use crate::request::{Merge, Role};
 use crate::slab::NONE;
 
 /// What is looked at of a probe's reply.
@@ -29,7 +30,7 @@ impl Engine {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             Role::Single
             | Role::Counted(_)
-            | Role::Selecting(_)
+            | Role::Affecting(_)
             | Role::Parent { .. }
             | Role::Probe { .. }
             | Role::Blocked
@@ -127,8 +128,11 @@ impl Engine {
         if let Role::Call(_) = self.requests[index].role {
             self.call_is_over(index);
         }
-        if let Role::Selecting(_) = self.requests[index].role {
-            self.follow_selections(index, &reply);
+        if let Role::Affecting(_) = self.requests[index].role {
+            match self.follow_effects(index, reply) {
+                Some(answer) => reply = answer,
+                None => return,
+            }
         }
         let request = &mut self.requests[index];
         match request.role {
@@ -161,7 +165,7 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
-            Role::Call(_) | Role::Counted(_) | Role::Selecting(_) => {
+            Role::Call(_) | Role::Counted(_) | Role::Affecting(_) => {
                 unreachable!("it was ended above")
             }
         }
@@ -181,7 +185,8 @@ impl Engine {
         request.arrived += bytes.len() as u64;
         let client = request.client;
         let is_single = matches!(request.role, Role::Single);
-        if request.silent || (is_single && client == NONE) {
+        let is_for_nothing = request.silent && !matches!(request.role, Role::Affecting(_));
+        if is_for_nothing || (is_single && client == NONE) {
             return;
         }
         let is_next = is_single && self.clients[client].head == index;
@@ -253,7 +258,7 @@ impl Engine {
         }
     }
 
-    fn fragment_done(&mut self, index: u32, parent: u32) {
+    pub(crate) fn fragment_done(&mut self, index: u32, parent: u32) {
         let Role::Parent { pending, .. } = &mut self.requests[parent].role else {
             unreachable!("a fragment's parent is a parent");
         };
@@ -289,6 +294,14 @@ impl Engine {
             self.end_turn(parent, fragments, round);
             return;
         }
+        if self.deal_out(parent, fragments, &merge) {
+            let client = self.requests[parent].client;
+            self.free_fragments(fragments);
+            self.recycle_merge(merge);
+            self.client_ready(client);
+            self.check_output(client);
+            return;
+        }
         let mut reply = self.merge(parent, fragments, &merge);
         let client = self.requests[parent].client;
         if let Some(many) = self.clients[client].modes.many() {
@@ -303,28 +316,27 @@ impl Engine {
 
     pub(crate) fn free_fragments(&mut self, mut at: u32) {
         while at != NONE {
-            let Role::Fragment { next, .. } = self.requests[at].role else {
+            let client = self.waiting_client(at);
+            let request = &mut self.requests[at];
+            let Role::Fragment { next, .. } = std::mem::replace(&mut request.role, Role::Single)
+            else {
                 unreachable!("fragments are linked to fragments");
             };
-            self.drop_reply(at);
-            self.free_request(at);
+            if client != NONE {
+                self.clients[client].held -= request.reply.len() as u64;
+            }
+            request.reply.clear();
+            if request.reply.capacity() > REPLY_KEPT_MAX {
+                self.bufs.give(std::mem::take(&mut request.reply));
+            }
+            self.requests.remove(at);
             at = next;
         }
     }
 
     /// The replies of a request's fragments, in their order.
     pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
-        let mut at = first;
-        std::iter::from_fn(move || {
-            if at == NONE {
-                return None;
-            }
-            let fragment = &self.requests[at];
-            if let Role::Fragment { next, .. } = fragment.role {
-                at = next;
-            }
-            Some(fragment.reply.as_slice())
-        })
+        self.requests.replies(first)
     }
 
     /// One reply of many.
@@ -371,9 +383,11 @@ impl Engine {
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
-                self.merge_elements(fragments, gather, &mut places, &mut out)
+                self.requests.merge_elements(fragments, gather, &mut places, &mut out)
             }
-            Merge::Values(gather) => self.merge_values(fragments, gather, &mut places, &mut out),
+            Merge::Values(gather) => {
+                self.requests.merge_values(fragments, gather, &mut places, &mut out)
+            }
             Merge::Told(aggregate) | Merge::Stats(aggregate) | Merge::Packets(aggregate) => {
                 let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
                 let mut text = Vec::new();
@@ -414,107 +428,6 @@ impl Engine {
         }
         self.bufs.charge(out.capacity() - room);
         out
-    }
-
-    /// Where to begin in each fragment's reply.
-    fn places(&self, first: u32, start: impl Fn(&[u8]) -> Option<usize>, out: &mut Vec<Place>) {
-        let mut at = first;
-        while let Role::Fragment { next, .. } = self.requests[at].role {
-            let start = start(&self.requests[at].reply).unwrap_or(usize::MAX);
-            out.push(Place { fragment: at, at: start });
-            if next == NONE {
-                return;
-            }
-            at = next;
-        }
-    }
-
-    /// What of a fragment's reply is not dealt out yet.
-    fn undealt(&self, place: Place) -> Option<&[u8]> {
-        self.requests[place.fragment].reply.get(place.at..)
-    }
-
-    /// Deals the elements of the fragments' arrays to the positions of the keys.
-    fn merge_elements(
-        &self,
-        fragments: u32,
-        gather: &Gather,
-        places: &mut Vec<Place>,
-        out: &mut Vec<u8>,
-    ) -> Option<()> {
-        // A lane's scanner has found each reply whole, so that only its elements' ends are looked
-        // for, and none missing or left over at the end shows that their number was right.
-        let start = |reply: &[u8]| {
-            let is_array = reply.starts_with(b"*");
-            reply.iter().position(|&byte| is_array && byte == b'\n').map(|end| end + 1)
-        };
-        self.places(fragments, start, places);
-        encode::write_array_header(out, gather.owners.len());
-        for &owner in &gather.owners {
-            let place = &mut places[owner as usize];
-            let element = first_element(self.undealt(*place)?)?;
-            out.extend_from_slice(element);
-            place.at += element.len();
-        }
-        places.iter().all(|&place| self.undealt(place) == Some(b"")).then_some(())
-    }
-
-    /// Puts the VALUE blocks of the fragments' replies in the order of the keys. A server names
-    /// its hits in the order it was asked, so a key that is not the next hit is a miss.
-    fn merge_values(
-        &self,
-        fragments: u32,
-        gather: &Gather,
-        places: &mut Vec<Place>,
-        out: &mut Vec<u8>,
-    ) -> Option<()> {
-        self.places_of_values(fragments, gather, places);
-        let keys = gather.keys.iter().zip(&gather.owners);
-        for (key, &owner) in keys.skip(gather.dealt as usize) {
-            let place = &mut places[owner as usize];
-            let next = memcached::Values::new(self.undealt(*place)?).next();
-            if let Some(hit) = next.filter(|hit| hit.key == key.of(&gather.text)) {
-                out.extend_from_slice(hit.block);
-                place.at += hit.block.len();
-            }
-        }
-        for &place in &*places {
-            let rest = self.undealt(place)?;
-            if gather.is_part && memcached::is_error(rest) {
-                continue;
-            }
-            if memcached::is_error(rest) {
-                // The server broke off behind its first hits.
-                out.clear();
-                out.extend_from_slice(rest);
-                return Some(());
-            }
-            if rest != b"END\r\n" {
-                return None;
-            }
-        }
-        if !gather.is_part {
-            out.extend_from_slice(b"END\r\n");
-        }
-        Some(())
-    }
-}
-
-/// How far a fragment's reply is dealt out.
-#[derive(Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) fragment: u32,
-    pub(crate) at: usize,
-}
-
-/// The element at the start of what is left of an array.
-fn first_element(buf: &[u8]) -> Option<&[u8]> {
-    if let Some((element, _)) = resp::plain_reply(buf) {
-        return Some(element);
-    }
-    match resp::ReplyScanner::default().scan(buf) {
-        resp::Scan::Complete(len) => Some(&buf[..len]),
-        resp::Scan::Partial | resp::Scan::Invalid => None,
     }
 }
 

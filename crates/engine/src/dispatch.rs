@@ -13,7 +13,7 @@ use crate::clients::Plan;
 use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
 use crate::lane::Link;
-use crate::pool::Server;
+use crate::pool::{Pool, Server};
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
 
@@ -80,6 +80,7 @@ impl Split {
         shrink(&mut self.owners);
     }
 
+    #[inline(always)]
     fn add(&mut self, server: u32) {
         let seen = &mut self.seen[server as usize];
         if seen.stamp != self.stamp {
@@ -179,16 +180,20 @@ impl Engine {
         server: u32,
         size: usize,
     ) -> Result<u32, Failure> {
-        if self.clients[client].special
-            && let Some(lane) = self.leased(client, server)
-        {
-            self.align(client, lane);
-            let limits = &self.pools[self.clients[client].pool as usize].limits;
-            let is_full = self.lane(lane).is_full(limits, size);
-            return if is_full { Err(Failure::QueueFull) } else { Ok(lane) };
+        let Client { special, pool, variant, lane_choice, .. } = self.clients[client];
+        if special && let Some(lane) = self.leased(client, server) {
+            return self.on_leased(client, lane, size);
         }
-        let Client { pool, variant, lane_choice, .. } = self.clients[client];
         self.lane_of((pool, server), variant, lane_choice, size)
+    }
+
+    /// A lane that the client has for itself, if it can take `size` more bytes.
+    #[cold]
+    fn on_leased(&mut self, client: u32, lane: u32, size: usize) -> Result<u32, Failure> {
+        self.align(client, lane);
+        let limits = &self.pools[self.clients[client].pool as usize].limits;
+        let is_full = self.lane(lane).is_full(limits, size);
+        if is_full { Err(Failure::QueueFull) } else { Ok(lane) }
     }
 
     /// The same for a client that may be gone.
@@ -253,7 +258,9 @@ impl Engine {
     /// Puts a request's bytes at the end of a lane.
     #[inline]
     pub(crate) fn send(&mut self, lane: u32, request: u32, payload: Payload<'_>) {
-        let output = &mut self.lanes[lane as usize].output;
+        let state = &mut self.lanes[lane as usize];
+        state.close_gets(&mut self.bufs);
+        let output = &mut state.output;
         let before = output.len();
         match payload {
             Payload::Bytes(bytes) => output.push(bytes, &mut self.bufs),
@@ -271,6 +278,7 @@ impl Engine {
     #[inline]
     pub(crate) fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
         let lane = &mut self.lanes[index as usize];
+        debug_assert!(lane.joined.waiting() == 0, "gets wait that stand in front");
         lane.append(request, wire_len, &mut self.requests);
         let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
@@ -285,13 +293,13 @@ impl Engine {
         access: Access,
         split: &mut Split,
     ) -> Result<Option<u32>, Failure> {
-        let config = &self.pools[pool as usize];
-        let is_one_shard = config.router.is_one_shard();
-        split.begin(config.servers.len());
+        let Pool { router, servers, .. } = &self.pools[pool as usize];
+        let is_up = |server: u32| servers[server as usize].is_up();
+        split.begin(servers.len());
         for key in keys {
             let server = match split.parts.first() {
-                Some(part) if is_one_shard => part.server,
-                _ => self.route(pool, key, access).ok_or(Failure::NoServer)?,
+                Some(part) if router.is_one_shard() => part.server,
+                _ => router.select(key, access, &mut self.rng, is_up).ok_or(Failure::NoServer)?,
             };
             split.add(server);
         }
@@ -303,12 +311,12 @@ impl Engine {
 
     /// Sends one fragment to each part's server, with the keys that it has in the order of the request.
     /// Nothing is sent when one of the servers cannot be.
-    pub(crate) fn send_fragments(
+    pub(crate) fn send_fragments<'b>(
         &mut self,
         client: u32,
         split: &mut Split,
         merge: Merge,
-        request: FragmentText<'_>,
+        request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) -> Plan {
         for at in 0..split.parts.len() {
             match self.lane_for(client, split.parts[at].server, request.size) {
@@ -326,12 +334,12 @@ impl Engine {
     /// have answered that it has none of the keys, or, if values are not asked for, why it cannot.
     /// That is in [`crate::memcached::Asking`], too. Nothing is sent, and nothing answered, if none
     /// of them can.
-    pub(crate) fn send_fragments_that_can(
+    pub(crate) fn send_fragments_that_can<'b>(
         &mut self,
         client: u32,
         split: &mut Split,
         merge: Merge,
-        request: FragmentText<'_>,
+        request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) {
         for at in 0..split.parts.len() {
             match self.lane_for(client, split.parts[at].server, request.size) {
@@ -350,28 +358,29 @@ impl Engine {
     }
 
     /// Writes fragments to the lanes that parts have; those that have none are answered already.
-    fn write_fragments(
+    fn write_fragments<'b>(
         &mut self,
         client: u32,
         split: &mut Split,
         merge: Merge,
-        request: FragmentText<'_>,
+        request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) -> Plan {
         // A guess at the room that it takes.
         let room = request.size.min(LARGE);
         for part in split.parts.iter_mut().filter(|part| part.lane != NONE) {
-            let output = &mut self.lanes[part.lane as usize].output;
-            part.start = output.len();
-            output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
+            let lane = &mut self.lanes[part.lane as usize];
+            lane.close_gets(&mut self.bufs);
+            part.start = lane.output.len();
+            lane.output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
         }
-        for (position, &owner) in split.owners.iter().enumerate() {
+        for (&owner, key) in split.owners.iter().zip(request.keys) {
             let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane as usize) else {
                 continue;
             };
             if !request.separator.is_empty() {
                 lane.output.push(request.separator, &mut self.bufs);
             }
-            lane.output.push((request.key)(position), &mut self.bufs);
+            lane.output.push(key, &mut self.bufs);
         }
         let parent = self.new_request(client);
         let pool = self.clients[client].pool;
@@ -452,7 +461,7 @@ impl Engine {
             let request = FragmentText {
                 head: &|_, _| {},
                 separator: b"",
-                key: &|_| text,
+                keys: std::iter::repeat(text),
                 foot: b"",
                 expect,
                 size: text.len(),
@@ -482,10 +491,11 @@ impl Engine {
     ) -> Box<Gather> {
         let mut gather = self.gather(split);
         self.bufs.discharge(gather.size());
-        for key in keys {
-            let key = key.of(text);
-            gather.keys.push(Span::new(gather.text.len(), key.len()));
-            gather.text.extend_from_slice(key);
+        if let (Some(first), Some(last)) = (keys.first(), keys.last()) {
+            let start = first.start as usize;
+            gather.text.extend_from_slice(&text[start..last.end()]);
+            let moved = |key: &Span| Span::new(key.start as usize - start, key.len as usize);
+            gather.keys.extend(keys.iter().map(moved));
         }
         self.bufs.charge(gather.size());
         gather
@@ -524,13 +534,13 @@ impl Engine {
 }
 
 /// How a fragment is written.
-pub(crate) struct FragmentText<'a> {
+pub(crate) struct FragmentText<'a, K> {
     /// Writes the start, given the number of keys.
     pub(crate) head: &'a dyn Fn(&mut Vec<u8>, u32),
     /// What stands in front of each key.
     pub(crate) separator: &'static [u8],
-    /// The key at a position, with what belongs to it, as it is written.
-    pub(crate) key: &'a dyn Fn(usize) -> &'a [u8],
+    /// The keys in their order, each with what belongs to it, as they are written.
+    pub(crate) keys: K,
     pub(crate) foot: &'a [u8],
     pub(crate) expect: Expect,
     /// Upper bound of a fragment's length.

@@ -146,7 +146,7 @@ pub(crate) struct Scratch {
     pub(crate) tagged: Vec<u8>,
     pub(crate) gathers: Spares<Box<Gather>>,
     pub(crate) calls: Spares<Box<Call>>,
-    pub(crate) places: Vec<crate::deliver::Place>,
+    pub(crate) places: Vec<crate::gather::Place>,
 }
 
 impl Scratch {
@@ -561,7 +561,9 @@ impl Engine {
     pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
         let conn = self.dirty_lanes.pop()?;
         if let Some(lane) = self.current_lane(conn) {
-            self.lanes[lane as usize].dirty = false;
+            let lane = &mut self.lanes[lane as usize];
+            lane.dirty = false;
+            lane.close_gets(&mut self.bufs);
         }
         Some(conn)
     }

@@ -15,7 +15,7 @@ use crate::client::{Departure, State};
 use crate::engine::Engine;
 use crate::id::ConnId;
 use crate::lane::{Link, Scanner};
-use crate::memcached::Asked;
+use crate::memcached::{Asked, END};
 use crate::request::Role;
 use crate::slab::NONE;
 use crate::variant::Dialect;
@@ -31,16 +31,6 @@ struct Plain<'b> {
     expect: Expect,
     /// It has to do with CAS uniques in a way for which the general way is.
     uniques: bool,
-}
-
-impl Plain<'_> {
-    /// Whether it is memcached's `get` of one key.
-    #[inline(always)]
-    fn is_get(&self) -> bool {
-        self.expect == Expect::Values
-            && self.bytes.len() == self.key.len() + b"get \r\n".len()
-            && self.bytes.starts_with(b"get ")
-    }
 }
 
 /// How a protocol's plain requests and replies are read. A trait, as functions that are handed over
@@ -207,22 +197,21 @@ impl Engine {
             if let Some(asked) = R::asked(plain.bytes) {
                 slot.asked = asked;
             }
-            let before = if client.head == NONE { NONE } else { client.tail };
             client.append(request, &mut self.requests, &mut self.crowd);
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
-            let is_get = R::JOINS && plain.is_get();
-            let is_joined = is_get && lane.join_get(request, plain.key, before, requests, bufs);
-            if !is_joined {
-                lane.append(request, plain.bytes.len() as u64, requests);
+            // Of those that retrieve, all but `get` have to do with uniques.
+            if R::JOINS && plain.expect == Expect::Values && !plain.uniques {
+                lane.append_get(request, plain.bytes, index, requests, bufs);
+            } else {
+                let wire_len = plain.bytes.len() as u64;
+                match R::JOINS {
+                    true => lane.append_beside_gets(request, wire_len, index, requests, bufs),
+                    false => lane.append(request, wire_len, requests),
+                }
+                lane.output.push(plain.bytes, bufs);
             }
             lane.mark(&mut self.dirty_lanes);
             lane.arm(lane_index, expiry, &mut self.timers);
-            if !is_joined {
-                lane.output.push(plain.bytes, bufs);
-                if is_get {
-                    lane.open_get(request, plain.bytes.len());
-                }
-            }
             buf = plain.rest;
         }
         let count = client.requests - requests_before;
@@ -268,16 +257,15 @@ impl Engine {
             if !is_plain {
                 break;
             }
-            let mut last = &b""[..];
-            let (reply, rest) = if R::JOINS && request.expect.is_joined() {
-                let Some(part) = lane.joined.plain_part(request.expect, buf) else { break };
-                last = part.last;
-                (part.block, part.rest)
+            let is_joined = R::JOINS && request.expect.is_joined();
+            let (reply, is_open, rest) = if is_joined {
+                let Some(part) = lane.joined.plain_part(request, buf) else { break };
+                (part.reply, part.is_open, part.rest)
             } else {
-                let Some(whole) = R::reply(request.expect, buf) else { break };
-                whole
+                let Some((whole, rest)) = R::reply(request.expect, buf) else { break };
+                (whole, false, rest)
             };
-            let len = (reply.len() + last.len()) as u64;
+            let len = (reply.len() + if is_open { END.len() } else { 0 }) as u64;
             if len >= LARGE as u64 {
                 break;
             }
@@ -296,16 +284,16 @@ impl Engine {
                 }
                 _ => (None, reply),
             };
-            if R::JOINS && request.expect.is_joined() {
-                lane.joined.pop_key(&mut self.bufs);
+            if is_joined {
+                lane.joined.pop_key(request, &mut self.bufs);
             }
             if client.head != head {
                 if let Some(header) = header {
                     request.hold(&header, &mut self.bufs);
                 }
                 request.hold(reply, &mut self.bufs);
-                if R::JOINS {
-                    request.hold(last, &mut self.bufs);
+                if is_open {
+                    request.hold(END, &mut self.bufs);
                 }
                 client.held += len;
             } else {
@@ -313,8 +301,8 @@ impl Engine {
                     client.output.push(&header, &mut self.bufs);
                 }
                 client.output.push(reply, &mut self.bufs);
-                if R::JOINS {
-                    client.output.push(last, &mut self.bufs);
+                if is_open {
+                    client.output.push(END, &mut self.bufs);
                 }
                 let (requests, bufs) = (&mut self.requests, &mut self.bufs);
                 client.deliver_done(requests, bufs, &mut self.crowd, |started| {

@@ -13,6 +13,7 @@ use crate::action::{Action, Scope};
 use crate::census::Question;
 use crate::client::State;
 use crate::clients::Plan;
+use crate::effects::write_with_error;
 use crate::engine::Engine;
 use crate::id::ConnId;
 use crate::time::Time;
@@ -81,6 +82,9 @@ pub(crate) enum Answer {
     /// An error when there is nobody to count.
     AnyOf(u64),
     Done,
+    /// What a server has answered to EXEC, kept with the request; in this place of it is what all
+    /// workers are asked for.
+    Executed(u32),
 }
 
 impl Answer {
@@ -88,7 +92,7 @@ impl Answer {
     fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Lines(lines) => lines.clone(),
-            Self::Count(0) | Self::AnyOf(0) | Self::Done => Vec::new(),
+            Self::Count(0) | Self::AnyOf(0) | Self::Done | Self::Executed(_) => Vec::new(),
             Self::Count(count) | Self::AnyOf(count) => count.to_string().into_bytes(),
         }
     }
@@ -100,7 +104,7 @@ impl Answer {
                 let more = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok());
                 *count = count.saturating_add(more.unwrap_or(0));
             }
-            Self::Done => {}
+            Self::Done | Self::Executed(_) => {}
         }
     }
 
@@ -109,7 +113,7 @@ impl Answer {
             Self::Lines(lines) => encode::write_verbatim(out, resp, *b"txt", &in_order(lines)),
             Self::Count(count) => encode::write_integer(out, *count as i64),
             Self::AnyOf(0) => out.extend_from_slice(b"-ERR No such client\r\n"),
-            Self::AnyOf(_) | Self::Done => out.extend_from_slice(b"+OK\r\n"),
+            Self::AnyOf(_) | Self::Done | Self::Executed(_) => out.extend_from_slice(b"+OK\r\n"),
         }
     }
 }
@@ -152,22 +156,48 @@ impl Engine {
             let text = "ERR too many clients ask about clients of all worker processes";
             return self.say_error(client, text);
         }
+        let ticket = self.ask_workers(client, question.scope(), request.to_vec());
+        let asking = self.new_request(client);
+        self.await_workers(client, ticket, asking, question.answer());
+        self.clients[client].fenced = true;
+        Plan::Done
+    }
+
+    /// Has all workers do what a client wants of them. Nobody waits for their answers.
+    pub(crate) fn ask_everybody(&mut self, client: u32, question: Vec<u8>) {
+        self.ask_workers(client, Scope::Everywhere, question);
+    }
+
+    /// The same, but the reply to EXEC that is kept with the request goes to the client when they
+    /// have answered; at once, and not by this, if too many others wait.
+    pub(crate) fn ask_before_answer(
+        &mut self,
+        client: u32,
+        request: u32,
+        place: u32,
+        question: Vec<u8>,
+    ) -> bool {
+        let ticket = self.ask_workers(client, Scope::Everywhere, question);
+        let has_room = self.inquiries.open.len() < OPEN_MAX;
+        if has_room {
+            self.await_workers(client, ticket, request, Answer::Executed(place));
+        }
+        has_room
+    }
+
+    /// Returns what the answers are to be known by.
+    fn ask_workers(&mut self, client: u32, scope: Scope, request: Vec<u8>) -> u64 {
         self.inquiries.last_ticket += 1;
         let ticket = self.inquiries.last_ticket;
         let (pool, by) = (self.clients[client].pool, self.clients[client].session.id);
-        let inquiry = Inquiry {
-            ticket,
-            client: self.client_conn(client),
-            request: self.new_request(client),
-            answer: question.answer(),
-            ends: false,
-            since: self.now,
-        };
+        self.actions.push_back(Action::Ask { ticket, scope, pool, by, request });
+        ticket
+    }
+
+    fn await_workers(&mut self, client: u32, ticket: u64, request: u32, answer: Answer) {
+        let (client, since) = (self.client_conn(client), self.now);
+        let inquiry = Inquiry { ticket, client, request, answer, ends: false, since };
         self.inquiries.open.push(inquiry);
-        self.clients[client].fenced = true;
-        let scope = question.scope();
-        self.actions.push_back(Action::Ask { ticket, scope, pool, by, request: request.to_vec() });
-        Plan::Done
     }
 
     /// What a worker, perhaps this one, wants to know about the clients of a pool here, asked by
@@ -237,6 +267,9 @@ impl Engine {
         if ends {
             self.clients[client].state = State::Closing;
         }
+        if let Answer::Executed(place) = answer {
+            return self.pass_executed(request, place, rest);
+        }
         self.answer_request(client, request, |out| match rest {
             Rest::Missing => encode::write_error(out, UNANSWERED.as_bytes()),
             Rest::None | Rest::Awaited => answer.write(resp, out),
@@ -244,6 +277,20 @@ impl Engine {
         if self.clients.is_current(client, conn.generation()) {
             self.check_output(client);
         }
+    }
+}
+
+impl Engine {
+    /// All have answered who will: the reply to EXEC may go to the client.
+    fn pass_executed(&mut self, request: u32, place: u32, rest: Rest) {
+        let mut reply = self.take_reply(request);
+        if rest == Rest::Missing {
+            let mut known = self.bufs.take_for(reply.len() + UNANSWERED.len() + 8);
+            write_with_error(&reply, place, UNANSWERED, &mut known);
+            self.bufs.give(std::mem::replace(&mut reply, known));
+        }
+        self.charge(request, reply.len());
+        self.deliver_buf(request, reply);
     }
 }
 

@@ -274,7 +274,7 @@ impl Lane {
         self.lease != NONE || !self.is_free()
     }
 
-    /// Puts a request, whose bytes are the last `wire_len` of the output, at the end of the queue.
+    /// Puts a request, whose bytes are the last `wire_len` of what waits, at the end of the queue.
     #[inline(always)]
     pub(crate) fn append(&mut self, request: u32, wire_len: u64, requests: &mut Requests) {
         let slot = &mut requests[request];
@@ -289,6 +289,11 @@ impl Lane {
         if self.first_unsent == NONE {
             self.first_unsent = request;
         }
+        self.count_unsent(wire_len);
+    }
+
+    #[inline(always)]
+    pub(crate) fn count_unsent(&mut self, wire_len: u64) {
         self.unsent += 1;
         self.uncounted += 1;
         self.uncounted_size += wire_len;
@@ -312,10 +317,16 @@ impl Lane {
         self.batches.front().is_some_and(|batch| batch.end == self.answered)
     }
 
+    /// Bytes that wait to be written.
+    #[inline(always)]
+    pub(crate) fn unsent_size(&self) -> u64 {
+        self.output.len() + self.joined.waiting() as u64
+    }
+
     /// Whether a request of this size is more than may wait here.
     #[inline]
     pub(crate) fn is_full(&self, limits: &Limits, size: usize) -> bool {
-        let queued = self.output.len();
+        let queued = self.unsent_size();
         self.in_flight + self.unsent >= limits.server_queue_max
             || (queued > 0 && queued + size as u64 > limits.server_queue_size_max)
     }

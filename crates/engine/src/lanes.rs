@@ -44,7 +44,7 @@ impl Engine {
             self.publish_queues(index);
             return;
         }
-        lane.joined.close();
+        lane.close_gets(&mut self.bufs);
         lane.output.advance(bytes, &mut self.bufs);
         lane.in_flight_size += bytes;
         let mut sent = 0;
@@ -114,6 +114,7 @@ impl Engine {
         self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
         while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
             let rest = self.express_replies(index, bytes);
+            let rest = self.express_parts(index, rest);
             if rest.len() < bytes.len() {
                 bytes = rest;
                 continue;
@@ -207,6 +208,7 @@ impl Engine {
     /// is too large. The rest has to be written all the same: a remnant takes the request's place.
     fn leave_remnant(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
+        lane.close_gets(&mut self.bufs);
         let answered = lane.head;
         let request = &mut self.requests[answered];
         request.in_lane = false;

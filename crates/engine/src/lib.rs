@@ -4,6 +4,7 @@
 //! clock and starts no thread: a driver, a simulator or a test moves the bytes, tells the time and
 //! carries out what the engine asks for. See [`Engine`] for the order of calls.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod action;
 mod aside;
@@ -21,12 +22,15 @@ mod clients;
 mod crowd;
 mod deliver;
 mod dispatch;
+mod effects;
 mod engine;
 mod epoch;
 mod express;
+mod express_parts;
 mod failure;
 mod fan;
 mod files;
+mod gather;
 mod handshake;
 mod hold;
 mod id;
@@ -53,7 +57,6 @@ mod requests;
 mod rng;
 mod router;
 mod scripts;
-mod selection;
 mod session;
 mod silence;
 mod slab;

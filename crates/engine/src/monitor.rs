@@ -343,7 +343,7 @@ impl Engine {
         let Client { pool, session, modes, .. } = &self.clients[client];
         let pool = &self.pools[*pool as usize];
         let transaction = modes.transaction.as_ref();
-        match transaction.and_then(|transaction| transaction.selections.last()) {
+        match transaction.and_then(|transaction| transaction.effects.database()) {
             Some(selected) => pool.database_of(selected),
             None => pool.database_of(session.database),
         }

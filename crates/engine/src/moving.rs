@@ -37,6 +37,8 @@ pub struct SessionParts {
     pub no_evict: bool,
     /// Which requests are not answered, set by CLIENT REPLY.
     pub silence: Silence,
+    /// Monitors have been told of the request at the front of what was received.
+    pub is_overheard: bool,
     /// How long ago the client connected.
     pub age_us: u64,
 }
@@ -304,6 +306,7 @@ impl Engine {
             profile: profile.map(|profile| *profile).unwrap_or_default(),
             no_evict,
             silence,
+            is_overheard: client.modes.is_overheard,
             age_us: (now.as_micros() as i64 - since_us).max(0) as u64,
         };
         Some(Export { pool: client.pool, parts, input: client.input, output })
@@ -347,6 +350,9 @@ impl Engine {
             Silence::Next => (true, Skip::This),
             Silence::All => (true, Skip::No),
         };
+        if parts.is_overheard {
+            client.modes.enter().is_overheard = true;
+        }
         client.asked_in = self.crowd.period();
         self.bufs.charge(output.capacity());
         client.output.push_buf(output, &mut self.bufs);

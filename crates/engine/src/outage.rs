@@ -208,7 +208,8 @@ impl Engine {
     /// A request is about to leave the lane without its reply.
     fn forget_key(&mut self, index: u32, request: u32) {
         if self.requests[request].expect.is_joined() && !self.requests[request].is_remnant() {
-            self.lanes[index as usize].joined.pop_key(&mut self.bufs);
+            let lane = &mut self.lanes[index as usize];
+            lane.joined.pop_key(&self.requests[request], &mut self.bufs);
         }
     }
 
@@ -251,7 +252,7 @@ impl Engine {
     /// Only while nothing is in flight: then the first unsent request is the lane's head. Those that
     /// are joined with it fail with it.
     fn fail_first_unsent(&mut self, index: u32, failure: Failure) {
-        self.lanes[index as usize].joined.close();
+        self.lanes[index as usize].close_gets(&mut self.bufs);
         while self.fail_unsent_head(index, failure) == Expect::Joined {}
     }
 
@@ -296,7 +297,7 @@ impl Engine {
             | Role::Parent { .. }
             | Role::Fragment { .. }
             | Role::Counted(_)
-            | Role::Selecting(_)
+            | Role::Affecting(_)
             | Role::Blocked
             | Role::Call(_) => {}
         }

@@ -167,7 +167,7 @@ impl Queues {
     #[inline]
     pub(crate) fn add(&mut self, lane: &Lane) {
         self.unsent += u64::from(lane.unsent);
-        self.unsent_size += lane.output.len();
+        self.unsent_size += lane.unsent_size();
         self.in_flight += u64::from(lane.in_flight);
         self.in_flight_size += lane.in_flight_size;
     }

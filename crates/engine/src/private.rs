@@ -247,6 +247,7 @@ impl Engine {
         lane.handshake.output.clear(&mut self.bufs);
         lane.handshake.reply.clear();
         lane.batches.clear();
+        lane.close_gets(&mut self.bufs);
         lane.joined.reset();
         lane.written = 0;
         lane.answered = 0;

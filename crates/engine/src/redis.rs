@@ -227,18 +227,21 @@ impl Engine {
                 redis::Merge::Sum => (Merge::Sum, 1),
                 redis::Merge::AllOk => (Merge::Same, 2),
             };
-            let name = args[0].of(bytes);
+            // As they came: arguments lie close together, each with a header and a line end.
+            let behind = |arg: &Span| arg.end() + b"\r\n".len();
+            let header_end = bytes.iter().position(|&byte| byte == b'\n').unwrap_or_default();
+            let name = &bytes[header_end + 1..behind(&args[0])];
+            let mut start = behind(&args[0]);
             let request = FragmentText {
                 head: &|out, keys| {
                     encode::write_array_header(out, 1 + step * keys as usize);
-                    encode::write_bulk(out, name);
+                    out.extend_from_slice(name);
                 },
                 separator: b"",
-                // As it came: arguments lie close together, each with a header and a line end.
-                key: &|position| {
-                    let behind = |arg: usize| args[arg].end() + b"\r\n".len();
-                    &bytes[behind(position * step)..behind((position + 1) * step)]
-                },
+                keys: args[1..].iter().skip(step - 1).step_by(step).map(|last| {
+                    let end = behind(last);
+                    &bytes[std::mem::replace(&mut start, end)..end]
+                }),
                 foot: b"",
                 expect: Expect::Line,
                 size: bytes.len(),

@@ -8,10 +8,10 @@ use crate::buffer::BufPool;
 use crate::bulk::Mark;
 use crate::calls::Call;
 use crate::carry::Carry;
+use crate::effects::Effects;
 use crate::fan::{Named, Newest, Page, Round};
 use crate::memcached::{Aggregate, Asked};
 use crate::pubsub::Correction;
-use crate::selection::Selections;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -75,8 +75,8 @@ pub(crate) enum Role {
     Counted(Correction),
     /// As a single one, but for a reply that says that the server has lost what is called.
     Call(Box<Call>),
-    /// As a single one, but its client may have another database afterwards.
-    Selecting(Box<Selections>),
+    /// As a single one, but it may do what the gateway goes along with.
+    Affecting(Box<Effects>),
     /// Asks an ejected server whether it is well.
     Probe {
         server: u32,
@@ -143,7 +143,7 @@ pub(crate) enum Merge {
 pub(crate) struct Gather {
     /// By position in the request: the ordinal of the fragment that carries the key.
     pub(crate) owners: Vec<u32>,
-    /// Keys, back to back, for replies that omit missing ones.
+    /// Keys, and what stands between them, for replies that omit missing ones.
     pub(crate) text: Vec<u8>,
     pub(crate) keys: Vec<Span>,
     /// The reply goes on: no END.

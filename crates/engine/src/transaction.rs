@@ -18,11 +18,11 @@ use crate::client::State;
 use crate::client_pause::may_write;
 use crate::clients::Plan;
 use crate::dispatch::Payload;
+use crate::effects::Effects;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
 use crate::request::Own;
-use crate::selection::Selections;
 use crate::session::NO_DATABASE;
 use crate::slab::NONE;
 
@@ -35,7 +35,7 @@ const OVERHEARD_SIZE_MAX: usize = 64 * 1024;
 const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 const DISCARD: &[u8] = b"*1\r\n$7\r\nDISCARD\r\n";
-const UNWATCH: &[u8] = b"*1\r\n$7\r\nUNWATCH\r\n";
+pub(crate) const UNWATCH: &[u8] = b"*1\r\n$7\r\nUNWATCH\r\n";
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 const OK: &[u8] = b"+OK\r\n";
 
@@ -60,7 +60,7 @@ pub(crate) struct Transaction {
     /// the database, and of how many they will not be told.
     overheard: Vec<u8>,
     unheard: u32,
-    pub(crate) selections: Selections,
+    pub(crate) effects: Effects,
     fate: Fate,
 }
 
@@ -91,7 +91,7 @@ impl Transaction {
             early_ends: Vec::new(),
             overheard: Vec::new(),
             unheard: 0,
-            selections: Selections::default(),
+            effects: Effects::default(),
             fate: Fate::Good,
         }
     }
@@ -108,7 +108,7 @@ impl Transaction {
     /// Bytes allocated.
     pub(crate) fn size(&self) -> usize {
         let early = self.early.capacity() + self.early_ends.capacity() * size_of::<u32>();
-        size_of::<Self>() + early + self.overheard.capacity() + self.selections.size()
+        size_of::<Self>() + early + self.overheard.capacity() + self.effects.size()
     }
 
     /// A request that will be executed in this database.
@@ -323,6 +323,11 @@ impl Engine {
             Rule::Local(Local::Select) => {
                 let index = args.get(1).map_or(&b""[..], |arg| arg.of(bytes));
                 self.queue_select(client, index, bytes)
+            }
+            Rule::Local(Local::Client)
+                if matches!(command.name, "client|pause" | "client|unpause") =>
+            {
+                self.queue_pause(client, command, bytes, args)
             }
             Rule::Session(SessionRule::Unwatch)
             | Rule::Fan(Fan::AnyServer)
@@ -569,11 +574,11 @@ impl Engine {
             }
         };
         self.overhear_queued(client);
-        let selections = std::mem::take(&mut self.transaction(client).selections);
+        let effects = std::mem::take(&mut self.transaction(client).effects);
         self.close_transaction(client);
-        match selections.is_empty() {
+        match effects.is_empty() {
             true => self.send_last(client, lane, EXEC),
-            false => self.send_selecting(client, lane, EXEC, selections),
+            false => self.send_affecting(client, lane, EXEC, effects),
         }
     }
 

@@ -74,16 +74,16 @@ fn gets_pass_by_what_others_ask_and_not_what_their_own_client_has() {
             (z, "gets c\r\nget c\r\nincr n 1\r\nget n\r\n"),
         ],
     );
-    // `get b` meets the last get that waits.
+    // `gets c` passes by the gets of the others, and `incr n` does not pass by `get c`.
     world.expect(
         lane,
-        "get a\r\nset k 0 0 1\r\n1\r\nget k l b\r\ngets c\r\nget c\r\nincr n 1\r\nget n\r\n",
+        "get a\r\nset k 0 0 1\r\n1\r\ngets c\r\nget k l b c\r\nincr n 1\r\nget n\r\n",
     );
     let replies = [
         "END\r\nSTORED\r\n",
-        &value("k", "1"),
-        &hit("b", "2"),
         "VALUE c 0 1 7\r\n3\r\nEND\r\n",
+        &value("k", "1"),
+        &value("b", "2"),
         &hit("c", "3"),
         "8\r\n",
         &hit("n", "8"),
@@ -99,17 +99,107 @@ fn gets_pass_by_what_others_ask_and_not_what_their_own_client_has() {
 }
 
 #[test]
-fn a_get_passes_by_a_set_of_another_client() {
+fn a_set_passes_by_gets_of_other_clients() {
     let (mut world, [x, y, z], lane) = one_server();
     together(
         &mut world,
         &[(x, "get a\r\n"), (y, "set b 0 0 1\r\n1\r\n"), (z, "get ccc\r\nget d\r\n")],
     );
-    world.expect(lane, "get a ccc d\r\nset b 0 0 1\r\n1\r\n");
-    world.send(lane, hit("ccc", "3") + "STORED\r\n");
+    world.expect(lane, "set b 0 0 1\r\n1\r\nget a ccc d\r\n");
+    world.send(lane, "STORED\r\n".to_string() + &hit("ccc", "3"));
     world.expect(x, "END\r\n");
     world.expect(y, "STORED\r\n");
     world.expect(z, hit("ccc", "3") + "END\r\n");
+    world.assert_idle();
+}
+
+/// Gets wait behind what is on its way, behind what is answered meanwhile, and behind nothing.
+#[test]
+fn sets_pass_by_gets_whatever_stands_in_front() {
+    for answered in [0, 1, 2] {
+        let (mut world, [w, x, y, z], lane) = one_server();
+        together(&mut world, &[(w, "set p 0 0 1\r\n1\r\nset q 0 0 1\r\n1\r\n")]);
+        world.received(lane);
+        let mut receive = |from, bytes: &str| {
+            world.engine.handle_received(from, bytes.as_bytes(), world.now);
+        };
+        receive(x, "get a\r\n");
+        (0..answered).for_each(|_| receive(lane, "STORED\r\n"));
+        receive(y, "set b 0 0 1\r\n1\r\n");
+        receive(z, "get c\r\n");
+        receive(w, "incr n 1\r\nget w\r\n");
+        receive(y, "touch b 1\r\n");
+        world.tick();
+        world.expect(lane, "set b 0 0 1\r\n1\r\nincr n 1\r\ntouch b 1\r\nget a c w\r\n");
+        world.send(lane, "STORED\r\n".repeat(3 - answered) + "7\r\nTOUCHED\r\n" + &hit("w", "1"));
+        world.expect(w, "STORED\r\n".repeat(2) + "7\r\n" + &hit("w", "1"));
+        world.expect(x, "END\r\n");
+        world.expect(y, "STORED\r\nTOUCHED\r\n");
+        world.expect(z, "END\r\n");
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn gets_that_wait_when_the_connection_is_lost_are_sent_on_the_next() {
+    let (mut world, [w, x, y], lane) = one_server();
+    world.wait_ms(10_000);
+    together(&mut world, &[(w, "set p 0 0 1\r\n1\r\n")]);
+    for (client, request) in [(x, "get a\r\n"), (w, "set q 0 0 1\r\n1\r\n"), (y, "get b\r\n")] {
+        world.engine.handle_received(client, request.as_bytes(), world.now);
+    }
+    world.close(lane, CloseReason::Reset);
+    world.expect(w, "SERVER_ERROR Connection reset by peer\r\n");
+    let lane = world.accept(0);
+    world.expect(lane, "set q 0 0 1\r\n1\r\nget a b\r\n");
+    world.send(lane, "STORED\r\n".to_string() + &hit("b", "1"));
+    world.expect(w, "STORED\r\n");
+    world.expect(x, "END\r\n");
+    world.expect(y, hit("b", "1"));
+    world.assert_idle();
+}
+
+/// What passes by is known by the client's number, and these are many.
+#[test]
+fn no_client_overtakes_itself_among_many() {
+    let (mut world, clients, lane) = one_server::<200>();
+    let all = clients.iter().enumerate();
+    let requests: Vec<_> = all
+        .map(|(at, &client)| (client, format!("get k{at}\r\nset k{at} 0 0 1\r\n1\r\n")))
+        .collect();
+    let requests: Vec<_> = requests.iter().map(|(client, text)| (*client, text.as_str())).collect();
+    together(&mut world, &requests);
+    let written = String::from_utf8(world.received(lane)).unwrap();
+    for at in 0..clients.len() {
+        let get = written
+            .find(&format!(" k{at}\r\n"))
+            .unwrap_or_else(|| written.find(&format!(" k{at} k")).expect("it was asked"));
+        assert!(get < written.find(&format!("set k{at} ")).expect("it was set"), "{written}");
+    }
+}
+
+#[test]
+fn keys_of_many_lines_that_are_on_their_way_are_told_apart() {
+    let (mut world, [x, y], lane) = one_server();
+    let key = |at: usize| format!("{at:0>200}");
+    let gets: Vec<_> = (0..100).map(|at| format!("get {}\r\n", key(at))).collect();
+    together(&mut world, &[(x, &gets[..60].concat()), (y, &gets[60..].concat())]);
+    assert_eq!(world.received(lane).iter().filter(|&&byte| byte == b'\n').count(), 12);
+    // Others come while some are answered. Every third is not there.
+    let reply = |at: usize| if at.is_multiple_of(3) { String::new() } else { value(&key(at), "1") };
+    for first in (0..100).step_by(9) {
+        let of_line: String = (first..100.min(first + 9)).map(reply).collect();
+        world.engine.handle_received(x, b"get a\r\n", world.now);
+        world.engine.handle_received(lane, (of_line + "END\r\n").as_bytes(), world.now);
+    }
+    world.tick();
+    world.expect(lane, format!("get{}\r\n", " a".repeat(12)));
+    world.send(lane, value("a", "2").repeat(12) + "END\r\n");
+    let replies = |range: std::ops::Range<usize>| -> String {
+        range.map(|at| reply(at) + "END\r\n").collect()
+    };
+    world.expect(x, replies(0..60) + &hit("a", "2").repeat(12));
+    world.expect(y, replies(60..100));
     world.assert_idle();
 }
 

@@ -186,6 +186,44 @@ fn a_call_that_is_asked_anew_after_a_change_is_told_once() {
 }
 
 #[test]
+fn a_call_that_is_asked_anew_by_another_worker_is_told_once() {
+    let [mut here, mut there] = std::array::from_fn(|_| {
+        let (mut world, [shared]): (World, [ConnId; 1]) =
+            World::connected(&pool("redis: true\npreconnect: true", 1));
+        world.engine.tell_time(WALL_US + world.now.as_micros(), world.now);
+        let monitor = world.client();
+        world.send(monitor, redis("MONITOR"));
+        world.expect(monitor, "+OK\r\n");
+        (world, shared, monitor)
+    });
+    let (world, shared, monitor) = (&mut here.0, here.1, here.2);
+    let client = world.client();
+    world.send(client, redis("BLPOP c 0"));
+    let expected = lines(world, 0, &["BLPOP c 0"]);
+    world.expect(monitor, expected);
+    let lane = world.accept(0);
+    world.send(lane, ":77\r\n");
+    world.engine.handle_leave(client, world.now);
+    world.tick();
+    world.received(shared);
+    world.send(lane, "*-1\r\n");
+    world.send(shared, ":1\r\n");
+    let moved = world.engine.export(client, world.now).expect("it is at rest");
+    let (world, monitor) = (&mut there.0, there.2);
+    let client = world.adopt(moved);
+    let lane = world.accept(0);
+    world.expect(lane, redis("CLIENT ID") + &redis("BLPOP c 0"));
+    world.expect(monitor, "");
+    world.send(lane, ":9\r\n*-1\r\n");
+    world.expect(client, "*-1\r\n");
+    // What it asks next is told, be it the same.
+    world.send(client, redis("BLPOP c 0"));
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    assert!(told.ends_with("\"BLPOP\" \"c\" \"0\"\r\n"), "{told}");
+    assert_eq!(told.matches("BLPOP").count(), 1);
+}
+
+#[test]
 fn uploads_are_told_by_their_start() {
     let (mut world, _, monitor) = monitored(REDIS);
     let client = world.client();

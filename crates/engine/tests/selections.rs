@@ -166,6 +166,53 @@ fn a_connection_that_breaks_with_exec_on_its_way_leaves_the_database() {
 }
 
 #[test]
+fn who_cannot_go_on_with_the_database_is_answered_and_closed() {
+    let options = format!("{OPTIONS}\ndatabases: 100");
+    let (mut world, client, [shared]) = World::with_client(&pool(&options, 1));
+    world.send(client, all(&["MULTI", "SELECT 99", "SET a 1", "EXEC", "GET a"]));
+    let lane = world.accept(0);
+    world.expect(lane, all(&["MULTI", "SELECT 99", "SET a 1", "EXEC", "SELECT 0"]));
+    world.send(lane, "+OK\r\n+QUEUED\r\n+QUEUED\r\n");
+    world.expect(client, "+OK\r\n+QUEUED\r\n+QUEUED\r\n");
+    // There was room when it was queued, and now others take it all.
+    for database in 1..64 {
+        let other = world.client();
+        world.send(other, redis(&format!("SELECT {database}")));
+        world.expect(other, "+OK\r\n");
+    }
+    world.send(lane, "*2\r\n+OK\r\n+OK\r\n+OK\r\n");
+    world.expect(client, "*2\r\n+OK\r\n+OK\r\n");
+    assert!(world.closed.contains(&client));
+    // What it asked behind it is for a database that it cannot have.
+    world.expect(shared, "");
+    // Nobody else suffers.
+    let late = world.client();
+    world.send(late, all(&["MULTI", "SELECT 99", "EXEC"]));
+    let told = String::from_utf8(world.received(late)).unwrap();
+    assert!(told.contains("-ERR too many databases are in use"), "{told}");
+    assert!(told.contains("-EXECABORT"), "{told}");
+    world.send(late, redis("GET a"));
+    world.expect(shared, redis("GET a"));
+    world.send(shared, "$-1\r\n");
+    world.expect(late, "$-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_selection_is_followed_by_who_wants_no_replies() {
+    let (mut world, client, shared) = one_server();
+    world.send(client, all(&["CLIENT REPLY OFF", "MULTI", "SELECT 5", "SET a 1", "EXEC"]));
+    let lane = world.accept(0);
+    world.expect(lane, all(&["MULTI", "SELECT 5", "SET a 1", "EXEC", "SELECT 0"]));
+    for part in ["+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+O", "K\r\n+", "OK\r\n+OK\r\n"] {
+        world.send(lane, part);
+    }
+    world.send(client, redis("CLIENT REPLY ON"));
+    world.expect(client, "+OK\r\n");
+    assert_database(&mut world, client, shared, 5);
+}
+
+#[test]
 fn there_is_a_most_of_them() {
     let (mut world, client, _) = one_server();
     let said = all(&["MULTI"]) + &redis("SELECT 1").repeat(1025);

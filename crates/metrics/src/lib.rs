@@ -11,6 +11,7 @@
 //!
 //! What all workers write, client ids and limits of clients, is [`Shared`]; so is how reloads went.
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod audience;
 mod clock;

@@ -2,6 +2,7 @@
 //!
 //! Everything here is a pure function of its arguments. Nothing allocates after a ring is built.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod hash;
 mod ring;

@@ -2,6 +2,7 @@
 //! goes and how much of it, whose rights it runs with, what memory it keeps, and how it becomes
 //! another program.
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 pub mod exec;
 pub mod log;

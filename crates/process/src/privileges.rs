@@ -15,6 +15,8 @@ pub enum PrivilegesError {
     LookUp { what: &'static str, name: String, errno: Errno },
     #[error("cannot {step}: {errno}")]
     Step { step: &'static str, errno: Errno },
+    #[error("root is not given up for good: the process keeps CAP_SETUID whoever it runs as")]
+    Kept,
 }
 
 /// Makes the whole process, all its threads, run as `user` and `group`, for good. Without a group
@@ -34,7 +36,9 @@ pub fn drop_privileges(user: Option<&str>, group: Option<&str>) -> Result<(), Pr
     }
     if let Some((_, uid)) = identity.user {
         step("set the user", setuid(uid))?;
-        assert!(uid.is_root() || setuid(Uid::from_raw(0)).is_err(), "root is given up for good");
+        if !uid.is_root() && setuid(Uid::from_raw(0)).is_ok() {
+            return Err(PrivilegesError::Kept);
+        }
     }
     Ok(())
 }

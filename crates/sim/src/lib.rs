@@ -6,6 +6,7 @@
 //! here reads a clock or does I/O, so a failing seed fails again. [`run`] plays one seed and panics
 //! at the first violation, after which the last events of the run are printed.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod binary_client;
 mod binary_server;

@@ -2,6 +2,7 @@
 //! the shared memory of the metrics, and it starts, watches and replaces the children: the workers,
 //! which serve, and the admin, which tells. It serves nobody itself and never waits for a child.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod activation;
 mod balance;

@@ -270,6 +270,17 @@ enum AddressState {
     Unix(Text),
 }
 
+impl ListenersState {
+    /// Whose sockets there are.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().map(|group| group.pool.as_str())
+    }
+
+    pub(crate) fn has_stats(&self) -> bool {
+        self.stats.is_some()
+    }
+}
+
 impl Listeners {
     pub(crate) fn state(&self, pack: &mut Pack) -> ListenersState {
         let group = |(address, group): (&Address, &Group)| GroupState {

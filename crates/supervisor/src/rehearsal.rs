@@ -61,6 +61,7 @@ impl Kit {
     pub(crate) fn open(state: &State, descriptors: &Unpack) -> Result<Self, String> {
         let epoch = Epoch::unseal(&*descriptors.get(state.epoch)?)
             .map_err(|error| format!("the configuration in effect cannot be read: {error}"))?;
+        state.check(&epoch.snapshot)?;
         let shared =
             Shared::open(&*descriptors.get(state.shared)?).map_err(|error| error.to_string())?;
         let segments =

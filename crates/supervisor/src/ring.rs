@@ -24,6 +24,7 @@ mod simulation;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use cashew_config::Snapshot;
 use cashew_control::ToChild;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -64,6 +65,15 @@ pub(crate) struct RingsState {
     pools: Vec<RingState>,
 }
 
+impl RingsState {
+    /// Whether there is one for each pool of the snapshot, with its servers.
+    pub(crate) fn are_of(&self, snapshot: &Snapshot) -> bool {
+        let pools = &snapshot.pools;
+        self.pools.len() == pools.len()
+            && self.pools.iter().zip(pools).all(|(ring, pool)| ring.is_of(pool))
+    }
+}
+
 impl Rings {
     /// All servers are live.
     pub(crate) fn new(pools: Vec<RingConfig>) -> Self {
@@ -88,12 +98,16 @@ impl Rings {
         }
     }
 
-    /// The workers of then are expected to be there: whoever is not has [left](Rings::left).
-    pub(crate) fn from_state(state: RingsState, now: Instant) -> Self {
+    /// Of the workers of then those are asked from now on who are there.
+    pub(crate) fn from_state(
+        state: RingsState,
+        is_there: impl Fn(Slot) -> bool,
+        now: Instant,
+    ) -> Self {
         Self {
             version: state.version,
             pools: state.pools.into_iter().map(|ring| Ring::from_state(ring, now)).collect(),
-            workers: state.workers,
+            workers: state.workers.into_iter().filter(|&slot| is_there(slot)).collect(),
             messages: VecDeque::new(),
             frozen: state.frozen,
             halted: false,
@@ -597,7 +611,7 @@ mod tests {
         let saved = serde_json::to_vec(&rings.state(now)).unwrap();
         let later = now + Duration::from_secs(1);
         let state: RingsState = serde_json::from_slice(&saved).unwrap();
-        let mut rings = Rings::from_state(state.clone(), now);
+        let mut rings = Rings::from_state(state.clone(), |_| true, now);
         assert_eq!(rings.state(now), state);
         assert_eq!(rings.live(0), [true, false]);
         rings.thaw(later);
@@ -611,6 +625,18 @@ mod tests {
         messages(&mut rings);
         rings.server_up(0, 1, later);
         assert_eq!(messages(&mut rings), [], "it still flaps");
+    }
+
+    #[test]
+    fn nobody_waits_for_workers_that_the_exchange_has_not_kept() {
+        let (mut rings, now) = running([0, 3]);
+        rings.freeze();
+        let mut rings = Rings::from_state(rings.state(now), |slot| slot == 0, now);
+        rings.thaw(now);
+        eject(&mut rings, 1, now);
+        assert_eq!(rings.live(0), [true, false]);
+        // Its place is free.
+        rings.joined(3);
     }
 
     #[test]

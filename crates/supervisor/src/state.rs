@@ -12,7 +12,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use cashew_config::Snapshot;
+use cashew_metrics::{QUOTAS_MAX, SLOTS_MAX};
 use serde::{Deserialize, Serialize};
 
 use crate::child::Role;
@@ -180,6 +183,40 @@ impl State {
         serde_json::from_slice(text).map_err(unreadable)
     }
 
+    /// Whether it is whole, and of the configuration in effect: what is missing has to be found out
+    /// while there is a way back.
+    pub(crate) fn check(&self, snapshot: &Snapshot) -> Result<(), String> {
+        let pools = &snapshot.pools;
+        for pool in pools {
+            if self.quotas.get(&pool.name).is_none_or(|&quota| quota >= QUOTAS_MAX) {
+                return Err(format!("the clients of pool '{}' are not counted", pool.name));
+            }
+        }
+        if !self.rings.are_of(snapshot) {
+            return Err("the rings are not those of the configuration in effect".into());
+        }
+        if let Some(pool) =
+            self.listeners.pools().find(|&name| pools.iter().all(|pool| pool.name != name))
+        {
+            return Err(format!("there are sockets of pool '{pool}' and no such pool"));
+        }
+        if let Some(slot) = self.members.iter().find_map(|it| it.slot.filter(|&it| it >= SLOTS_MAX))
+        {
+            return Err(format!("there are {SLOTS_MAX} places for workers, and none for {slot}"));
+        }
+        let has_admin = self.members.iter().any(|member| member.slot.is_none());
+        if has_admin && !self.listeners.has_stats() {
+            return Err("the socket of the statistics is missing".into());
+        }
+        Ok(())
+    }
+
+    /// When the instance was started.
+    pub(crate) fn started(&self) -> SystemTime {
+        let since = Duration::from_secs(self.started_at);
+        UNIX_EPOCH.checked_add(since).unwrap_or_else(SystemTime::now)
+    }
+
     pub(crate) fn write(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a state has string keys and no failing serializer")
     }
@@ -267,7 +304,10 @@ fn yes() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::ring::{RingConfig, Rings};
 
     /// As the first version wrote it. A change that breaks these tests breaks upgrades.
     const STATE: &str = r#"{"format":1,"version":"0.1.0","program":3,"failed":null,
@@ -333,6 +373,47 @@ mod tests {
         let text = serde_json::to_vec(&back).unwrap();
         let again = State::read(&State::write_failed(&text, "again", None)).unwrap();
         assert_eq!((again.failed.as_deref(), again.wanted), (Some("again"), wanted));
+    }
+
+    #[test]
+    fn what_is_not_of_the_configuration_is_refused() {
+        let yaml = "alpha:\n  listen: 127.0.0.1:1\n  servers:\n   - 127.0.0.1:2:1\n";
+        let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
+        let snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+        let rings = Rings::new(RingConfig::of(&snapshot)).state(Instant::now());
+        let mut whole: serde_json::Value = serde_json::from_str(STATE).unwrap();
+        whole["rings"] = serde_json::to_value(rings).unwrap();
+        whole["listeners"]["groups"].as_array_mut().unwrap().pop();
+        let check = |pointer: &str, value: serde_json::Value| {
+            let mut state = whole.clone();
+            *state.pointer_mut(pointer).unwrap() = value;
+            State::read(state.to_string().as_bytes()).unwrap().check(&snapshot)
+        };
+        check("/started_at", u64::MAX.into()).unwrap();
+        let out_of_range = serde_json::json!({"1": {"live": false, "why": ""}});
+        let refused: [(&str, serde_json::Value, &str); 9] = [
+            ("/quotas", serde_json::json!({"beta": 1}), "pool 'alpha' are not counted"),
+            ("/quotas/alpha", QUOTAS_MAX.into(), "pool 'alpha' are not counted"),
+            ("/rings/pools", serde_json::json!([]), "rings are not those"),
+            ("/rings/pools/0/config/name", "other".into(), "rings are not those"),
+            ("/rings/pools/0/servers", serde_json::json!([]), "rings are not those"),
+            ("/rings/pools/0/wanted", out_of_range, "rings are not those"),
+            ("/listeners/groups/0/pool", "other".into(), "no such pool"),
+            ("/listeners/stats", serde_json::Value::Null, "statistics is missing"),
+            ("/members/0/slot", SLOTS_MAX.into(), "and none for 256"),
+        ];
+        for (pointer, value, expected) in refused {
+            let why = check(pointer, value).unwrap_err();
+            assert!(why.contains(expected), "{pointer}: {why}");
+        }
+    }
+
+    #[test]
+    fn an_instance_may_be_said_to_be_of_any_age() {
+        let mut state = State::read(STATE.as_bytes()).unwrap();
+        assert_eq!(state.started(), UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+        state.started_at = u64::MAX;
+        assert!(state.started() <= SystemTime::now());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The engine with what surrounds it in a worker; the driver's [`Handler`].
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -53,7 +53,7 @@ pub(crate) struct Core {
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) shared: Shared,
-    pub(crate) listeners: HashMap<u32, Listener>,
+    pub(crate) listeners: BTreeMap<u32, Listener>,
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
     pub(crate) preparer_readable: bool,
@@ -163,6 +163,16 @@ impl Core {
         match self.shared.take(self.engine.quota(pool), limit) {
             true => Admission::Welcome,
             false => Admission::Full,
+        }
+    }
+
+    /// The connection is over. Both are empty as a rule, and cost a hash of the name otherwise.
+    pub(crate) fn forget(&mut self, conn: Token) {
+        if !self.addresses.is_empty() {
+            self.addresses.remove(&conn);
+        }
+        if !self.detaching.is_empty() {
+            self.detaching.remove(&conn);
         }
     }
 

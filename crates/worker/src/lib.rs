@@ -1,5 +1,6 @@
 //! The worker: one thread that moves bytes through the engine, and obeys the master.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod affinity;
 mod clock;

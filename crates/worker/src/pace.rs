@@ -4,8 +4,9 @@
 //! meet in one write, and so do their replies on the way back. A reply that completes what its
 //! client is owed never waits: the client asks again when it has it. Where nearly all clients wait
 //! at a time they are a crowd, which is worth waiting for: all of it comes back when it has been
-//! answered, sooner than a window for it is over. docs/performance.md compares this policy with
-//! others.
+//! answered, sooner than a window for it is over. Clients that ask before they have been answered
+//! are an open loop: their requests come whatever is done, and to wait costs them latency.
+//! docs/performance.md compares this policy with others.
 
 use std::time::Duration;
 
@@ -17,8 +18,10 @@ const PERIOD_US: u64 = 2_000;
 const SLEEP_MIN_US: u64 = 3;
 /// With so many requests answered between two sleeps there is no window …
 const REQUESTS_PER_SLEEP_MIN: u64 = 5;
-/// … and with so many it is a third of the longest: more is for crowds.
-const REQUESTS_PER_SLEEP_MAX: u64 = 10;
+/// … with so many it is a third of the longest …
+const REQUESTS_PER_SLEEP_THIRD: u64 = 10;
+/// … and with so many it is the longest, unless the load is an open loop.
+const REQUESTS_PER_SLEEP_MAX: u64 = 20;
 /// A client that comes is as much to do as so many requests: it is accepted, watched and closed, and
 /// what it costs the kernel to connect and to part is more than a request is.
 const REQUESTS_PER_CLIENT: u64 = 8;
@@ -39,7 +42,16 @@ const CROWD_PERIODS_PERCENT: u64 = 75;
 const CROWD_REQUESTS_PER_SLEEP_MIN: u64 = 3;
 /// … and unless the worker is busy for less of its time, in percent, although it waits for the crowd:
 /// there is time to be spent on latency.
-const CROWD_BUSY_MIN_PERCENT: u64 = 83;
+const CROWD_BUSY_MIN_PERCENT: u64 = 40;
+
+/// Where clients send something while they are still owed an answer, so often in a period at least …
+const HASTY_MIN: u64 = 3;
+/// … and with so many of all sends, in percent, the load is an open loop …
+const HASTY_PERCENT: u64 = 5;
+/// … and is taken for one for so many periods more, about five seconds: to try a wider window on
+/// it costs latency.
+const OPEN_PERIODS: u32 = 2_500;
+
 /// Fractions of a microsecond, so that small steps are not lost.
 const FRACTION: u64 = 256;
 
@@ -66,6 +78,8 @@ pub(crate) struct Pace {
     crowded: u64,
     /// The share of time that the worker was busy, smoothed, times [`FRACTION`].
     busy: u64,
+    /// For so many periods more the load is taken for an open loop.
+    open_periods: u32,
 }
 
 /// What has been done since the start.
@@ -75,9 +89,29 @@ pub(crate) struct Work {
     pub(crate) answered: u64,
     /// Clients that came.
     pub(crate) clients: u64,
+    /// Times that a client asked that was owed nothing …
+    pub(crate) asked: u64,
+    /// … and that one sent something while it was still owed an answer.
+    pub(crate) hasty: u64,
 }
 
 impl Work {
+    /// What has been done since `before`.
+    fn since(self, before: Self) -> Self {
+        Self {
+            answered: self.answered - before.answered,
+            clients: self.clients - before.clients,
+            asked: self.asked - before.asked,
+            hasty: self.hasty - before.hasty,
+        }
+    }
+
+    /// Whether requests come though those before them have not been answered.
+    fn is_open_loop(self) -> bool {
+        let sends = self.asked + self.hasty;
+        self.hasty >= HASTY_MIN && self.hasty * 100 >= sends * HASTY_PERCENT
+    }
+
     /// How much that is in requests.
     fn requests(self) -> u64 {
         self.answered + self.clients * REQUESTS_PER_CLIENT
@@ -100,6 +134,7 @@ impl Pace {
             expired: 0,
             crowded: 0,
             busy: 0,
+            open_periods: 0,
         }
     }
 
@@ -145,7 +180,12 @@ impl Pace {
         if self.elapsed_us < PERIOD_US {
             return false;
         }
-        let per_sleep = (work.requests() - self.work.requests()) / self.sleeps.max(1);
+        let done = work.since(self.work);
+        let per_sleep = done.requests() / self.sleeps.max(1);
+        self.open_periods = match done.is_open_loop() {
+            true => OPEN_PERIODS,
+            false => self.open_periods.saturating_sub(1),
+        };
         let busy = self.worked_us * FRACTION / self.elapsed_us;
         self.busy = self.busy - self.busy / SMOOTHING + busy / SMOOTHING;
         let now = if self.had_crowd() { FRACTION } else { 0 };
@@ -170,7 +210,7 @@ impl Pace {
         let batches = self.complete + self.expired;
         let has_paid = self.complete * 100 >= batches * CROWD_COMPLETE_PERCENT
             && self.busy * 100 >= FRACTION * CROWD_BUSY_MIN_PERCENT;
-        self.was_full && (!is_wide || has_paid)
+        self.was_full && self.open_periods == 0 && (!is_wide || has_paid)
     }
 
     /// Where the window should be, given how many requests were answered between two sleeps.
@@ -180,9 +220,14 @@ impl Pace {
         if is_crowd && per_sleep >= CROWD_REQUESTS_PER_SLEEP_MIN {
             return max;
         }
-        let span = REQUESTS_PER_SLEEP_MAX - REQUESTS_PER_SLEEP_MIN;
-        let degree = per_sleep.saturating_sub(REQUESTS_PER_SLEEP_MIN).min(span);
-        max / 3 * degree / span
+        let between =
+            |from: u64, to: u64| (per_sleep.clamp(from, to) - from) * FRACTION / (to - from);
+        let third = between(REQUESTS_PER_SLEEP_MIN, REQUESTS_PER_SLEEP_THIRD);
+        let rest = match self.open_periods {
+            0 => between(REQUESTS_PER_SLEEP_THIRD, REQUESTS_PER_SLEEP_MAX),
+            _ => 0,
+        };
+        max / 3 * (third + 2 * rest) / FRACTION
     }
 }
 
@@ -192,7 +237,7 @@ mod tests {
 
     /// Turns of 100 µs with so many requests, which begin with a sleep or not.
     fn run(pace: &mut Pace, turns: u64, requests: u64, sleeps: bool) -> u64 {
-        run_with(pace, turns, Work { answered: requests, clients: 0 }, sleeps)
+        run_with(pace, turns, Work { answered: requests, ..Work::default() }, sleeps)
     }
 
     /// Turns of 100 µs that do so much each.
@@ -201,6 +246,8 @@ mod tests {
             let mut work = pace.work;
             work.answered += each.answered * (pace.elapsed_us / 100 + 1);
             work.clients += each.clients * (pace.elapsed_us / 100 + 1);
+            work.asked += each.asked * (pace.elapsed_us / 100 + 1);
+            work.hasty += each.hasty * (pace.elapsed_us / 100 + 1);
             let waited_us = if sleeps { 20 } else { 0 };
             pace.turn(waited_us, 100 - waited_us, work);
         }
@@ -224,11 +271,36 @@ mod tests {
     }
 
     #[test]
-    fn much_to_do_opens_the_window_up_to_a_third() {
+    fn much_to_do_opens_the_window() {
         let mut pace = Pace::new(600);
-        assert!((190..=200).contains(&run(&mut pace, 2000, 12, true)));
+        assert!((190..=200).contains(&run(&mut pace, 2000, 10, true)));
         let mut pace = Pace::new(600);
-        assert!((190..=200).contains(&run(&mut pace, 2000, 1, false)));
+        assert!((390..=400).contains(&run(&mut pace, 2000, 15, true)));
+        let mut pace = Pace::new(600);
+        assert!((590..=600).contains(&run(&mut pace, 2000, 1, false)));
+    }
+
+    #[test]
+    fn an_open_loop_has_a_third_of_it_at_most() {
+        let mut pace = Pace::new(600);
+        let closed = Work { answered: 30, asked: 30, ..Work::default() };
+        run_with(&mut pace, 2000, closed, true);
+        let start = pace.window_us();
+        let hasty = Work { hasty: 2, ..closed };
+        assert!((190..=210).contains(&run_with(&mut pace, 2000, hasty, true)), "from {start}");
+        // It is remembered for a while, and forgotten.
+        assert!((190..=210).contains(&run_with(&mut pace, 2000, closed, true)));
+        let turns = u64::from(OPEN_PERIODS) * PERIOD_US / 100;
+        assert!((590..=600).contains(&run_with(&mut pace, turns, closed, true)));
+        // A few clients that do not wait make no open loop.
+        let few = Work { answered: 300, asked: 300, hasty: 1, ..Work::default() };
+        assert!((590..=600).contains(&run_with(&mut pace, 2000, few, true)));
+        // Nor do they hide a crowd …
+        pace.open_periods = 0;
+        assert!(run_crowd(&mut pace, 200, 49, 90) > 590);
+        // … which an open loop is not.
+        pace.open_periods = OPEN_PERIODS;
+        assert_eq!(run_crowd(&mut pace, 200, 49, 90), 0);
     }
 
     #[test]
@@ -248,7 +320,7 @@ mod tests {
         assert!(least < start * 3 / 4, "{least}");
         run_crowd(&mut pace, 200, 49, 90);
         // They come, but the worker would have the time to serve each at once.
-        let least = (0..50).map(|_| run_crowd(&mut pace, 1, 49, 60)).min().unwrap();
+        let least = (0..50).map(|_| run_crowd(&mut pace, 1, 49, 30)).min().unwrap();
         assert!(least < start * 3 / 4, "{least}");
     }
 
@@ -275,7 +347,8 @@ mod tests {
     fn clients_that_come_for_one_request_open_it() {
         let mut pace = Pace::new(600);
         // One or two of them find company in a wake-up; one alone takes three for itself.
-        let window = run_with(&mut pace, 2000, Work { answered: 1, clients: 1 }, true);
+        let window =
+            run_with(&mut pace, 2000, Work { answered: 1, clients: 1, ..Work::default() }, true);
         assert!(window > 100, "{window}");
         assert_eq!(run(&mut pace, 2000, (1 + REQUESTS_PER_CLIENT) / 3, true), 0);
     }

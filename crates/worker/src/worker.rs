@@ -1,33 +1,33 @@
 //! The loop: wait, handle, time out, flush.
 
+mod connecting;
 mod epochs;
 mod inquiries;
 mod monitors;
 mod moving;
+mod orders;
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cashew_config::snapshot::Endpoint;
-use cashew_control::{ChildChannel, ReceiveError, Session, ToChild, ToMaster};
-use cashew_driver::{Address, Driver, Token};
-use cashew_engine::{Action, CloseReason, ConnId, Engine, Identity, OpenFiles, Setup, Time};
+use cashew_control::{ChildChannel, Session, ToMaster};
+use cashew_driver::{Driver, Token};
+use cashew_engine::{Action, ConnId, Engine, Identity, OpenFiles, Setup, Time};
 use cashew_metrics::{Writer, monotonic_ms};
 
 use rustix::thread::set_current_timer_slack;
 
 use crate::affinity::Processors;
 use crate::clock::{now, wall_us};
-use crate::core::{Core, Listener, Report, WATCH_CONTROL, WATCH_RESOLVER};
+use crate::core::{Core, Listener, Report, WATCH_CONTROL};
 use crate::pace::{Pace, Work};
 use crate::preparer::Preparer;
 use crate::resolver::Resolver;
 use crate::sessions::Outbox;
-use crate::start::{Error, Start, reopen_log};
+use crate::start::{Error, Start};
 use epochs::Change;
 use monitors::Monitors;
 
@@ -128,7 +128,7 @@ impl<D: Driver> Worker<D> {
             },
             now,
         });
-        let mut pools = HashMap::new();
+        let mut pools = BTreeMap::new();
         for (listener, pool, socket) in listeners {
             driver.listen(listener, socket).map_err(Error::Io)?;
             pools.insert(listener, Listener::Pool(pool));
@@ -250,7 +250,13 @@ impl<D: Driver> Worker<D> {
         self.woken_at = self.core.now;
         let waited_us = self.woken_at.micros_since(began);
         let engine = &self.core.engine;
-        let work = Work { answered: engine.answered().count, clients: engine.clients_seen() };
+        let crowd = engine.crowd();
+        let work = Work {
+            answered: engine.answered().count,
+            clients: engine.clients_seen(),
+            asked: crowd.asked,
+            hasty: crowd.hasty,
+        };
         if self.pace.turn(waited_us, worked_us, work) {
             self.writer.set_window_us(self.pace.window_us());
         }
@@ -320,8 +326,7 @@ impl<D: Driver> Worker<D> {
             Action::Connect { conn, pool, server } => self.connect(conn, pool, server),
             Action::Close { conn } => {
                 let conn = Token(conn.token());
-                self.core.addresses.remove(&conn);
-                self.core.detaching.remove(&conn);
+                self.core.forget(conn);
                 self.driver.close(conn);
             }
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
@@ -391,90 +396,6 @@ impl<D: Driver> Worker<D> {
     fn names(&self, pool: u32, server: u32) -> (&str, &str) {
         let pool = self.core.engine.pool_config(pool);
         (&pool.name, &pool.servers[server as usize].name)
-    }
-
-    fn connect(&mut self, conn: ConnId, pool: u32, server: u32) {
-        let endpoint = &self.core.engine.pool_config(pool).servers[server as usize].endpoint;
-        let token = Token(conn.token());
-        match endpoint.clone() {
-            Endpoint::Unix(path) => self.start_connecting(token, &Address::Unix(path)),
-            Endpoint::Tcp { host, port } => match host.parse::<IpAddr>() {
-                Ok(ip) => {
-                    self.start_connecting(token, &Address::Tcp(SocketAddr::new(ip, port)));
-                }
-                Err(_) => self.resolve(token, &host, port),
-            },
-        }
-    }
-
-    fn resolve(&mut self, conn: Token, host: &str, port: u16) {
-        if self.resolver.is_none() {
-            let started = Resolver::start().and_then(|resolver| {
-                self.driver.watch(WATCH_RESOLVER, resolver.wake())?;
-                Ok(resolver)
-            });
-            match started {
-                Ok(resolver) => self.resolver = Some(resolver),
-                Err(error) => tracing::error!("cannot look names up: {error}"),
-            }
-        }
-        match &self.resolver {
-            Some(resolver) => {
-                self.core.addresses.insert(conn, VecDeque::new());
-                resolver.ask(conn, host, port);
-            }
-            None => self.core.engine.handle_closed(
-                ConnId::from_token(conn.0),
-                CloseReason::Unresolved,
-                self.core.now,
-            ),
-        }
-    }
-
-    #[inline(never)]
-    fn take_addresses(&mut self) {
-        let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
-        for answer in answers {
-            // An attempt that was given up meanwhile is not listed any more.
-            if !self.core.addresses.contains_key(&answer.conn) {
-                continue;
-            }
-            let mut addresses = VecDeque::from(answer.addresses);
-            let Some(first) = addresses.pop_front() else {
-                self.core.addresses.remove(&answer.conn);
-                let conn = ConnId::from_token(answer.conn.0);
-                self.core.engine.handle_closed(conn, CloseReason::Unresolved, self.core.now);
-                continue;
-            };
-            self.core.addresses.insert(answer.conn, addresses);
-            self.start_connecting(answer.conn, &Address::Tcp(first));
-        }
-    }
-
-    fn start_connecting(&mut self, conn: Token, address: &Address) {
-        if let Err(why) = self.driver.connect(conn, address) {
-            self.core.failed_connects.push((conn, why));
-            self.retry_connects();
-        }
-    }
-
-    /// Tries the next address of servers that could not be reached at one; reports the others.
-    #[inline(never)]
-    fn retry_connects(&mut self) {
-        while let Some((conn, why)) = self.core.failed_connects.pop() {
-            let next = self.core.addresses.get_mut(&conn).and_then(VecDeque::pop_front);
-            match next {
-                Some(address) => {
-                    if let Err(why) = self.driver.connect(conn, &Address::Tcp(address)) {
-                        self.core.failed_connects.push((conn, why));
-                    }
-                }
-                None => {
-                    self.core.addresses.remove(&conn);
-                    self.core.report_closed(conn, why);
-                }
-            }
-        }
     }
 
     #[inline(never)]
@@ -569,138 +490,19 @@ impl<D: Driver> Worker<D> {
         }
         self.is_master_alive = sent.is_master_alive;
     }
-
-    #[inline(never)]
-    fn receive_messages(&mut self, control: &mut ChildChannel) {
-        while self.is_master_alive {
-            match control.receive() {
-                Ok(Some((ToChild::Adopt { session }, descriptors))) => {
-                    self.arrivals.push_back((session, descriptors));
-                    self.take_arrivals(control);
-                }
-                Ok(Some((message, descriptors))) => self.obey(message, descriptors),
-                Ok(None) => return,
-                Err(ReceiveError::Closed) => self.is_master_alive = false,
-                Err(error) => {
-                    tracing::error!("the master's channel failed: {error}");
-                    self.is_master_alive = false;
-                }
-            }
-        }
-    }
-
-    fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
-        self.core.tick();
-        let now = self.core.now;
-        // Before anything is renumbered or called off.
-        self.act();
-        match message {
-            ToChild::Listen { listener, pool } => self.listen(listener, pool, descriptors.pop()),
-            ToChild::Unlisten { listener, drain } => self.unlisten(listener, drain),
-            ToChild::Hold { pool, version, drain_ms } => {
-                self.core.engine.handle_hold(pool, version, drain_ms, now);
-            }
-            ToChild::Release { pool, version, live } => {
-                self.core.engine.handle_release(pool, version, &live, now, wall_us());
-            }
-            ToChild::Prepare { epoch, rank, workers } => {
-                self.prepare(epoch, rank, workers, descriptors);
-            }
-            ToChild::Pause { epoch, drain_ms } => match &self.change {
-                Change::Ready(next) if next.epoch == epoch => {
-                    self.core.engine.handle_pause(drain_ms, now);
-                }
-                _ => tracing::error!("the master pauses for epoch {epoch}, which is not prepared"),
-            },
-            ToChild::Commit { epoch } => self.commit(epoch),
-            ToChild::Abort { .. } => {
-                if let Change::Ready(_) = std::mem::replace(&mut self.change, Change::None) {
-                    self.core.engine.handle_abort(now);
-                }
-            }
-            ToChild::Retire { timeout_ms } => {
-                self.driver.stop_listening();
-                self.core.listeners.clear();
-                self.core.engine.leave_all(now);
-                self.retiring = Some(Retiring { timeout_ms, until: now.plus_millis(timeout_ms) });
-            }
-            ToChild::Unretire => {
-                self.retiring = None;
-                self.core.engine.stay_all(now);
-            }
-            ToChild::Shed { permille } => {
-                self.core.engine.leave_share(permille, now);
-            }
-            ToChild::Watched { pool, on } => self.watch(pool, on),
-            ToChild::Monitored { pool } => self.monitored(&pool),
-            ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
-            ToChild::Question { number, pool, by } => {
-                self.answer(number, &pool, by, &descriptors);
-            }
-            ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
-            ToChild::LogLevel { level } => cashew_process::log::set_level(level),
-            ToChild::LogReopen => reopen_log(&descriptors),
-            ToChild::Shutdown => self.begin_shutdown(),
-            other @ (ToChild::Init { .. } | ToChild::Start | ToChild::Adopt { .. }) => {
-                tracing::warn!("the master sent {other:?} to a worker that serves already");
-            }
-        }
-    }
-
-    fn listen(&mut self, listener: u32, pool: u32, socket: Option<OwnedFd>) {
-        let (Some(socket), true) = (socket, (pool as usize) < self.core.snapshot.pools.len())
-        else {
-            tracing::error!("the master sent a listener without a socket or for no pool");
-            return;
-        };
-        match self.driver.listen(listener, socket) {
-            Ok(()) => {
-                self.core.listeners.insert(listener, Listener::Pool(pool));
-                self.core.reserve_files();
-            }
-            Err(error) => tracing::error!("cannot accept clients: {error}"),
-        }
-    }
-
-    fn unlisten(&mut self, listener: u32, drain: bool) {
-        self.driver.unlisten(listener, drain, &mut self.core);
-        if drain {
-            // Without a free descriptor some of those who waited come later.
-            self.unlistened.push(listener);
-        } else {
-            self.core.listeners.remove(&listener);
-            self.core.reserve_files();
-        }
-    }
-
-    #[inline(never)]
-    fn begin_shutdown(&mut self) {
-        self.core.tick();
-        self.driver.stop_listening();
-        if !self.is_master_alive {
-            // Nobody takes clients elsewhere any more.
-            let unsent = self.outbox.give_up();
-            unsent.iter().for_each(|&quota| self.core.shared.give(quota));
-            self.writer.add_sessions_cut(unsent.len() as u64);
-            self.core.engine.stay_all(self.core.now);
-            self.core.engine.close_handed_off(self.core.now);
-        }
-        self.core.engine.handle_drain(self.core.now);
-        let limit = self.core.snapshot.global.worker_shutdown_timeout_ms;
-        self.deadline = Some(self.core.now.plus_millis(limit));
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
     use std::io::{self, IoSlice};
+    use std::net::SocketAddr;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::rc::Rc;
 
     use cashew_config::Context;
-    use cashew_control::{SESSION_VERSION, Session};
-    use cashew_driver::{CloseKind, Handler};
+    use cashew_control::{SESSION_VERSION, Session, ToChild};
+    use cashew_driver::{Address, CloseKind, Handler};
     use cashew_engine::Plan;
     use cashew_metrics::{Layout, Pause, PoolCounter, Segments, Shared};
 

@@ -87,7 +87,7 @@ impl Engine {
                     let request = FragmentText {
                         head: &|out, _| out.extend_from_slice(start),
                         separator: b" ",
-                        key: &|position| part[position].of(bytes),
+                        keys: part.iter().map(|key| key.of(bytes)),
                         foot: b"\r\n",
                         expect: Expect::Values,
                         size: start.len()

@@ -3,7 +3,6 @@
 use cashew_protocol::memcached::Values;
 
 use crate::buffer::LARGE;
-use crate::deliver::Place;
 use crate::engine::Engine;
 use crate::request::{Gather, Merge, Role};
 use crate::slab::NONE;
@@ -14,11 +13,13 @@ impl Engine {
     pub(crate) fn stream_values(&mut self, fragment: u32) {
         let Role::Fragment { parent, .. } = self.requests[fragment].role else { return };
         let state = &self.requests[parent];
+        if !state.streaming && self.requests[fragment].reply.len() < LARGE {
+            return;
+        }
         let client = state.client;
         let is_next = client != NONE && self.clients[client].head == parent;
         let is_values = matches!(state.role, Role::Parent { merge: Merge::Values(_), .. });
-        let is_large = state.streaming || self.requests[fragment].reply.len() >= LARGE;
-        if !(is_next && is_values && is_large) {
+        if !(is_next && is_values) {
             return;
         }
         let mut role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
@@ -35,7 +36,7 @@ impl Engine {
     fn deal_values(&mut self, client: u32, fragments: u32, gather: &mut Gather) {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
-        self.places_of_values(fragments, gather, &mut places);
+        self.requests.places_of_values(fragments, gather, &mut places);
         let owner = &mut self.clients[client];
         let mut bytes = 0;
         while let Some(key) = gather.keys.get(gather.dealt as usize) {
@@ -70,19 +71,6 @@ impl Engine {
         gather.places.extend(places.iter().map(|place| place.at));
         self.bufs.charge(gather.size());
         self.scratch.places = places;
-    }
-
-    /// Where the values that are not dealt out begin in each fragment's reply.
-    pub(crate) fn places_of_values(&self, first: u32, gather: &Gather, out: &mut Vec<Place>) {
-        let mut at = first;
-        while let Role::Fragment { next, .. } = self.requests[at].role {
-            let start = gather.places.get(out.len()).copied().unwrap_or_default();
-            out.push(Place { fragment: at, at: start });
-            if next == NONE {
-                return;
-            }
-            at = next;
-        }
     }
 
     /// Another reply takes the place of what has come of a fragment's.

@@ -66,7 +66,9 @@ impl Engine {
                     }
                     parser.reset();
                     used += len;
-                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    if used < buf.len() {
+                        used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    }
                 }
                 Parsed::Partial { need } => {
                     if need >= UPLOAD_SIZE_MIN {
@@ -270,7 +272,7 @@ impl Engine {
                 let request = FragmentText {
                     head: &|out, _| out.extend_from_slice(start),
                     separator: b" ",
-                    key: &|position| keys[position].of(bytes),
+                    keys: keys.iter().map(|key| key.of(bytes)),
                     foot: b"\r\n",
                     expect: Expect::Values,
                     size: bytes.len(),

@@ -237,7 +237,7 @@ pub(crate) fn correct_each(reply: &[u8], corrections: &[i32], out: &mut Vec<u8>)
             rest = behind;
             match resp::reply(element) {
                 Some(Reply::Integer(count)) if is_number => {
-                    encode::write_integer(out, (count + i64::from(correction)).max(0));
+                    encode::write_integer(out, count.saturating_add(correction.into()).max(0));
                 }
                 _ => out.extend_from_slice(element),
             }
@@ -250,6 +250,28 @@ pub(crate) fn correct_each(reply: &[u8], corrections: &[i32], out: &mut Vec<u8>)
 /// The reply to PUBLISH with another number.
 fn correct(reply: &[u8], correction: i32, out: &mut Vec<u8>) -> Option<()> {
     let Some(Reply::Integer(heard)) = resp::reply(reply) else { return None };
-    encode::write_integer(out, (heard + i64::from(correction)).max(0));
+    encode::write_integer(out, heard.saturating_add(correction.into()).max(0));
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_corrected_whatever_servers_say() {
+        let each = |count: &str, by| {
+            let reply = format!("*2\r\n$1\r\na\r\n:{count}\r\n");
+            let mut out = Vec::new();
+            correct_each(reply.as_bytes(), &[by], &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(each("3", 4), "*2\r\n$1\r\na\r\n:7\r\n");
+        assert_eq!(each("3", -4), "*2\r\n$1\r\na\r\n:0\r\n");
+        assert_eq!(each(&i64::MAX.to_string(), 1), format!("*2\r\n$1\r\na\r\n:{}\r\n", i64::MAX));
+        assert_eq!(each(&i64::MIN.to_string(), -1), "*2\r\n$1\r\na\r\n:0\r\n");
+        let mut out = Vec::new();
+        correct(b":9223372036854775807\r\n", 1, &mut out).unwrap();
+        assert_eq!(out, b":9223372036854775807\r\n");
+    }
 }

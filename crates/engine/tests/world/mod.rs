@@ -388,7 +388,9 @@ impl World {
     /// A client of another engine comes.
     pub(crate) fn adopt(&mut self, export: Export) -> ConnId {
         let Export { pool, parts, input, output } = export;
+        let id = parts.id;
         let conn = self.engine.handle_adopted(pool, parts, input, output, self.now);
+        self.numbers.insert(conn, id);
         self.tick();
         conn
     }

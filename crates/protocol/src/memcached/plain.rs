@@ -99,7 +99,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
         }
         Form::Number => number(rest)?.1,
         Form::Storage | Form::Cas => {
-            let (size, rest) = number(number(number(rest)?.1)?.1)?;
+            let (size, rest) = number(behind_number(behind_number(rest)?)?)?;
             let rest = if let Form::Cas = form { number(rest)?.1 } else { rest };
             data(size, behind_line_end(rest)?)?
         }
@@ -148,12 +148,24 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
     buf.split_at_checked(len)
 }
 
+/// The reply at the start of the buffer to a retrieval of several keys, if it is plain, and what
+/// follows it: whole values and `END`.
+#[inline(always)]
+pub fn plain_values(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut rest = buf;
+    while let Some(line) = rest.strip_prefix(b"VALUE ") {
+        rest = behind_line_end(value(line)?)?;
+    }
+    let rest = rest.strip_prefix(b"END\r\n")?;
+    Some(buf.split_at(buf.len() - rest.len()))
+}
+
 /// The part of a reply to several keys that is this key's, and what follows it: one VALUE block, or
 /// nothing if the reply goes on with another key's or ends. `None` if more has to be known.
 #[inline(always)]
 pub fn plain_block<'b>(key: &[u8], buf: &'b [u8]) -> Option<(&'b [u8], &'b [u8])> {
     let len = match buf.strip_prefix(b"VALUE ") {
-        Some(rest) if rest.get(key.len())? == &b' ' && rest.starts_with(key) => {
+        Some(rest) if rest.get(key.len())? == &b' ' && starts_with(rest, key) => {
             buf.len() - behind_line_end(behind_value(&rest[key.len()..])?)?.len()
         }
         Some(_) => 0,
@@ -205,13 +217,24 @@ fn flags(buf: &[u8]) -> Option<Flags<'_>> {
 /// What is behind the data of the value whose key is at the start of the buffer.
 #[inline(always)]
 fn value(buf: &[u8]) -> Option<&[u8]> {
-    behind_value(key(buf)?.1)
+    let (_, size, rest) = value_head(buf)?;
+    data(size, rest)
 }
 
-/// The same for what stands behind the key.
+/// The key, the size of the data and what is behind the line of the value whose key is at the start
+/// of the buffer.
+#[inline(always)]
+pub(super) fn value_head(buf: &[u8]) -> Option<(&[u8], u64, &[u8])> {
+    let (key, rest) = key(buf)?;
+    let (size, rest) = number(number(rest)?.1)?;
+    let rest = if rest.first() == Some(&b' ') { number(rest)?.1 } else { rest };
+    Some((key, size, behind_line_end(rest)?))
+}
+
+/// What is behind the data of the value of which this stands behind the key.
 #[inline(always)]
 fn behind_value(buf: &[u8]) -> Option<&[u8]> {
-    let (size, rest) = number(number(buf)?.1)?;
+    let (size, rest) = number(behind_number(buf)?)?;
     let rest = if rest.first() == Some(&b' ') { number(rest)?.1 } else { rest };
     data(size, behind_line_end(rest)?)
 }
@@ -265,6 +288,26 @@ fn number(buf: &[u8]) -> Option<(u64, &[u8])> {
         value = value * 10 + u64::from(digit);
     }
     None
+}
+
+/// What is behind a space and a number, which is mostly 0.
+#[inline(always)]
+fn behind_number(buf: &[u8]) -> Option<&[u8]> {
+    match buf {
+        [b' ', b'0', rest @ ..] if rest.first() == Some(&b' ') => Some(rest),
+        _ => Some(number(buf)?.1),
+    }
+}
+
+/// As the method of slices, without a call for keys of the usual lengths.
+#[inline(always)]
+fn starts_with(buf: &[u8], key: &[u8]) -> bool {
+    match (key.first_chunk::<8>(), key.last_chunk::<8>(), buf.get(..key.len())) {
+        (Some(first), Some(last), Some(start)) if key.len() <= 16 => {
+            start.first_chunk() == Some(first) && start.last_chunk() == Some(last)
+        }
+        _ => buf.starts_with(key),
+    }
 }
 
 /// What is behind a data block of that size.
@@ -433,6 +476,11 @@ mod tests {
                     prop_assert_eq!(ReplyScanner::default().scan(expect, &buf), expected);
                     prop_assert_eq!(reply.len() + rest.len(), buf.len());
                 }
+            }
+            if let Some((reply, rest)) = plain_values(&buf) {
+                let expected = Scan::Complete(reply.len());
+                prop_assert_eq!(ReplyScanner::default().scan(Expect::Values, &buf), expected);
+                prop_assert_eq!(reply.len() + rest.len(), buf.len());
             }
         }
     }

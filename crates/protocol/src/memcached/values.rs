@@ -1,6 +1,7 @@
 //! The VALUE blocks of a complete reply, for putting the replies of several servers together.
 
 use super::KEY_SIZE_MAX;
+use super::plain::value_head;
 use super::reply::DIGITS_MAX;
 use super::request::VALUE_SIZE_LIMIT;
 
@@ -62,6 +63,11 @@ pub(super) struct ValueLine<'a> {
 #[inline]
 pub(super) fn value_line(buf: &[u8]) -> Option<ValueLine<'_>> {
     let rest = buf.strip_prefix(b"VALUE ")?;
+    if let Some((key, data_size, behind)) = value_head(rest)
+        && data_size <= VALUE_SIZE_LIMIT
+    {
+        return Some(ValueLine { key, data_size, len: buf.len() - behind.len() });
+    }
     let key_len = rest.iter().take(KEY_SIZE_MAX + 1).position(|&b| b == b' ' || b == b'\n')?;
     let (key, rest) = rest.split_at(key_len);
     let rest = rest.strip_prefix(b" ").filter(|_| key_len > 0)?;

@@ -1,5 +1,7 @@
 //! A command line's words.
 
+use memchr::memchr;
+
 use super::KEY_SIZE_MAX;
 use super::refusal::{ERROR, Refusal};
 use crate::Span;
@@ -57,7 +59,7 @@ impl<'a> Words<'a> {
 pub(super) fn next_word(line: &[u8], at: usize) -> Option<Span> {
     let start = at + line[at..].iter().position(|&byte| byte != b' ')?;
     let rest = &line[start..];
-    let len = rest.iter().position(|&byte| byte == b' ').unwrap_or(rest.len());
+    let len = memchr(b' ', rest).unwrap_or(rest.len());
     Some(Span::new(start, len))
 }
 

@@ -141,7 +141,15 @@ pub(crate) fn write_sanitised(out: &mut Vec<u8>, text: &[u8]) {
     out.extend(text.iter().map(|&byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { byte }));
 }
 
+#[inline]
 fn length(out: &mut Vec<u8>, kind: u8, len: usize) {
+    match len {
+        0..=9 => out.extend_from_slice(&[kind, b'0' + len as u8, b'\r', b'\n']),
+        _ => long_length(out, kind, len),
+    }
+}
+
+fn long_length(out: &mut Vec<u8>, kind: u8, len: usize) {
     out.push(kind);
     decimal(out, i64::try_from(len).expect("no slice is longer than isize::MAX"));
     out.extend_from_slice(b"\r\n");

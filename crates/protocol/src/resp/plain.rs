@@ -104,6 +104,20 @@ pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     plain_line(buf)
 }
 
+/// The same, or an array of such replies.
+#[inline(always)]
+pub fn plain_reply_or_array(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    if *buf.first()? != b'*' {
+        return plain_reply(buf);
+    }
+    let (count, start) = decimal::line(buf, 1)?;
+    let mut rest = &buf[start..];
+    for _ in 0..count {
+        (_, rest) = plain_reply(rest)?;
+    }
+    Some(buf.split_at(buf.len() - rest.len()))
+}
+
 /// What is on one line at the start of the buffer, and what follows it.
 #[inline(never)]
 fn plain_line(buf: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -227,6 +241,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn plain_arrays_are_read() {
+        let replies: [&[u8]; 5] = [
+            b"*0\r\n",
+            b"*1\r\n$-1\r\n",
+            b"*3\r\n$4\r\na\r\nb\r\n:1\r\n$-1\r\n",
+            b":12\r\n",
+            b"$1\r\nx\r\n",
+        ];
+        for reply in replies {
+            assert_eq!(plain_reply_or_array(&[reply, b"*"].concat()), Some((reply, &b"*"[..])));
+            assert_eq!(plain_reply_or_array(&reply[..reply.len() - 1]), None);
+        }
+        for other in ["*-1\r\n", "*1\r\n*1\r\n:1\r\n", "*01\r\n:1\r\n", "*?\r\n.\r\n"] {
+            assert_eq!(plain_reply_or_array(other.as_bytes()), None, "{other:?}");
+        }
+    }
+
     /// Bytes that are often nearly plain.
     fn almost(whole: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
         let text = prop::sample::select(whole);
@@ -276,7 +308,22 @@ mod tests {
         fn the_scanner_reads_what_is_plain_in_the_same_way(buf in almost(&[
             "+OK\r\n", "$3\r\nabc\r\n", "$-1\r\n", ":17\r\n", "-ERR no\r\n", "$12\r\nabcdefghijkl\r\n",
         ])) {
-            if let Some((reply, _)) = plain_reply(&buf) {
+            let whole = plain_reply(&buf);
+            if let Some((reply, _)) = whole {
+                let expected = Scan::Complete(reply.len());
+                prop_assert_eq!(ReplyScanner::default().scan(&buf), expected);
+            }
+            if buf[0] != b'*' {
+                prop_assert_eq!(plain_reply_or_array(&buf), whole);
+            }
+        }
+
+        #[test]
+        fn the_scanner_reads_plain_arrays_in_the_same_way(buf in almost(&[
+            "*0\r\n", "*1\r\n$-1\r\n", "*2\r\n$3\r\nabc\r\n:17\r\n",
+            "*3\r\n$12\r\nabcdefghijkl\r\n$0\r\n\r\n-ERR no\r\n", "*1\r\n*1\r\n+OK\r\n",
+        ])) {
+            if let Some((reply, _)) = plain_reply_or_array(&buf) {
                 let expected = Scan::Complete(reply.len());
                 prop_assert_eq!(ReplyScanner::default().scan(&buf), expected);
             }

@@ -179,15 +179,17 @@ impl RequestParser {
                 None => return Ok(self.partial(buf, self.line + 1)),
             },
         };
+        self.whole_arguments(buf, count);
+        // No argument makes the request shorter, so that one that is too long is so still.
+        if self.line + (count - self.args.len()) * ARG_BYTES_MIN > max {
+            return Err(ProtocolError::RequestTooLarge);
+        }
         while self.args.len() < count {
             let unfinished = (count - self.args.len()) * ARG_BYTES_MIN;
-            let (span, end) = match self.whole_argument(buf) {
-                Some(whole) => whole,
-                None => match self.bulk_header(buf, max)? {
-                    Some((len, value)) => (Span::new(value, len), value + len + 2),
-                    None => return Ok(self.partial(buf, self.line + unfinished)),
-                },
+            let Some((len, value)) = self.bulk_header(buf, max)? else {
+                return Ok(self.partial(buf, self.line + unfinished));
             };
+            let (span, end) = (Span::new(value, len), value + len + 2);
             let need = end + unfinished - ARG_BYTES_MIN;
             if need > max {
                 return Err(ProtocolError::RequestTooLarge);
@@ -237,13 +239,23 @@ impl RequestParser {
         Ok(Some(count))
     }
 
-    /// The next argument and where it ends, if it is plain and whole.
+    /// Takes arguments up to the first that is not plain, or not whole.
     #[inline]
-    fn whole_argument(&self, buf: &[u8]) -> Option<(Span, usize)> {
-        let (value, rest) = plain::bulk(buf.get(self.line..)?)?;
-        let end = buf.len() - rest.len();
-        let span = Span::new(end - 2 - value.len(), value.len());
-        (value.len() <= BULK_BYTES_MAX).then_some((span, end))
+    fn whole_arguments(&mut self, buf: &[u8], count: usize) {
+        let mut rest = buf.get(self.line..).unwrap_or_default();
+        let start = rest.len();
+        while self.args.len() < count
+            && let Some((value, behind)) = plain::bulk(rest)
+            && value.len() <= BULK_BYTES_MAX
+        {
+            let end = buf.len() - behind.len();
+            self.args.push(Span::new(end - 2 - value.len(), value.len()));
+            rest = behind;
+        }
+        if rest.len() < start {
+            self.line = buf.len() - rest.len();
+            self.scanned = self.line;
+        }
     }
 
     /// Length of the bulk whose header is next, and where its value starts.

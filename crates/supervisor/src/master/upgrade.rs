@@ -379,6 +379,7 @@ impl Master {
         let log = Log::resume(state.log_level, state.standard_error, descriptors)
             .map_err(Error::TakeOver)?;
         let is_back = state.failed.is_some();
+        let started = state.started();
         program.path = if is_back { state.path } else { state.next_path }.into();
 
         let mut members = BTreeMap::new();
@@ -389,7 +390,11 @@ impl Master {
                 members.insert(member.role, member);
             }
         }
-        let rings = Rings::from_state(state.rings, now);
+        let is_there = |slot| {
+            let member = members.get(&Role::Worker { slot });
+            member.is_some_and(|member| member.running.is_some())
+        };
+        let rings = Rings::from_state(state.rings, is_there, now);
         let quotas = Quotas::from_numbers(state.quotas);
         let (metrics, segments) = match kit.segments {
             Ok(segments) => (descriptors.get(state.metrics).map_err(Error::TakeOver)?, segments),
@@ -457,7 +462,7 @@ impl Master {
             pid_path: None,
             pid_file: pid_file.map(|path| PidFile::resume(&path)),
             on_ready: None,
-            started: UNIX_EPOCH + Duration::from_secs(state.started_at),
+            started,
             operators: Operators::resume(state.operators, operators),
         };
         master.allow_mail();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Topology};
+use cashew_config::snapshot::{Endpoint, Pool, Topology};
 use cashew_control::ToChild;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
@@ -80,10 +80,19 @@ pub(super) struct Wanted {
     pub(super) why: String,
 }
 
+impl RingState {
+    pub(super) fn is_of(&self, pool: &Pool) -> bool {
+        let servers = self.servers.len();
+        self.config.name == pool.name
+            && (self.config.servers.len(), pool.servers.len()) == (servers, servers)
+            && self.wanted.keys().all(|&server| (server as usize) < servers)
+    }
+}
+
 impl RingConfig {
     /// The pools of a snapshot.
     pub(crate) fn of(snapshot: &Snapshot) -> Vec<Self> {
-        let of_pool = |pool: &cashew_config::snapshot::Pool| {
+        let of_pool = |pool: &Pool| {
             let master = match pool.topology {
                 Topology::Sharded => None,
                 Topology::MasterReplica { master } => Some(master),

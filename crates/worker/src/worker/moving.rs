@@ -47,6 +47,7 @@ impl<D: Driver> Worker<D> {
             no_evict: parts.no_evict,
             reply_off: parts.silence == Silence::All,
             reply_skip: parts.silence == Silence::Next,
+            overheard: parts.is_overheard,
             age_us: parts.age_us,
             input: input.len() as u64,
             output: output.len() as u64,
@@ -129,6 +130,7 @@ impl<D: Driver> Worker<D> {
                 (false, true) => Silence::Next,
                 (false, false) => Silence::None,
             },
+            is_overheard: session.overheard,
             age_us: session.age_us,
         };
         let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);

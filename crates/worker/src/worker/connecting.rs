@@ -1,0 +1,98 @@
+//! Connections to servers: from a name to its addresses, of which one after the other is tried.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use cashew_config::snapshot::Endpoint;
+use cashew_driver::{Address, Driver, Token};
+use cashew_engine::{CloseReason, ConnId};
+
+use super::Worker;
+use crate::core::WATCH_RESOLVER;
+use crate::resolver::Resolver;
+
+impl<D: Driver> Worker<D> {
+    pub(super) fn connect(&mut self, conn: ConnId, pool: u32, server: u32) {
+        let endpoint = &self.core.engine.pool_config(pool).servers[server as usize].endpoint;
+        let token = Token(conn.token());
+        match endpoint.clone() {
+            Endpoint::Unix(path) => self.start_connecting(token, &Address::Unix(path)),
+            Endpoint::Tcp { host, port } => match host.parse::<IpAddr>() {
+                Ok(ip) => {
+                    self.start_connecting(token, &Address::Tcp(SocketAddr::new(ip, port)));
+                }
+                Err(_) => self.resolve(token, &host, port),
+            },
+        }
+    }
+
+    fn resolve(&mut self, conn: Token, host: &str, port: u16) {
+        if self.resolver.is_none() {
+            let started = Resolver::start().and_then(|resolver| {
+                self.driver.watch(WATCH_RESOLVER, resolver.wake())?;
+                Ok(resolver)
+            });
+            match started {
+                Ok(resolver) => self.resolver = Some(resolver),
+                Err(error) => tracing::error!("cannot look names up: {error}"),
+            }
+        }
+        match &self.resolver {
+            Some(resolver) => {
+                self.core.addresses.insert(conn, VecDeque::new());
+                resolver.ask(conn, host, port);
+            }
+            None => self.core.engine.handle_closed(
+                ConnId::from_token(conn.0),
+                CloseReason::Unresolved,
+                self.core.now,
+            ),
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn take_addresses(&mut self) {
+        let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
+        for answer in answers {
+            // An attempt that was given up meanwhile is not listed any more.
+            if !self.core.addresses.contains_key(&answer.conn) {
+                continue;
+            }
+            let mut addresses = VecDeque::from(answer.addresses);
+            let Some(first) = addresses.pop_front() else {
+                self.core.addresses.remove(&answer.conn);
+                let conn = ConnId::from_token(answer.conn.0);
+                self.core.engine.handle_closed(conn, CloseReason::Unresolved, self.core.now);
+                continue;
+            };
+            self.core.addresses.insert(answer.conn, addresses);
+            self.start_connecting(answer.conn, &Address::Tcp(first));
+        }
+    }
+
+    fn start_connecting(&mut self, conn: Token, address: &Address) {
+        if let Err(why) = self.driver.connect(conn, address) {
+            self.core.failed_connects.push((conn, why));
+            self.retry_connects();
+        }
+    }
+
+    /// Tries the next address of servers that could not be reached at one; reports the others.
+    #[inline(never)]
+    pub(super) fn retry_connects(&mut self) {
+        while let Some((conn, why)) = self.core.failed_connects.pop() {
+            let next = self.core.addresses.get_mut(&conn).and_then(VecDeque::pop_front);
+            match next {
+                Some(address) => {
+                    if let Err(why) = self.driver.connect(conn, &Address::Tcp(address)) {
+                        self.core.failed_connects.push((conn, why));
+                    }
+                }
+                None => {
+                    self.core.addresses.remove(&conn);
+                    self.core.report_closed(conn, why);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What the master tells this worker, and what comes of it.
+
+use std::os::fd::OwnedFd;
+
+use cashew_control::{ChildChannel, ReceiveError, ToChild};
+use cashew_driver::Driver;
+
+use super::epochs::Change;
+use super::{Retiring, Worker};
+use crate::clock::wall_us;
+use crate::core::Listener;
+use crate::start::reopen_log;
+
+impl<D: Driver> Worker<D> {
+    pub(super) fn receive_messages(&mut self, control: &mut ChildChannel) {
+        while self.is_master_alive {
+            match control.receive() {
+                Ok(Some((ToChild::Adopt { session }, descriptors))) => {
+                    self.arrivals.push_back((session, descriptors));
+                    self.take_arrivals(control);
+                }
+                Ok(Some((message, descriptors))) => self.obey(message, descriptors),
+                Ok(None) => return,
+                Err(ReceiveError::Closed) => self.is_master_alive = false,
+                Err(error) => {
+                    tracing::error!("the master's channel failed: {error}");
+                    self.is_master_alive = false;
+                }
+            }
+        }
+    }
+
+    pub(super) fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
+        self.core.tick();
+        let now = self.core.now;
+        // Before anything is renumbered or called off.
+        self.act();
+        match message {
+            ToChild::Listen { listener, pool } => self.listen(listener, pool, descriptors.pop()),
+            ToChild::Unlisten { listener, drain } => self.unlisten(listener, drain),
+            ToChild::Hold { pool, version, drain_ms } => {
+                self.core.engine.handle_hold(pool, version, drain_ms, now);
+            }
+            ToChild::Release { pool, version, live } => {
+                self.core.engine.handle_release(pool, version, &live, now, wall_us());
+            }
+            ToChild::Prepare { epoch, rank, workers } => {
+                self.prepare(epoch, rank, workers, descriptors);
+            }
+            ToChild::Pause { epoch, drain_ms } => match &self.change {
+                Change::Ready(next) if next.epoch == epoch => {
+                    self.core.engine.handle_pause(drain_ms, now);
+                }
+                _ => tracing::error!("the master pauses for epoch {epoch}, which is not prepared"),
+            },
+            ToChild::Commit { epoch } => self.commit(epoch),
+            ToChild::Abort { .. } => {
+                if let Change::Ready(_) = std::mem::replace(&mut self.change, Change::None) {
+                    self.core.engine.handle_abort(now);
+                }
+            }
+            ToChild::Retire { timeout_ms } => {
+                self.driver.stop_listening();
+                self.core.listeners.clear();
+                self.core.engine.leave_all(now);
+                self.retiring = Some(Retiring { timeout_ms, until: now.plus_millis(timeout_ms) });
+            }
+            ToChild::Unretire => {
+                self.retiring = None;
+                self.core.engine.stay_all(now);
+            }
+            ToChild::Shed { permille } => {
+                self.core.engine.leave_share(permille, now);
+            }
+            ToChild::Watched { pool, on } => self.watch(pool, on),
+            ToChild::Monitored { pool } => self.monitored(&pool),
+            ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
+            ToChild::Question { number, pool, by } => {
+                self.answer(number, &pool, by, &descriptors);
+            }
+            ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
+            ToChild::LogLevel { level } => cashew_process::log::set_level(level),
+            ToChild::LogReopen => reopen_log(&descriptors),
+            ToChild::Shutdown => self.begin_shutdown(),
+            other @ (ToChild::Init { .. } | ToChild::Start | ToChild::Adopt { .. }) => {
+                tracing::warn!("the master sent {other:?} to a worker that serves already");
+            }
+        }
+    }
+
+    fn listen(&mut self, listener: u32, pool: u32, socket: Option<OwnedFd>) {
+        let (Some(socket), true) = (socket, (pool as usize) < self.core.snapshot.pools.len())
+        else {
+            tracing::error!("the master sent a listener without a socket or for no pool");
+            return;
+        };
+        match self.driver.listen(listener, socket) {
+            Ok(()) => {
+                self.core.listeners.insert(listener, Listener::Pool(pool));
+                self.core.reserve_files();
+            }
+            Err(error) => tracing::error!("cannot accept clients: {error}"),
+        }
+    }
+
+    fn unlisten(&mut self, listener: u32, drain: bool) {
+        self.driver.unlisten(listener, drain, &mut self.core);
+        if drain {
+            // Without a free descriptor some of those who waited come later.
+            self.unlistened.push(listener);
+        } else {
+            self.core.listeners.remove(&listener);
+            self.core.reserve_files();
+        }
+    }
+
+    pub(super) fn begin_shutdown(&mut self) {
+        self.core.tick();
+        self.driver.stop_listening();
+        if !self.is_master_alive {
+            // Nobody takes clients elsewhere any more.
+            let unsent = self.outbox.give_up();
+            unsent.iter().for_each(|&quota| self.core.shared.give(quota));
+            self.writer.add_sessions_cut(unsent.len() as u64);
+            self.core.engine.stay_all(self.core.now);
+            self.core.engine.close_handed_off(self.core.now);
+        }
+        self.core.engine.handle_drain(self.core.now);
+        let limit = self.core.snapshot.global.worker_shutdown_timeout_ms;
+        self.deadline = Some(self.core.now.plus_millis(limit));
+    }
+}
