@@ -6,7 +6,7 @@ use cashew_protocol::memcached::Expect;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::lane::{Batch, Lane, Link, Scan};
-use crate::pool::Server;
+use crate::pool::{Queues, Server};
 use crate::request::Role;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -403,15 +403,12 @@ impl Engine {
 
     /// Brings the server's statistics up to date with the lane.
     pub(crate) fn publish_queues(&mut self, index: u32) {
-        let Lane { pool, server, is_session, .. } = self.lanes[index as usize];
-        if is_session {
+        if self.lanes[index as usize].is_session {
             self.publish_session(index);
         }
-        if !self.pools[pool as usize].servers[server as usize].waiting.is_empty() {
-            self.wake_waiting(pool, server);
-        }
         let lane = &mut self.lanes[index as usize];
-        let server = &mut self.pools[pool as usize].servers[server as usize];
+        let (pool, server_index) = (lane.pool, lane.server);
+        let server = &mut self.pools[pool as usize].servers[server_index as usize];
         if lane.uncounted_size > 0 {
             let (count, size) = (lane.uncounted, lane.uncounted_size);
             (lane.uncounted, lane.uncounted_size) = (0, 0);
@@ -430,13 +427,17 @@ impl Engine {
         for &lane in &server.private_lanes {
             queues.add(&self.lanes[lane as usize]);
         }
-        if queues == server.queues {
-            return;
+        if queues != server.queues {
+            server.queues = queues;
+            let Queues { unsent, unsent_size, in_flight, in_flight_size } = queues;
+            let (metrics, id) = (&self.metrics, server.metrics);
+            metrics.set_server(id, ServerGauge::InQueue, unsent);
+            metrics.set_server(id, ServerGauge::InQueueBytes, unsent_size);
+            metrics.set_server(id, ServerGauge::OutQueue, in_flight);
+            metrics.set_server(id, ServerGauge::OutQueueBytes, in_flight_size);
         }
-        server.queues = queues;
-        self.metrics.set_server(server.metrics, ServerGauge::InQueue, queues.unsent);
-        self.metrics.set_server(server.metrics, ServerGauge::InQueueBytes, queues.unsent_size);
-        self.metrics.set_server(server.metrics, ServerGauge::OutQueue, queues.in_flight);
-        self.metrics.set_server(server.metrics, ServerGauge::OutQueueBytes, queues.in_flight_size);
+        if !server.waiting.is_empty() {
+            self.wake_waiting(pool, server_index);
+        }
     }
 }

@@ -72,7 +72,7 @@ impl Engine {
     }
 
     /// Acts if a limit is passed. Clients may be gone afterwards.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_pressure(&mut self) {
         if self.held_bytes() > self.pressure.mark {
             self.relieve();

@@ -459,6 +459,7 @@ impl<D: Driver> Worker<D> {
     }
 
     /// Closes whom there is no time left for.
+    #[inline(never)]
     fn cut(&mut self) {
         // What these took is given back by whoever clears the slot's gauges.
         let clients = self.core.engine.clients() as u64;

@@ -50,6 +50,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    #[inline(never)]
     pub(super) fn take_addresses(&mut self) {
         let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
         for answer in answers {
@@ -77,6 +78,7 @@ impl<D: Driver> Worker<D> {
     }
 
     /// Tries the next address of servers that could not be reached at one; reports the others.
+    #[inline(never)]
     pub(super) fn retry_connects(&mut self) {
         while let Some((conn, why)) = self.core.failed_connects.pop() {
             let next = self.core.addresses.get_mut(&conn).and_then(VecDeque::pop_front);

@@ -62,6 +62,7 @@ impl<D: Driver> Worker<D> {
         preparer.prepare(order)
     }
 
+    #[inline(never)]
     pub(super) fn take_prepared(&mut self) {
         let answers = self.preparer.as_mut().map(Preparer::answers).unwrap_or_default();
         for answer in answers {

@@ -11,6 +11,7 @@ use crate::sessions::{Arrived, UNSENT_MAX, unpack};
 
 impl<D: Driver> Worker<D> {
     /// Sends those away whom the driver has let go of, and lets it let go of more.
+    #[inline(never)]
     pub(super) fn move_sessions(&mut self) {
         for (conn, socket) in std::mem::take(&mut self.core.detached) {
             self.hand_over(ConnId::from_token(conn.0), socket);
@@ -69,6 +70,7 @@ impl<D: Driver> Worker<D> {
 
     /// Adopts the sessions that have come, each once the master knows of it: before, it may give the
     /// session to somebody else, should this worker die.
+    #[inline(never)]
     pub(super) fn take_arrivals(&mut self, control: &ChildChannel) {
         while let Some((session, descriptors)) = self.arrivals.pop_front() {
             match control.send(&ToMaster::Adopted, &[]) {

@@ -12,6 +12,7 @@ use crate::core::Listener;
 use crate::start::reopen_log;
 
 impl<D: Driver> Worker<D> {
+    #[inline(never)]
     pub(super) fn receive_messages(&mut self, control: &mut ChildChannel) {
         while self.is_master_alive {
             match control.receive() {
@@ -114,6 +115,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    #[inline(never)]
     pub(super) fn begin_shutdown(&mut self) {
         self.core.tick();
         self.driver.stop_listening();
