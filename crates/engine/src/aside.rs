@@ -29,6 +29,8 @@ impl Engine {
     #[cold]
     pub(crate) fn set_aside(&mut self, index: u32) -> u32 {
         let Some(other) = self.lane_to_change_with(index) else { return index };
+        // The list of lanes that the statistics are behind of has their numbers.
+        self.publish_lanes();
         // Each keeps the slot that its connections are named by: the driver has one for each.
         self.lanes.swap(index as usize, other as usize);
         for lane in [index, other] {

@@ -21,7 +21,7 @@ use crate::variant::Dialect;
 ///
 /// Its requests form one chain through `next_in_lane`: from `head` those sent, whose replies are
 /// owed in this order, from `first_unsent` those not wholly written. `output` holds exactly the
-/// bytes of the latter, less `partial`.
+/// bytes of the latter, less `partial`, but for those that wait in `joined`.
 pub(crate) struct Lane {
     pub(crate) pool: u32,
     pub(crate) server: u32,

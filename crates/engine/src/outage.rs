@@ -206,7 +206,7 @@ impl Engine {
     }
 
     /// A request is about to leave the lane without its reply.
-    fn forget_key(&mut self, index: u32, request: u32) {
+    pub(crate) fn forget_key(&mut self, index: u32, request: u32) {
         if self.requests[request].expect.is_joined() && !self.requests[request].is_remnant() {
             let lane = &mut self.lanes[index as usize];
             lane.joined.pop_key(&self.requests[request], &mut self.bufs);

@@ -118,8 +118,9 @@ impl Engine {
     /// whose reply nobody reads. Returns the request, which is in no queue of the lane any more. No
     /// fault of the server's.
     pub(crate) fn abandon(&mut self, index: u32) -> u32 {
+        let request = self.lanes[index as usize].head;
+        self.forget_key(index, request);
         let lane = &mut self.lanes[index as usize];
-        let request = lane.head;
         debug_assert!(request == lane.tail, "a private lane has one request");
         (lane.head, lane.tail, lane.first_unsent) = (NONE, NONE, NONE);
         (lane.unsent, lane.partial, lane.in_flight, lane.in_flight_size) = (0, 0, 0, 0);

@@ -3,6 +3,7 @@
 mod world;
 
 use cashew_engine::{Action, CloseReason, ConnId};
+use cashew_metrics::ServerCounter;
 use world::{World, pool, redis};
 
 const MIB: usize = 1 << 20;
@@ -258,4 +259,45 @@ fn a_connection_set_aside_changes_places_with_one_that_is_ready() {
     ask(&mut world, shared, "again");
     world.accept(0);
     world.assert_idle();
+}
+
+#[test]
+fn requests_are_counted_whatever_lanes_have_changed_places() {
+    let snapshot = pool("redis: true\npreconnect: true", 1);
+    let (mut world, [first]) = World::connected(&snapshot);
+    let client = world.client();
+    let reply = reply(MIB);
+    let counted = |world: &World| {
+        let server = world.metrics.server(0, 0);
+        world.metrics.server_counter(server, ServerCounter::Requests)
+    };
+    let before = counted(&world);
+    let large = |world: &mut World, lane: ConnId, key: &str| {
+        for piece in reply.chunks(READ_SIZE) {
+            world.send(lane, piece);
+        }
+        assert!(world.received(client) == reply, "{key}");
+    };
+    // The reply comes in the turn behind the one that ended with writing the request …
+    world.engine.handle_received(client, redis("GET one").as_bytes(), world.now);
+    world.engine.settle(world.now);
+    while let Some(conn) = world.engine.poll_dirty() {
+        world.write(conn);
+    }
+    world.expect(first, redis("GET one"));
+    large(&mut world, first, "one");
+    let second = world.accept(0);
+    // … and a turn later.
+    world.send(client, redis("GET two"));
+    world.expect(second, redis("GET two"));
+    world.tick();
+    large(&mut world, second, "two");
+    for count in 3..6 {
+        world.send(client, redis("GET small"));
+        world.expect(first, redis("GET small"));
+        world.send(first, "$-1\r\n");
+        world.expect(client, "$-1\r\n");
+        world.tick();
+        assert_eq!(counted(&world) - before, count);
+    }
 }

@@ -497,6 +497,44 @@ fn large_values_pass_through() {
     }
 }
 
+/// Its connection is ended under it, and its lane is another time the one for all.
+#[test]
+fn a_large_value_that_nobody_reads_leaves_no_key_behind() {
+    let (mut world, [x, y, z], first) = one_server();
+    let data = "1".repeat(700 << 10);
+    let large = |key: &str| value(key, &data);
+    world.send(x, "get a\r\nget b\r\nget c\r\n");
+    world.expect(first, "get a b c\r\n");
+    world.stuck.push(x);
+    let feed = |world: &mut World, lane: ConnId, text: &str| {
+        for piece in text.as_bytes().chunks(64 << 10) {
+            if !world.paused.contains(&lane) {
+                world.send(lane, piece);
+            }
+        }
+    };
+    feed(&mut world, first, &(large("a") + &large("b") + &large("c")));
+    assert!(world.paused.contains(&first));
+    let second = world.accept(0);
+    world.close(x, CloseReason::Reset);
+    assert!(world.closed.contains(&first));
+    world.send(y, "get d\r\n");
+    world.expect(second, "get d\r\n");
+    feed(&mut world, second, &(large("d") + "END\r\n"));
+    world.expect(y, large("d") + "END\r\n");
+    let third = world.accept(0);
+    world.send(y, "get w\r\n");
+    world.expect(third, "get w\r\n");
+    world.send(third, "END\r\n");
+    world.expect(y, "END\r\n");
+    together(&mut world, &[(y, "get e\r\n"), (z, "get f\r\n")]);
+    world.expect(third, "get e f\r\n");
+    world.send(third, hit("e", "2"));
+    world.expect(y, hit("e", "2"));
+    world.expect(z, "END\r\n");
+    world.assert_idle();
+}
+
 #[test]
 fn a_line_does_not_grow_beyond_what_old_servers_take() {
     let (mut world, [x, y], lane) = one_server();
