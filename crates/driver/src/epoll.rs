@@ -30,6 +30,8 @@ const ACCEPT_FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEX
 pub struct EpollDriver {
     epoll: OwnedFd,
     events: Vec<Event>,
+    /// There may be more events than the last tick has fetched.
+    is_cut: bool,
     tables: [Vec<Socket>; 2],
     listeners: Vec<Listener>,
     /// The key of the next listener.
@@ -97,6 +99,7 @@ impl EpollDriver {
         Ok(Self {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             events: Vec::with_capacity(EVENTS_PER_TICK),
+            is_cut: false,
             tables: [Vec::new(), Vec::new()],
             listeners: Vec::new(),
             next_key: 0,
@@ -273,8 +276,10 @@ impl EpollDriver {
         };
         let tick = self.tick;
         let listener = &mut self.listeners[index];
-        if listener.accepted_at == tick.wrapping_sub(1) {
-            // Some were left over.
+        // Where more was to be told than fits into a tick not every tick tells of the listener.
+        let is_cut = self.is_cut;
+        if is_cut || listener.accepted_at == tick.wrapping_sub(1) {
+            // Some were left over, or may have been.
             listener.expected = (2 * listener.expected).min(ACCEPTS_PER_TICK);
         } else {
             listener.accepted = 0;
@@ -366,9 +371,11 @@ impl EpollDriver {
         });
         self.events.clear();
         match epoll::wait(&self.epoll, spare_capacity(&mut self.events), timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(errno.into()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
         }
+        self.is_cut = self.events.len() == EVENTS_PER_TICK;
+        Ok(())
     }
 
     /// Reports the events there are, and reads on where the last tick left off.
