@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bench::{Bench, Event, QUIET, SocketPath, client, pattern, reset, server};
 use cashew_driver::{Address, CloseKind, Driver};
+use rustix::process::{Resource, Rlimit};
 
 contract! {
     accepts_tcp
@@ -20,6 +21,7 @@ contract! {
     tells_listeners_apart
     accepts_a_bounded_number_per_tick
     accepts_all_of_every_wave
+    accepts_many_also_where_more_is_ready_than_one_wait_tells
     closes_whom_the_handler_does_not_want
     stops_listening_to_sockets_that_others_hold
     reads_in_order
@@ -128,6 +130,25 @@ fn accepts_all_of_every_wave<D: Driver>(new: fn() -> D) {
         peers.extend((0..size).map(|_| TcpStream::connect(address).unwrap()));
         bench.until(|recorder| recorder.accepted().len() == peers.len());
     }
+}
+
+fn accepts_many_also_where_more_is_ready_than_one_wait_tells<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (reader, writer) = std::io::pipe().unwrap();
+    rustix::io::write(&writer, b"x").unwrap();
+    let limits = rustix::process::getrlimit(Resource::Nofile);
+    let most = Rlimit { current: limits.maximum, ..limits };
+    rustix::process::setrlimit(Resource::Nofile, most).unwrap();
+    let readable: Vec<_> = (0..1600).map(|_| reader.try_clone().unwrap()).collect();
+    for (watch, reader) in (10..).zip(&readable) {
+        bench.driver.watch(watch, reader.as_fd()).unwrap();
+    }
+    let peers = [(); 60].map(|()| TcpStream::connect(address).unwrap());
+    for _ in 0..40 {
+        bench.tick(Duration::from_millis(1));
+    }
+    assert_eq!(bench.recorder.accepted().len(), peers.len());
 }
 
 fn closes_whom_the_handler_does_not_want<D: Driver>(new: fn() -> D) {
