@@ -150,6 +150,13 @@ class Process:
 
     def signal(self, number):
         os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            # Threads go on until one of them has taken the signal.
+            wait_until(self.is_stopped, "all threads stand still")
+
+    def is_stopped(self):
+        states = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
     def running(self):
         return self.child.poll() is None
