@@ -130,6 +130,17 @@ def first_line(*command):
     return ((done.stdout + done.stderr).strip().splitlines() or ["unknown"])[0]
 
 
+def stall_summary(reports):
+    """What the watched processors lost, together; shares are of the time of all of them."""
+    seconds = sum(each["seconds"] for each in reports)
+    return {
+        "share": sum(each["lost_ms"] for each in reports) / 1000 / seconds,
+        "per_second": sum(each["stalls"] for each in reports) / seconds,
+        "longest_ms": max(each["longest_ms"] for each in reports),
+        "elsewhere_share": sum(each["elsewhere_ms"] for each in reports) / 1000 / seconds,
+    }
+
+
 def describe():
     """The machine, for the report."""
     model = re.search(r"^model name\s*:\s*(.*)$", read("/proc/cpuinfo"), re.MULTILINE)

@@ -17,6 +17,10 @@ from .process import Broken, Running, free_port, wait_ready
 SLACK = 30.0
 REST_AFTER_PEAK = 10.0
 SATURATION_ROUNDS = 3
+#: For how long the processors are watched before the first round and after the last.
+WATCH_STALLS = 2.0
+#: Fewer rounds have no lower quartile to speak of.
+QUARTILE_ROUNDS = 4
 
 
 class Bench:
@@ -99,6 +103,30 @@ class Bench:
         if load.popen.returncode or report is None:
             raise Broken(f"load ended with status {load.popen.returncode}: {load.last_words()}")
         return report
+
+    def stalls(self, seconds=WATCH_STALLS):
+        """How long each processor was away while all of them were busy: a report for each."""
+        cpus = sorted(self.gateway_cpus | self.other_cpus)
+        command = [self.load_program, "--stalls", f"--seconds={seconds}"]
+        spinners = {}
+        try:
+            for cpu in cpus:
+                spinners[cpu] = Running(
+                    f"stalls-{cpu}", command, {cpu}, self.path, stdout=subprocess.PIPE
+                )
+            reports = []
+            for cpu, spinner in spinners.items():
+                output, _ = spinner.popen.communicate(timeout=seconds + SLACK)
+                if spinner.popen.returncode:
+                    raise Broken(spinner.last_words())
+                reports.append({"cpu": cpu} | json.loads(output))
+        except subprocess.TimeoutExpired as late:
+            raise Broken(f"it did not end within {late.timeout:g} s") from late
+        finally:
+            for spinner in spinners.values():
+                spinner.popen.stdout.close()
+                spinner.stop()
+        return reports
 
     def measure(self, contender, scenario, servers):
         """One round of one contender: the figures of the measured window."""
@@ -256,6 +284,14 @@ def medians(rounds):
         return {}
     numbers = [key for key, value in rounds[0].items() if isinstance(value, (int, float))]
     return {key: statistics.median(each[key] for each in rounds) for key in numbers}
+
+
+def quiet(rounds, key):
+    """The lower quartile of a figure over the rounds of one contender; none of a few rounds."""
+    values = [each[key] for each in rounds if each.get(key) is not None]
+    if len(values) < QUARTILE_ROUNDS:
+        return None
+    return statistics.quantiles(values, n=4, method="inclusive")[0]
 
 
 def ratio(rounds, baseline, key):

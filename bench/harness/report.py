@@ -3,12 +3,21 @@
 import json
 import os
 
-from . import chart, targets
+from . import chart, machine, targets
 from .measure import medians
 from .scenarios import BY_NAME
 
 CPU = "gateway_cpu"
 LATENCIES = ("p50", "p99", "p99.9", "max")
+#: In the place of a base: the baseline, by the lower quartiles of both.
+QUIET_ROUNDS = object()
+QUIET = (
+    "The *quiet* columns are for a machine that stalls: the lower quartile of the percentile over the",
+    "contender's rounds, as a ratio to that of {baseline}. A round in which the machine stood still",
+    "tells of the machine; the quartile leaves such rounds out, of all contenders alike, as long as a",
+    "quarter of them is spared. It also leaves out what a contender does to itself in fewer than",
+    "three quarters of its rounds, so the medians are what is judged.",
+)
 
 
 def number(value, digits=None):
@@ -49,6 +58,8 @@ def markdown(results, about, pictures):
             lines += [f"![{title}, as a ratio to {results.baseline}]({file})", ""]
         lines += overview_lines(results, loads)
         lines += ["## Scenario by scenario", ""]
+        if any(quiet_known(results, scenario) for scenario in loads):
+            lines += [" ".join(QUIET).format(baseline=results.baseline), ""]
         for scenario in loads:
             lines += scenario_lines(results, scenario)
     for kind, title, lister in (
@@ -63,14 +74,15 @@ def markdown(results, about, pictures):
 
 
 def machine_lines(about):
-    machine = about["machine"]
+    host = about["machine"]
     parts = [
-        f"{machine['date']}; {machine['cpu']}, {machine['cores']} cores,",
-        f"Linux {machine['kernel']}, {machine['system']};",
-        f"load average at the start {machine['load_average']:.2f}.",
+        f"{host['date']}; {host['cpu']}, {host['cores']} cores,",
+        f"Linux {host['kernel']}, {host['system']};",
+        f"load average at the start {host['load_average']:.2f}.",
         f"Gateway on CPU {about['gateway_cpus']}, servers and load on {about['other_cpus']}.",
-        f"Medians of {about['rounds']} round(s) of {about['seconds']:g} s, contenders alternating;",
+        f"Medians of {round_count(about)} of {about['seconds']:g} s, contenders alternating;",
         "ratios are medians of the ratios within each round.",
+        *stall_lines(host.get("stalls", {})),
         *(["**Interrupted before all rounds were done.**"] if about.get("interrupted") else []),
     ]
     lines = [
@@ -87,18 +99,68 @@ def machine_lines(about):
     return lines + [""]
 
 
+def round_count(about):
+    tails = about["tail_rounds"]
+    apart = f" ({tails} of `tails`)" if tails != about["rounds"] else ""
+    return f"{about['rounds']} round(s){apart}"
+
+
+def stall_lines(stalls):
+    """What the machine did to everybody, by when it was watched."""
+    watched = [report for reports in stalls.values() for report in reports]
+    if not watched:
+        return []
+    whole = machine.stall_summary(watched)
+    when = " and ".join(
+        f"{percent(machine.stall_summary(reports)['share'], 2)} {name}"
+        for name, reports in stalls.items()
+    )
+    lines = ["With all processors busy, watched apart from the rounds, the host"]
+    if whole["per_second"]:
+        lines += [
+            f"took them away for {percent(whole['share'], 2)} of the time ({when}),",
+            f"{number(whole['per_second'])} times a second, in pieces of up to {number(whole['longest_ms'])} ms:",
+            "where that is more than 1 %, what is told of p99 and beyond in a single round is the",
+            "host's, and where it is more than 0.1 %, what is told of p99.9.",
+        ]
+    else:
+        lines += ["took none away for as long as 0.5 ms."]
+    if whole["elsewhere_share"] > 0:
+        lines += [
+            f"Other processes had them for {percent(whole['elsewhere_share'], 2)}, in pieces of 0.5 ms or more."
+        ]
+    return lines
+
+
 def target_lines(results):
     rows = []
-    for target, worst, missed in targets.verdicts(results):
+    for target, worst, missed, quiet in targets.verdicts(results):
         digits = 2 if "×" in target.bound() else 0
         unit = " ×" if digits else ""
         names = ", ".join(f"`{name}` {number(value, digits)}" for name, value in missed)
         several = target.where not in BY_NAME
         answer = "yes" if not missed else f"no: {names}" if several else "no"
         rows.append([target.title(), target.bound(), number(worst, digits) + unit, answer])
+        rows[-1].append(quiet_cell(target, quiet, several))
     if not rows:
         return []
-    return ["## Targets", "", *table(["target", "limit", "measured", "met"], rows)]
+    head = ["target", "limit", "measured", "met", "in quiet rounds"]
+    if all(cells[-1] == "–" for cells in rows):
+        head, rows = head[:-1], [cells[:-1] for cells in rows]
+        return ["## Targets", "", *table(head, rows)]
+    note = (
+        "What is *measured*, the medians, decides; *in quiet rounds* is told beside it, see below."
+    )
+    return ["## Targets", "", note, "", *table(head, rows)]
+
+
+def quiet_cell(target, quiet, several):
+    """The worst of the quiet rounds, and all scenarios where they are beyond the limit."""
+    if not quiet:
+        return "–"
+    worst = times(target.worst([value for _, value in quiet]))
+    beyond = [f"`{name}` {number(value, 2)}" for name, value in quiet if not target.met(value)]
+    return f"{worst}: {', '.join(beyond)}" if several and beyond else worst
 
 
 def overview_lines(results, loads):
@@ -185,11 +247,21 @@ def figure_table(results, scenario):
     return table(head, rows)
 
 
+def quiet_known(results, scenario):
+    """Whether somebody had rounds enough to tell the quiet ones."""
+    return any(
+        results.quiet_ratio(scenario.name, name, key) is not None
+        for name in results.names(scenario.name)
+        for key in targets.TAILS
+    )
+
+
 def against_table(results, scenario):
     """Every contender as ratios: to the baseline, to the floor, and to no gateway at all."""
     columns = [
         ("operations/s", "ops", None),
         *((name, name, None) for name in LATENCIES),
+        *((f"{name}, quiet", name, QUIET_ROUNDS) for name in targets.TAILS),
         ("gateway CPU", CPU, None),
         ("server CPU", "server_cpu", None),
         *([("greedy operations/s", "greedy_ops", None)] if scenario.greedy else []),
@@ -198,7 +270,7 @@ def against_table(results, scenario):
         ("server CPU vs direct", "server_cpu", "direct"),
     ]
     rows = {
-        name: [results.ratio(scenario.name, name, key, base) for _, key, base in columns]
+        name: [against(results, scenario.name, name, key, base) for _, key, base in columns]
         for name in results.names(scenario.name)
     }
     shown = [any(row[at] is not None for row in rows.values()) for at in range(len(columns))]
@@ -210,6 +282,12 @@ def against_table(results, scenario):
             for name, row in rows.items()
         ],
     )
+
+
+def against(results, scenario, name, key, base):
+    if base is QUIET_ROUNDS:
+        return results.quiet_ratio(scenario, name, key)
+    return results.ratio(scenario, name, key, base)
 
 
 def flaws(results, scenario):
@@ -241,8 +319,8 @@ def spread(rounds):
     return f"{number(min(values))}–{number(max(values))}" if values else "–"
 
 
-def percent(value):
-    return "–" if value is None else f"{100 * value:.0f} %"
+def percent(value, digits=0):
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def idle_table(results, scenario):

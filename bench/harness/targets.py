@@ -12,6 +12,9 @@ FLOOR = ("floor",)
 #: Gateways that look at keys as cashew does; haproxy in TCP mode does not.
 PEERS = ("nutcracker", "envoy")
 
+#: Figures that a round's stalls of the machine decide.
+TAILS = ("p99", "p99.9")
+
 WORDS = {
     CPU: "gateway CPU per request",
     SERVER_CPU: "server CPU per request",
@@ -69,6 +72,21 @@ class Target:
         known = [ratio for ratio in ratios if ratio is not None]
         return self.worst(known) if known else None
 
+    def quiet(self, results):
+        """(scenario, ratio of the quiet rounds) likewise, where the figure is a tail."""
+        if self.metric not in TAILS or not self.bases:
+            return []
+        found = []
+        for each in results.scenarios:
+            if self.covers(each):
+                ratios = [
+                    results.quiet_ratio(each.name, self.contender, self.metric, base)
+                    for base in self.bases
+                ]
+                known = [ratio for ratio in ratios if ratio is not None]
+                found += [(each.name, self.worst(known))] if known else []
+        return found
+
     def worst(self, values):
         return min(values) if self.at_least else max(values)
 
@@ -112,9 +130,11 @@ TARGETS = [
 
 
 def verdicts(results):
-    """(target, worst value, scenarios that miss it with their values) of all that was measured."""
+    """(target, worst value, scenarios that miss it with their values, those of its quiet rounds)
+    of all that was measured; the quiet rounds decide nothing."""
     for target in TARGETS:
         values = target.measure(results)
         if values:
             missed = [(name, value) for name, value in values if not target.met(value)]
-            yield target, target.worst([value for _, value in values]), missed
+            worst = target.worst([value for _, value in values])
+            yield target, worst, missed, target.quiet(results)

@@ -7,6 +7,7 @@ mod idle;
 mod meter;
 mod short;
 mod socket;
+mod stalls;
 mod steady;
 mod wire;
 
@@ -73,6 +74,9 @@ struct Arguments {
     /// Only hold the connections, for as long as measured
     #[arg(long, conflicts_with_all = ["rate", "requests"])]
     idle: bool,
+    /// Ask nobody anything: spin, and tell for how long the processor was away
+    #[arg(long, conflicts_with_all = ["fill", "short", "idle", "rate", "requests", "greedy", "resp3"])]
+    stalls: bool,
     /// Open loop: requests per second, timed from when each was due
     #[arg(long)]
     rate: Option<f64>,
@@ -128,6 +132,12 @@ pub enum Failure {
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::Io(error)
+    }
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::Io(error.into())
     }
 }
 
@@ -196,6 +206,9 @@ fn check(arguments: &Arguments) -> Result<(), String> {
 }
 
 fn run(arguments: &Arguments) -> Result<String, Failure> {
+    if arguments.stalls {
+        return stalls::run(Duration::from_secs_f64(arguments.seconds));
+    }
     let bound = match (arguments.fill, arguments.requests) {
         (true, _) => Bound::Requests(arguments.keys.into()),
         (false, Some(count)) => Bound::Requests(count),
