@@ -6,6 +6,9 @@
 //! at a time they are a crowd, which is worth waiting for: all of it comes back when it has been
 //! answered, sooner than a window for it is over. Clients that ask before they have been answered
 //! are an open loop: their requests come whatever is done, and to wait costs them latency.
+//!
+//! While many such clients keep the worker busy and little comes at a time, it also naps: what comes
+//! meanwhile, from clients and from servers, is found together.
 //! docs/performance.md compares this policy with others.
 
 use std::time::Duration;
@@ -27,6 +30,8 @@ const REQUESTS_PER_SLEEP_MAX: u64 = 20;
 const REQUESTS_PER_CLIENT: u64 = 8;
 /// The window goes this part of the way to where it should be.
 const SMOOTHING: u64 = 8;
+/// A window is wide that has so much, in percent, of the longest.
+const WIDE_PERCENT: u64 = 75;
 /// When so many of the active clients wait, in percent, the others are not waited for.
 const WAITING_PERCENT: u64 = 95;
 
@@ -34,8 +39,12 @@ const WAITING_PERCENT: u64 = 95;
 const CROWD_MIN: u64 = 16;
 /// … if so many of them, in percent, wait at some time in a period …
 const CROWD_WAITING_PERCENT: u64 = 80;
+/// … or keep the worker busy for so much of its time, in percent …
+const CROWD_BUSY_PERCENT: u64 = 70;
 /// … and so many of its batches, in percent, go because those who were waited for have asked …
 const CROWD_COMPLETE_PERCENT: u64 = 50;
+/// … or batches are of so many requests, on average …
+const CROWD_BATCH_MIN: u64 = 20;
 /// … in so many of the periods lately, in percent …
 const CROWD_PERIODS_PERCENT: u64 = 75;
 /// … unless so few requests are answered between two sleeps: then it is the servers who are waited for.
@@ -51,6 +60,18 @@ const HASTY_PERCENT: u64 = 5;
 /// … and is taken for one for so many periods more, about five seconds: to try a wider window on
 /// it costs latency.
 const OPEN_PERIODS: u32 = 2_500;
+
+/// With so many active clients, at least, and a wide window the worker naps …
+const NAP_CLIENTS_MIN: u64 = 64;
+/// … if it is busy for so much of its time, in percent: otherwise it waits for servers, and to sleep
+/// once more costs more than it saves …
+const NAP_BUSY_MIN_PERCENT: u64 = 70;
+/// … after a turn that found less than this part of them asking or answered …
+const NAP_FOUND_PART: u64 = 6;
+/// … for this part of the time that an answer takes …
+const NAP_LATENCY_PART: u64 = 20;
+/// … and no longer than this: beyond, queues grow and other processors idle.
+const NAP_MAX_US: u64 = 50;
 
 /// Fractions of a microsecond, so that small steps are not lost.
 const FRACTION: u64 = 256;
@@ -80,6 +101,12 @@ pub(crate) struct Pace {
     busy: u64,
     /// For so many periods more the load is taken for an open loop.
     open_periods: u32,
+    /// How long a nap is, in microseconds; 0 for none.
+    nap_us: u64,
+    /// What had been done when the last turn ended.
+    last: Work,
+    /// Whether the last turn found little to do.
+    found_little: bool,
 }
 
 /// What has been done since the start.
@@ -135,6 +162,9 @@ impl Pace {
             crowded: 0,
             busy: 0,
             open_periods: 0,
+            nap_us: 0,
+            last: Work::default(),
+            found_little: false,
         }
     }
 
@@ -142,6 +172,7 @@ impl Pace {
     pub(crate) fn set_window_max_us(&mut self, window_max_us: u64) {
         self.window_max_us = window_max_us;
         self.window = self.window.min(window_max_us * FRACTION);
+        self.nap_us = 0;
     }
 
     /// How long something may be held back now, in microseconds.
@@ -171,12 +202,21 @@ impl Pace {
         self.due
     }
 
+    /// How long to sleep before events are looked for.
+    pub(crate) fn nap(&self) -> Duration {
+        Duration::from_micros(if self.found_little { self.nap_us } else { 0 })
+    }
+
     /// A turn is over: it waited for events, then worked on them, and this is what has been done up
-    /// to now. Returns whether the window was looked at.
-    pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, work: Work) -> bool {
+    /// to now, with so many active clients. Returns whether the window was looked at.
+    pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, work: Work, active: u32) -> bool {
         self.elapsed_us += waited_us + worked_us;
         self.worked_us += worked_us;
-        self.sleeps += u64::from(waited_us > SLEEP_MIN_US);
+        // A nap is no sign that there was nothing to do.
+        let nap_us = self.nap().as_micros() as u64;
+        self.sleeps += u64::from(waited_us > nap_us + SLEEP_MIN_US);
+        let found = work.since(std::mem::replace(&mut self.last, work));
+        self.found_little = (found.asked + found.answered) * NAP_FOUND_PART <= u64::from(active);
         if self.elapsed_us < PERIOD_US {
             return false;
         }
@@ -188,7 +228,7 @@ impl Pace {
         };
         let busy = self.worked_us * FRACTION / self.elapsed_us;
         self.busy = self.busy - self.busy / SMOOTHING + busy / SMOOTHING;
-        let now = if self.had_crowd() { FRACTION } else { 0 };
+        let now = if self.had_crowd(done.asked, active) { FRACTION } else { 0 };
         self.crowded = self.crowded - self.crowded / SMOOTHING + now / SMOOTHING;
         (self.was_full, self.complete, self.expired) = (false, 0, 0);
         let target = self.target(per_sleep);
@@ -197,20 +237,47 @@ impl Pace {
             true => self.window - self.window / SMOOTHING + target / SMOOTHING,
             false => 0,
         };
+        self.nap_us = self.nap_for(done.answered, u64::from(active));
         (self.elapsed_us, self.worked_us, self.sleeps, self.work) = (0, 0, 0, work);
         true
     }
 
     /// Whether many clients asked in this period who ask again as soon as they are answered: to
     /// wait for all of them costs nobody anything, since nobody else could have been served. Only
-    /// a window that is wide enough for a crowd tells whether it comes together, and whether that
-    /// was needed.
-    fn had_crowd(&self) -> bool {
-        let is_wide = self.window * 4 >= self.window_max_us * FRACTION * 3;
+    /// a window that is wide enough for a crowd tells whether it comes together, or at least much
+    /// of it, and whether that was needed.
+    fn had_crowd(&self, asked: u64, active: u32) -> bool {
+        if self.open_periods > 0 || u64::from(active) < CROWD_MIN {
+            return false;
+        }
+        if !self.is_wide() {
+            return self.was_full || self.is_busy_for(CROWD_BUSY_PERCENT);
+        }
         let batches = self.complete + self.expired;
-        let has_paid = self.complete * 100 >= batches * CROWD_COMPLETE_PERCENT
-            && self.busy * 100 >= FRACTION * CROWD_BUSY_MIN_PERCENT;
-        self.was_full && self.open_periods == 0 && (!is_wide || has_paid)
+        let comes_together = self.complete * 100 >= batches * CROWD_COMPLETE_PERCENT
+            || asked >= batches * CROWD_BATCH_MIN;
+        comes_together && self.is_busy_for(CROWD_BUSY_MIN_PERCENT)
+    }
+
+    /// Whether the worker was busy for so much of its time lately.
+    fn is_busy_for(&self, percent: u64) -> bool {
+        self.busy * 100 >= FRACTION * percent
+    }
+
+    /// Whether the window is about as long as it may be.
+    fn is_wide(&self) -> bool {
+        self.window_max_us > 0 && self.window * 100 >= self.window_max_us * FRACTION * WIDE_PERCENT
+    }
+
+    /// How long a nap should be, in microseconds, if in this period so much was answered.
+    fn nap_for(&self, answered: u64, active: u64) -> u64 {
+        let is_busy = self.is_busy_for(NAP_BUSY_MIN_PERCENT);
+        if active < NAP_CLIENTS_MIN || !is_busy || !self.is_wide() || self.open_periods > 0 {
+            return 0;
+        }
+        // Little's law: an answer takes as long as so many take who wait at a time.
+        let latency_us = active * self.elapsed_us / answered.max(1);
+        (latency_us / NAP_LATENCY_PART).min(NAP_MAX_US)
     }
 
     /// Where the window should be, given how many requests were answered between two sleeps.
@@ -249,7 +316,7 @@ mod tests {
             work.asked += each.asked * (pace.elapsed_us / 100 + 1);
             work.hasty += each.hasty * (pace.elapsed_us / 100 + 1);
             let waited_us = if sleeps { 20 } else { 0 };
-            pace.turn(waited_us, 100 - waited_us, work);
+            pace.turn(waited_us, 100 - waited_us, work, 10);
         }
         pace.window_us()
     }
@@ -257,6 +324,21 @@ mod tests {
     /// Periods in which so many of fifty clients wait at most. They are answered four to a sleep, and
     /// the worker is busy for so much of its time.
     fn run_crowd(pace: &mut Pace, periods: u64, waiting: u32, busy_percent: u64) -> u64 {
+        run_asking(pace, periods, waiting, busy_percent, 0)
+    }
+
+    /// As [`run_crowd`]: periods of one batch of so many requests, for which the window is over.
+    fn run_batches(pace: &mut Pace, periods: u64, requests: u64) -> u64 {
+        run_asking(pace, periods, 30, 90, requests)
+    }
+
+    fn run_asking(
+        pace: &mut Pace,
+        periods: u64,
+        waiting: u32,
+        busy_percent: u64,
+        asked: u64,
+    ) -> u64 {
         let mut now = Time::from_micros(1_000_000);
         for _ in 0..periods {
             pace.may_go(&Crowd::with(waiting, 50), now);
@@ -264,8 +346,9 @@ mod tests {
             pace.may_go(&Crowd::with(waiting, 50), now);
             let mut work = pace.work;
             work.answered += 4;
+            work.asked += asked;
             let worked_us = PERIOD_US * busy_percent / 100;
-            pace.turn(PERIOD_US - worked_us - 1, worked_us + 1, work);
+            pace.turn(PERIOD_US - worked_us - 1, worked_us + 1, work, 50);
         }
         pace.window_us()
     }
@@ -307,8 +390,16 @@ mod tests {
     fn a_crowd_that_comes_together_opens_it_to_the_maximum() {
         let mut pace = Pace::new(600);
         assert!((590..=600).contains(&run_crowd(&mut pace, 200, 49, 90)));
-        // Fewer clients wait: it may be an open loop.
-        assert_eq!(run_crowd(&mut pace, 200, 30, 90), 0);
+        // Fewer clients wait, and the worker has time to serve each of them at once.
+        assert_eq!(run_crowd(&mut pace, 200, 30, 60), 0);
+    }
+
+    #[test]
+    fn clients_that_keep_the_worker_busy_open_it_if_batches_are_large() {
+        let mut pace = Pace::new(600);
+        assert!((590..=600).contains(&run_batches(&mut pace, 200, 25)));
+        let least = (0..50).map(|_| run_batches(&mut pace, 1, 15)).min().unwrap();
+        assert!(least < 450, "{least}");
     }
 
     #[test]
@@ -324,6 +415,62 @@ mod tests {
         assert!(least < start * 3 / 4, "{least}");
     }
 
+    /// Turns of 100 µs, busy for so much of them, in which so many of the active clients ask and are
+    /// answered.
+    fn run_turns(pace: &mut Pace, turns: u64, found: u64, active: u32, busy_percent: u64) -> u64 {
+        for _ in 0..turns {
+            let mut work = pace.last;
+            work.asked += found / 2;
+            work.answered += found / 2;
+            pace.turn(100 - busy_percent, busy_percent, work, active);
+        }
+        pace.nap().as_micros() as u64
+    }
+
+    #[test]
+    fn many_clients_that_come_a_few_at_a_time_are_met_after_a_nap() {
+        let mut pace = Pace::new(600);
+        run(&mut pace, 2000, 30, true);
+        // An answer takes 2,500 µs: 100 clients at 4 requests in 100 µs.
+        assert_eq!(run_turns(&mut pace, 100, 8, 100, 90), 50);
+        // The shorter it takes the shorter is the nap.
+        run_turns(&mut pace, 100, 60, 100, 90);
+        assert_eq!(pace.nap_us, 16);
+        // With much to do there is none.
+        assert_eq!(pace.nap(), Duration::ZERO);
+        // What is found after a nap is no sign of little to do.
+        pace.found_little = true;
+        let sleeps = pace.sleeps;
+        pace.turn(10, 10, pace.last, 100);
+        assert_eq!(pace.sleeps, sleeps);
+        pace.turn(60, 10, pace.last, 100);
+        assert_eq!(pace.sleeps, sleeps + 1);
+    }
+
+    #[test]
+    fn nobody_naps_who_has_time_or_few_clients_or_an_open_loop_or_no_window() {
+        let wide = || {
+            let mut pace = Pace::new(600);
+            run(&mut pace, 2000, 30, true);
+            pace
+        };
+        assert!(run_turns(&mut wide(), 100, 8, 100, 90) > 0);
+        assert_eq!(run_turns(&mut wide(), 100, 8, 100, 60), 0);
+        assert_eq!(run_turns(&mut wide(), 100, 4, 63, 90), 0);
+        let mut open = wide();
+        open.open_periods = OPEN_PERIODS;
+        assert_eq!(run_turns(&mut open, 100, 8, 100, 90), 0);
+        let mut off = wide();
+        off.set_window_max_us(0);
+        assert_eq!(off.nap(), Duration::ZERO);
+        assert_eq!(run_turns(&mut off, 100, 8, 100, 90), 0);
+        // Silence ends it.
+        let mut silent = wide();
+        run_turns(&mut silent, 100, 8, 100, 90);
+        silent.turn(10_000, 10, silent.last, 100);
+        assert_eq!(silent.nap(), Duration::ZERO);
+    }
+
     #[test]
     fn a_few_clients_are_no_crowd() {
         let mut pace = Pace::new(600);
@@ -331,7 +478,7 @@ mod tests {
             pace.may_go(&Crowd::with(10, 10), Time::ZERO);
             let mut work = pace.work;
             work.answered += 4;
-            pace.turn(100, PERIOD_US, work);
+            pace.turn(100, PERIOD_US, work, 10);
         }
         assert_eq!(pace.window_us(), 0);
     }
@@ -358,7 +505,7 @@ mod tests {
         let mut pace = Pace::new(600);
         run(&mut pace, 2000, 12, true);
         let work = pace.work;
-        assert!(pace.turn(10_000, 10, work));
+        assert!(pace.turn(10_000, 10, work, 10));
         assert_eq!(pace.window_us(), 0);
     }
 
@@ -384,7 +531,7 @@ mod tests {
         let mut pace = Pace::new(600);
         run(&mut pace, 2000, 12, true);
         let window = Duration::from_micros(pace.window_us());
-        let mut crowd = Crowd::with(9, 10);
+        let mut crowd = Crowd::with(8, 10);
         let now = Time::from_micros(1_000_000);
         assert!(!pace.may_go(&crowd, now));
         assert_eq!(pace.due(), Some(now + window));

@@ -246,6 +246,7 @@ impl<D: Driver> Worker<D> {
             let left = due - began;
             timeout = timeout.min(left);
         }
+        timeout -= self.nap(timeout);
         self.driver.wait(Some(timeout), &mut self.core).map_err(Error::Io)?;
         self.woken_at = self.core.now;
         let waited_us = self.woken_at.micros_since(began);
@@ -257,13 +258,22 @@ impl<D: Driver> Worker<D> {
             asked: crowd.asked,
             hasty: crowd.hasty,
         };
-        if self.pace.turn(waited_us, worked_us, work) {
+        if self.pace.turn(waited_us, worked_us, work, crowd.active()) {
             self.writer.set_window_us(self.pace.window_us());
         }
         if let Some(permille) = self.busy.turn(waited_us, worked_us) {
             self.writer.set_busy(permille);
         }
         Ok(())
+    }
+
+    /// Lets more come together, for at most so long; returns for how long.
+    fn nap(&self, limit: Duration) -> Duration {
+        let nap = self.pace.nap().min(limit);
+        if !nap.is_zero() {
+            std::thread::sleep(nap);
+        }
+        nap
     }
 
     /// Lets the engine draw its conclusions, then writes.
