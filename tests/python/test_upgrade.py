@@ -208,6 +208,63 @@ def test_to_the_next_version_and_back(place, kind):
         assert fresh.call("CLIENT", "ID") > number
 
 
+@pytest.mark.skipif(not os.path.exists(BUMPED), reason="needs scripts/bumped")
+def test_no_ring_changes_while_a_worker_cannot_be_told(place):
+    """Also after an upgrade that failed: of workers of another version some still retire."""
+    servers = [place.redis() for _ in range(3)]
+    gateway = place.cashew(
+        {"alpha": pool(*servers, hash="murmur", auto_eject_hosts=True, server_failure_limit=1,
+                       timeout=1000, server_retry_timeout=600_000)},
+        {"worker_processes": 1, "worker_shutdown_timeout": 60})
+    gateway.wait_serving()
+    [foreign] = gateway.workers()
+    assert gateway.call("SET", "mine", "0") == "OK"
+    # It cannot go elsewhere before EXEC.
+    held = place.keep(gateway.connect())
+    assert held.call("MULTI") == "OK" and held.call("SET", "mine", "1") == "QUEUED"
+    done = gateway.order("upgrade", "--binary", BUMPED)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    for _ in range(20):
+        if fail_upgrade(gateway):
+            break
+    else:
+        pytest.skip("all upgrades were done before they could be made to fail")
+    assert foreign in worker_processes(gateway.pid)
+    keys = [f"key{number}" for number in range(200)]
+    victim = next(server for server in servers if not server.call("EXISTS", "mine"))
+    victim.stop()
+
+    def taken():
+        with gateway.connect(timeout=20) as conn:
+            conn.send(b"".join(resp("SET", name, "") for name in keys))
+            return [conn.reply() for _ in keys].count("OK")
+
+    assert taken() < len(keys)
+    # Longer than a worker is waited for that is to hold, which is half a second.
+    time.sleep(1.5)
+    assert taken() < len(keys) and "is ejected" not in gateway.log()
+    assert "did not hold in time" not in gateway.log()
+    assert foreign in worker_processes(gateway.pid)
+    held.send(resp("EXEC"))
+    held.reply()
+    held.close()
+    wait_until(lambda: foreign not in worker_processes(gateway.pid), "the last of the others goes")
+    wait_until(lambda: taken() == len(keys), "the ring changes")
+
+
+def fail_upgrade(gateway):
+    """A worker of the new program dies before it serves; false when it was too late for that."""
+    old = set(worker_processes(gateway.pid))
+    words = [gateway.binary, "upgrade", "-c", str(gateway.config_path)]
+    order = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+    new = wait_until(lambda: set(worker_processes(gateway.pid)) - old or order.poll() is not None,
+                     "a new worker", pause=0.0005)
+    if isinstance(new, set):
+        end(min(new), signal.SIGKILL)
+    return order.wait(30) == 1
+
+
 # ------------------------------------------------------------------------------- what does not work
 
 

@@ -163,11 +163,11 @@ impl Control {
 fn log_or_warn(message: ToChild, descriptors: &[OwnedFd]) {
     match message {
         ToChild::LogLevel { level } => log::set_level(level),
-        ToChild::LogReopen => {
-            if let Some(Err(error)) = descriptors.first().map(log::redirect) {
-                error!("cannot reopen the log: {error}");
-            }
-        }
+        ToChild::LogReopen => match descriptors.first().map(log::redirect) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => error!("cannot reopen the log: {error}"),
+            None => error!("cannot reopen the log: no file came with the order"),
+        },
         other => warn!("not expected now: {other:?}"),
     }
 }

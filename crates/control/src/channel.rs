@@ -39,6 +39,8 @@ pub struct Channel<S, R> {
     /// What the other end speaks.
     version: u8,
     buf: Box<[u8]>,
+    /// Of what came last, descriptors are missing.
+    is_stripped: bool,
     messages: PhantomData<fn(S) -> R>,
 }
 
@@ -93,7 +95,7 @@ impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
     /// and heard, and all else that it says is skipped.
     pub fn speaking(socket: OwnedFd, version: u8) -> Self {
         let buf = vec![0; MESSAGE_BYTES_MAX].into_boxed_slice();
-        Self { socket, version, buf, messages: PhantomData }
+        Self { socket, version, buf, is_stripped: false, messages: PhantomData }
     }
 
     /// What the other end speaks.
@@ -139,7 +141,14 @@ impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
         }
     }
 
-    /// The next message with its descriptors, or `None` when there is none now.
+    /// Whether the message that was received last has lost its descriptors, since this process had
+    /// no free one. It is the message's loss alone: the channel is as good as before.
+    pub fn is_stripped(&self) -> bool {
+        self.is_stripped
+    }
+
+    /// The next message with its descriptors, or `None` when there is none now. It comes without
+    /// any if there was no room for all, see [`Channel::is_stripped`].
     pub fn receive(&mut self) -> Result<Option<(R, Vec<OwnedFd>)>, ReceiveError> {
         loop {
             let Some((len, descriptors)) = self.receive_bytes()? else { return Ok(None) };
@@ -181,8 +190,15 @@ impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
                 descriptors.extend(rights);
             }
         }
-        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        // Of those that find no free number the kernel drops the rest, and says what it says when
+        // there are more than are ever sent.
+        self.is_stripped = received.flags.contains(ReturnFlags::CTRUNC);
+        let are_too_many = self.is_stripped && descriptors.len() >= DESCRIPTORS_MAX;
+        if are_too_many || received.flags.contains(ReturnFlags::TRUNC) {
             return Err(ReceiveError::Truncated);
+        }
+        if self.is_stripped {
+            descriptors.clear();
         }
         Ok(Some((received.bytes, descriptors)))
     }

@@ -207,7 +207,8 @@ impl Ring {
         let has_pending = !self.pending.is_empty();
         if std::mem::take(&mut self.pool.is_short) {
             self.pool.grow((2 * self.pool.buffers.len()).min(BUFFERS_MAX));
-        } else if !has_pending {
+        } else if !has_pending && !self.io.submission().cq_overflow() {
+            // Of those that the kernel keeps for want of room some have buffers.
             self.trim()?;
         }
         match timeout {

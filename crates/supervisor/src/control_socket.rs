@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::geteuid;
 use tracing::{info, warn};
@@ -49,6 +50,10 @@ const SWEEP_MAX: usize = 256;
 
 const BACKLOG: i32 = 16;
 
+/// How long nobody is accepted after that failed, for want of descriptors above all: who waits
+/// would make the socket readable all the time.
+const REST: Duration = Duration::from_millis(200);
+
 /// An operator who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OperatorId(u64);
@@ -57,6 +62,8 @@ pub(crate) struct OperatorId(u64);
 pub(crate) struct ControlSocket {
     socket: UnixSocket,
     operators: Vec<Operator>,
+    /// Until when nobody is accepted.
+    rests_until: Option<Instant>,
     next_id: u64,
     /// What is to be answered, in order.
     answers: Rc<RefCell<Vec<(OperatorId, Answer)>>>,
@@ -193,7 +200,13 @@ impl ControlSocket {
     }
 
     pub(crate) fn new(socket: UnixSocket) -> Self {
-        Self { socket, operators: Vec::new(), next_id: 0, answers: Rc::default() }
+        Self {
+            socket,
+            operators: Vec::new(),
+            rests_until: None,
+            next_id: 0,
+            answers: Rc::default(),
+        }
     }
 
     /// For [`ControlSocket::new`] and [`ControlSocket::move_to`].
@@ -250,11 +263,13 @@ impl ControlSocket {
     /// What to wait for; whichever is ready, [`ControlSocket::handle`] looks at all.
     pub(crate) fn interest(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let operators = self.operators.iter().map(|it| (it.stream.as_fd(), it.interest()));
-        std::iter::once((self.socket.as_fd(), PollFlags::IN)).chain(operators)
+        let socket = self.rests_until.is_none().then(|| (self.socket.as_fd(), PollFlags::IN));
+        socket.into_iter().chain(operators)
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.operators.iter().filter_map(|operator| operator.deadline).min()
+        let deadlines = self.operators.iter().filter_map(|operator| operator.deadline);
+        deadlines.chain(self.rests_until).min()
     }
 
     /// Accepts, reads and writes what is possible at once. Gives the commands that are complete.
@@ -289,13 +304,26 @@ impl ControlSocket {
 
     /// Closes the connections of those who are done, have gone or take too long.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.rests_until = self.rests_until.filter(|&until| now < until);
         self.operators.retain(|operator| !operator.is_over(now));
     }
 
     fn accept(&mut self, now: Instant) {
+        if self.rests_until.is_some_and(|until| now < until) {
+            return;
+        }
         for _ in 0..CLIENTS_MAX {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let Ok(fd) = accept_with(&self.socket, flags) else { return };
+            let fd = match accept_with(&self.socket, flags) {
+                Ok(fd) => fd,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(errno) => {
+                    warn!("an operator cannot be heard now: {errno}");
+                    self.rests_until = Some(now + REST);
+                    return;
+                }
+            };
             let stream = UnixStream::from(fd);
             let mut operator = Operator {
                 id: OperatorId(self.next_id),

@@ -1,12 +1,76 @@
-//! How many descriptors a process may have. Children inherit it.
+//! How many descriptors a process may have. The master's limit is apart from that of its children:
+//! it holds the sessions of all of them that move.
 
 use std::fs;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use tracing::{info, warn};
 
-/// Raises the limit to what is wanted, or as near to it as the system allows.
-pub(crate) fn raise_open_files(wanted: u64) {
+/// What the master takes if it may: beyond all that it is ever to hold.
+const OWN_MAX: u64 = 1 << 16;
+
+#[derive(Debug)]
+pub(crate) struct OpenFiles {
+    children: Rlimit,
+    /// The children are processes, with a limit of their own.
+    is_apart: bool,
+}
+
+impl OpenFiles {
+    /// Children are to have the limit that this process has now.
+    pub(crate) fn new(is_apart: bool) -> Self {
+        Self { children: getrlimit(Resource::Nofile), is_apart }
+    }
+
+    /// How many this process may have.
+    pub(crate) fn limit() -> u64 {
+        getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+    }
+
+    /// Raises the limit of children to what is wanted, or as near to it as the system allows. It
+    /// holds for those started from now on.
+    pub(crate) fn want(&mut self, wanted: u64) {
+        self.restore();
+        raise(wanted);
+        self.children = getrlimit(Resource::Nofile);
+        self.raise_own();
+    }
+
+    /// The master's own goes as high as it may.
+    pub(crate) fn raise_own(&self) {
+        let Rlimit { current, maximum } = self.children;
+        let (Some(children), true) = (current, self.is_apart) else { return };
+        let own = OWN_MAX.min(maximum.unwrap_or(OWN_MAX));
+        if own > children
+            && let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: Some(own), maximum })
+        {
+            warn!("the master stays at {children} files: {errno}");
+        }
+    }
+
+    /// The limit of this process is that of children again: for the program that comes after this
+    /// one, which takes it for that.
+    pub(crate) fn restore(&self) {
+        if let Err(errno) = setrlimit(Resource::Nofile, self.children) {
+            warn!("cannot set the limit of open files back: {errno}");
+        }
+    }
+
+    /// For a child that has not been told anything yet: it has inherited the master's.
+    pub(crate) fn give(&self, child: Pid) {
+        if let Err(errno) = prlimit(Some(child), Resource::Nofile, self.children) {
+            warn!("process {child} keeps the master's limit of open files: {errno}");
+        }
+    }
+}
+
+/// How many descriptors this process has.
+pub(crate) fn open_files() -> usize {
+    // One is that of the directory itself.
+    fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1))
+}
+
+fn raise(wanted: u64) {
     let before = getrlimit(Resource::Nofile);
     // Only root may go above the hard limit, and nobody above the kernel's.
     let kernel_max = fs::read_to_string("/proc/sys/fs/nr_open")

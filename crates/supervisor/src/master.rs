@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::time::{Instant, SystemTime};
 
 use cashew_config::Snapshot;
-use cashew_control::{ToChild, ToMaster};
+use cashew_control::{Rest, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Shared};
 use cashew_process::exec;
 use rustix::event::PollFlags;
@@ -36,7 +36,7 @@ use crate::epochs::Epochs;
 use crate::handover;
 use crate::inquiries::{Asker, Inquiries};
 use crate::interests::Interests;
-use crate::limits::raise_open_files;
+use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member};
 use crate::monitors::Monitors;
@@ -88,6 +88,7 @@ pub(crate) fn take_over(input: OwnedFd, options: TakeOver) -> Result<(), Error> 
 struct Master {
     spawn: Spawn,
     program: Program,
+    files: OpenFiles,
     signals: Signals,
     conf_file: PathBuf,
     /// `None` from the moment the instance is told to stop: nobody is to wait in a queue that will
@@ -173,8 +174,10 @@ impl Master {
         }
         let log =
             Log::new(snapshot.global.log_level(), standard_error).step("keep standard error")?;
-        if let Some(wanted) = snapshot.global.max_open_files {
-            raise_open_files(wanted);
+        let mut files = OpenFiles::new(matches!(spawn, Spawn::Processes(_)));
+        match snapshot.global.max_open_files {
+            Some(wanted) => files.want(wanted),
+            None => files.raise_own(),
         }
         let workers = workers_of(&snapshot);
         let given =
@@ -199,6 +202,7 @@ impl Master {
         Ok(Self {
             spawn,
             program,
+            files,
             signals,
             conf_file,
             listeners: Some(listeners),
@@ -273,16 +277,20 @@ impl Master {
         self.operators.add_interests(&mut interests);
         for (&role, member) in &self.members {
             let Some(running) = &member.running else { continue };
+            let may_read = self.may_read(member);
             // Before the death: its last words say why.
             if let Some((channel, has_mail)) = running.channel() {
                 let mut flags = PollFlags::empty();
-                flags.set(PollFlags::IN, self.may_read(member));
+                flags.set(PollFlags::IN, may_read);
                 flags.set(PollFlags::OUT, has_mail);
                 if !flags.is_empty() {
                     interests.add(Source::Channel(role), channel, flags);
                 }
             }
-            interests.add(Source::Death(role), running.child.death(), PollFlags::IN);
+            // Nor is it buried before it has been heard.
+            if may_read {
+                interests.add(Source::Death(role), running.child.death(), PollFlags::IN);
+            }
         }
         let timeout = self.poll_timeout().map(|at| at.saturating_duration_since(Instant::now()));
         interests.wait(timeout)
@@ -351,20 +359,24 @@ impl Master {
         Ok(())
     }
 
-    /// What a dead child said before it died, and nobody has read yet.
-    fn handle_last_words(&mut self, role: Role, now: Instant) -> Result<(), Error> {
+    /// Hears what a dead child said before it died, and nobody has read yet. Whether that is all of
+    /// it: its sessions may have to wait for room.
+    fn handle_last_words(&mut self, role: Role, now: Instant) -> Result<bool, Error> {
         for _ in 0..MESSAGES_PER_TURN {
+            if !self.may_read(&self.members[&role]) {
+                return Ok(false);
+            }
             let Some((message, descriptors)) = self.member(role).receive(now) else { break };
             self.handle_message(role, message, descriptors, now)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn handle_message(
         &mut self,
         role: Role,
         message: ToMaster,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Option<Vec<OwnedFd>>,
         now: Instant,
     ) -> Result<(), Error> {
         match (message, role) {
@@ -411,13 +423,21 @@ impl Master {
                 self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
             }
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
-                self.take_session(slot, session, descriptors, now);
+                // Without its socket it goes on all the same: who is to serve it counts it off.
+                self.take_session(slot, session, descriptors.unwrap_or_default(), now);
             }
             (ToMaster::Ask { ticket, pool, by }, Role::Worker { slot }) => {
-                self.ask(Asker { slot, ticket }, pool, by, descriptors, now);
+                let asker = Asker { slot, ticket };
+                match descriptors {
+                    Some(question) => self.ask(asker, pool, by, question, now),
+                    None => self.tell_asker(asker, Rest::Missing, Vec::new(), now),
+                }
             }
             (ToMaster::Answer { number }, Role::Worker { slot }) => {
-                self.take_answer(number, slot, descriptors, now);
+                // Who asked is told that an answer is missing when its time is over.
+                if let Some(answer) = descriptors {
+                    self.take_answer(number, slot, answer, now);
+                }
             }
             (ToMaster::Adopted, Role::Worker { .. }) => {
                 if let Some(running) = &mut self.member(role).running {

@@ -122,10 +122,16 @@ impl Member {
         }
     }
 
-    pub(crate) fn receive(&mut self, now: Instant) -> Option<(ToMaster, Vec<OwnedFd>)> {
+    /// The next message with its descriptors, `None` in their place if they are lost.
+    pub(crate) fn receive(&mut self, now: Instant) -> Option<(ToMaster, Option<Vec<OwnedFd>>)> {
         let running = self.running.as_mut()?;
-        match running.channel.as_mut()?.receive() {
-            Ok(message) => message,
+        let channel = running.channel.as_mut()?;
+        match channel.receive() {
+            Ok(Some((message, _))) if channel.is_stripped() => {
+                error!("{} has sent what there is no free descriptor for", self.role);
+                Some((message, None))
+            }
+            Ok(message) => message.map(|(message, descriptors)| (message, Some(descriptors))),
             Err(ReceiveError::Closed) => {
                 self.closed(now);
                 None
@@ -287,6 +293,24 @@ impl Running {
     /// any.
     pub(crate) fn mail(&self) -> Option<usize> {
         self.channel.is_some().then_some(self.outbox.len() + self.unconfirmed.len())
+    }
+
+    /// As [`Running::mail`], also of one that will never take any.
+    pub(crate) fn sent(&self) -> usize {
+        self.outbox.len() + self.unconfirmed.len()
+    }
+
+    /// Whether it is still to say that it has taken a session over.
+    pub(crate) fn has_unconfirmed(&self) -> bool {
+        !self.unconfirmed.is_empty()
+    }
+
+    /// How many descriptors there are for it of sessions.
+    pub(crate) fn session_descriptors(&self) -> usize {
+        let is_session = |letter: &&Letter| matches!(letter.message, ToChild::Adopt { .. });
+        let waiting = self.outbox.iter().filter(is_session).map(|it| it.descriptors.len());
+        let sent = self.unconfirmed.iter().map(|(_, descriptors)| descriptors.len());
+        waiting.chain(sent).sum()
     }
 
     /// It has taken over the first of the sessions that were sent.

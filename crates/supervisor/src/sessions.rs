@@ -12,6 +12,15 @@ use crate::ring::Slot;
 /// How many sessions may wait here before those who hand them over are not read any more.
 const WAITING_MAX: usize = 1024;
 
+/// Descriptors that one session comes with at most.
+const DESCRIPTORS_EACH: usize = 2;
+
+/// Descriptors that are kept for all else that the master does while sessions move.
+const SPARE: usize = 64;
+
+/// How old the number of descriptors may be that there are for sessions.
+const ROOM_AGE_MAX: Duration = Duration::from_millis(100);
+
 /// How many messages may wait for a worker that still gets sessions.
 pub(crate) const MAIL_MAX: usize = 64;
 
@@ -24,6 +33,11 @@ const SETTLING: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     waiting: VecDeque<Parcel>,
+    /// Of all that wait.
+    descriptors: usize,
+    /// How many descriptors there are for sessions, here and on the way to a worker.
+    room: Option<usize>,
+    measured_at: Option<Instant>,
     /// How many clients each worker has: what it said, and what it was sent since.
     clients: BTreeMap<Slot, u64>,
     counted_at: Option<Instant>,
@@ -49,11 +63,13 @@ pub(crate) struct Target {
 impl Sessions {
     pub(crate) fn push(&mut self, parcel: Parcel, now: Instant) {
         self.moved_at = Some(now);
+        self.descriptors += parcel.descriptors.len();
         self.waiting.push_back(parcel);
     }
 
     /// Could not be delivered, so it is first in line again.
     pub(crate) fn push_back(&mut self, parcel: Parcel) {
+        self.descriptors += parcel.descriptors.len();
         self.waiting.push_front(parcel);
     }
 
@@ -77,16 +93,35 @@ impl Sessions {
             }
         };
         *self.clients.entry(slot).or_default() += 1;
-        Some((slot, self.waiting.pop_front()?))
+        let parcel = self.waiting.pop_front()?;
+        self.descriptors -= parcel.descriptors.len();
+        Some((slot, parcel))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Whether who hands sessions over should not be read.
-    pub(crate) fn is_full(&self) -> bool {
-        self.waiting.len() >= WAITING_MAX
+    /// Whether who hands sessions over should not be read. `sent` is how many messages workers have
+    /// yet to take, and sessions to confirm: each may be a session.
+    pub(crate) fn is_full(&self, sent: usize) -> bool {
+        let held = self.descriptors + DESCRIPTORS_EACH * sent;
+        // One at a time moves all the same.
+        let has_no_room = |room| held > 0 && held + DESCRIPTORS_EACH > room;
+        self.waiting.len() >= WAITING_MAX || self.room.is_some_and(has_no_room)
+    }
+
+    /// Whether it is to be looked up how many descriptors there are.
+    pub(crate) fn is_unmeasured(&self, now: Instant) -> bool {
+        self.measured_at.is_none_or(|measured_at| now - measured_at >= ROOM_AGE_MAX)
+    }
+
+    /// Of the `limit` of this process so many descriptors are `open`, those of sessions `sent`
+    /// among them.
+    pub(crate) fn handle_files(&mut self, limit: u64, open: usize, sent: usize, now: Instant) {
+        let others = open.saturating_sub(self.descriptors + sent) + SPARE;
+        self.room = Some(usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(others));
+        self.measured_at = Some(now);
     }
 
     /// Whether a client may be counted at no worker or at two.
@@ -108,6 +143,7 @@ impl Sessions {
     /// Closes the connections of all that wait.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
+        self.descriptors = 0;
     }
 }
 
@@ -144,10 +180,39 @@ mod tests {
         assert_eq!(targets(&mut with(2), &[busy, idle(2)], None), [2, 2]);
         assert!(targets(&mut with(2), &[busy, idle(2)], Some(1)).is_empty());
         let mut sessions = with(WAITING_MAX - 1);
-        assert!(!sessions.is_full());
+        assert!(!sessions.is_full(0));
         sessions.push(parcel(), Instant::now());
-        assert!(sessions.is_full());
+        assert!(sessions.is_full(0));
         assert!(targets(&mut sessions, &[busy], None).is_empty());
+    }
+
+    #[test]
+    fn no_more_wait_than_there_are_descriptors_for() {
+        let now = Instant::now();
+        let mut sessions = Sessions::default();
+        assert!(sessions.is_unmeasured(now));
+        // Twenty of the hundred that are open belong to sessions that were sent.
+        sessions.handle_files(80 + SPARE as u64 + 6, 100, 20, now);
+        assert!(!sessions.is_unmeasured(now) && sessions.is_unmeasured(now + ROOM_AGE_MAX));
+        assert!(sessions.is_full(3), "each may have two");
+        assert!(!sessions.is_full(2));
+        let socket: Rc<OwnedFd> = Rc::new(std::io::pipe().unwrap().0.into());
+        let push = |sessions: &mut Sessions| {
+            let descriptors = vec![Rc::clone(&socket); 2];
+            sessions.push(Parcel { descriptors, ..parcel() }, now);
+        };
+        push(&mut sessions);
+        assert!(!sessions.is_full(1) && sessions.is_full(2));
+        push(&mut sessions);
+        assert!(!sessions.is_full(0) && sessions.is_full(1));
+        push(&mut sessions);
+        assert!(sessions.is_full(0));
+        assert_eq!(targets(&mut sessions, &[idle(1)], None).len(), 3);
+        assert!(!sessions.is_full(0) && !sessions.is_full(2) && sessions.is_full(3));
+        sessions.handle_files(10, 100, 0, now);
+        assert!(!sessions.is_full(0), "one at a time");
+        push(&mut sessions);
+        assert!(sessions.is_full(0));
     }
 
     #[test]

@@ -113,9 +113,10 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
 }
 
 pub(crate) fn reopen_log(descriptors: &[OwnedFd]) {
-    if let Some(file) = descriptors.first()
-        && let Err(error) = cashew_process::log::redirect(file)
-    {
+    let Some(file) = descriptors.first() else {
+        return tracing::warn!("cannot reopen the log: no file came with the order");
+    };
+    if let Err(error) = cashew_process::log::redirect(file) {
         tracing::warn!("cannot reopen the log: {error}");
     }
 }

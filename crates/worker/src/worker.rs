@@ -73,6 +73,8 @@ pub(crate) struct Worker<D> {
     leaving: VecDeque<ConnId>,
     /// Sessions of other workers that the master is still to be told of.
     arrivals: VecDeque<(Session, Vec<OwnedFd>)>,
+    /// Nothing but numbers that are free when the master's messages are received.
+    spares: Vec<OwnedFd>,
     /// Listeners that may still report who waited there.
     unlistened: Vec<u32>,
     /// Set while another process takes over.
@@ -186,6 +188,7 @@ impl<D: Driver> Worker<D> {
             is_master_alive: true,
             leaving: VecDeque::new(),
             arrivals: VecDeque::new(),
+            spares: Vec::new(),
             unlistened: Vec::new(),
             retiring: None,
             deadline: None,
@@ -199,6 +202,7 @@ impl<D: Driver> Worker<D> {
     pub(crate) fn run(mut self, mut control: ChildChannel) -> Result<(), Error> {
         self.driver.watch(WATCH_CONTROL, control.as_fd()).map_err(Error::Io)?;
         self.outbox.say(ToMaster::Ready);
+        self.keep_spares(&control);
         let mut is_watched = true;
         loop {
             self.end_tick();

@@ -76,6 +76,9 @@ impl Master {
         }
         let (ours, theirs) = cashew_control::pair()?;
         let child = self.spawn.spawn(role, self.log.level(), self.started, theirs)?;
+        if let Some((pid, _)) = child.process() {
+            self.files.give(pid);
+        }
         Ok(Running::new(child, MasterChannel::new(ours), self.outbox_max()))
     }
 
@@ -146,7 +149,9 @@ impl Master {
 
     pub(super) fn handle_death(&mut self, role: Role, now: Instant) -> Result<(), Error> {
         // What it said before it died may not have been read yet.
-        self.handle_last_words(role, now)?;
+        if !self.handle_last_words(role, now)? {
+            return Ok(());
+        }
         let Some(mut running) = self.member(role).running.take() else { return Ok(()) };
         let name = running.child.to_string();
         let failed = running.failed.take();

@@ -11,15 +11,26 @@ use tracing::{info, warn};
 
 use super::{Master, Phase};
 use crate::child::Role;
-use crate::member::Member;
+use crate::limits::{OpenFiles, open_files};
+use crate::member::{Member, Running};
 use crate::quotas::Figures;
 use crate::sessions::{Parcel, Target};
 
 impl Master {
     /// Who hands sessions over waits when too many are on their way already.
     pub(super) fn may_read(&self, member: &Member) -> bool {
-        let hands_over = member.running.as_ref().is_some_and(|running| running.hands_over);
-        !(hands_over && self.sessions.is_full())
+        let Some(running) = &member.running else { return true };
+        let hands_over = running.hands_over && running.channel().is_some();
+        // What others wait for may be that it confirms some.
+        if !hands_over || running.has_unconfirmed() || self.phase == Phase::Stopping {
+            return true;
+        }
+        let sent = self.running().map(Running::sent).sum();
+        !self.sessions.is_full(sent)
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Running> {
+        self.members.values().filter_map(|member| member.running.as_ref())
     }
 
     pub(super) fn take_session(
@@ -34,6 +45,10 @@ impl Master {
         }
         if self.phase == Phase::Stopping {
             return;
+        }
+        if self.sessions.is_unmeasured(now) {
+            let sent = self.running().map(Running::session_descriptors).sum();
+            self.sessions.handle_files(OpenFiles::limit(), open_files(), sent, now);
         }
         let descriptors = descriptors.into_iter().map(Rc::new).collect();
         self.sessions.push(Parcel { from, session, descriptors }, now);

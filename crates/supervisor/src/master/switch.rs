@@ -16,7 +16,6 @@ use super::log::Destination;
 use super::{Master, workers_of};
 use crate::child::Role;
 use crate::epochs::{Output, Step};
-use crate::limits::raise_open_files;
 use crate::listeners::Bound;
 use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
@@ -210,7 +209,7 @@ impl Master {
         if let Some(wanted) =
             new.max_open_files.filter(|_| old.max_open_files != new.max_open_files)
         {
-            raise_open_files(wanted);
+            self.files.want(wanted);
         }
         self.watchdog.set_timeout(new.worker_heartbeat_timeout_ms, now);
         self.allow_mail();

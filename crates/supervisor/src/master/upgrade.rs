@@ -31,6 +31,7 @@ use crate::child::{Role, Spawn};
 use crate::command::Reply;
 use crate::deal::Deal;
 use crate::inquiries::Inquiries;
+use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
 use crate::member::{Member, Running};
 use crate::notify::Notify;
@@ -104,8 +105,9 @@ impl Fallback {
             warn!("signals cannot wait: {error}");
         }
         let mut pack = self.descriptors.repack();
-        let wanted = asked.and_then(|Asked { signals, reload }| {
+        let wanted = asked.and_then(|Asked { signals, files, reload }| {
             signals.put_back();
+            files.restore();
             let wanted = reload.wanted(&mut pack);
             wanted.inspect_err(|error| warn!("who wants a reload is lost: {error}")).ok()
         });
@@ -125,6 +127,7 @@ impl Fallback {
 /// What a program was asked for that has not done it.
 pub(crate) struct Asked<'a> {
     signals: &'a mut Signals,
+    files: &'a OpenFiles,
     reload: &'a Reload,
 }
 
@@ -251,7 +254,7 @@ impl Master {
             Some(what) if deadline <= now => {
                 let why = format!("the instance does not come to rest: {what}");
                 if !self.reload.is_under_way() {
-                    self.rings.thaw(now);
+                    self.thaw_rings(now);
                 }
                 return self.upgrade_failed(&why);
             }
@@ -271,7 +274,7 @@ impl Master {
         }
         match error {
             Some(error) => {
-                self.rings.thaw(now);
+                self.thaw_rings(now);
                 let path = candidate.path.display();
                 self.upgrade_failed(&format!("{path} cannot take over: {error}"));
             }
@@ -315,7 +318,12 @@ impl Master {
         info!("becoming cashew {} from {path}", candidate.verdict.version);
         self.operators.deliver(now);
         match self.state(candidate.path.clone(), now) {
-            Ok((text, pack)) => become_program(&candidate.file, &self.program, &text, &pack),
+            Ok((text, pack)) => {
+                self.files.restore();
+                let error = become_program(&candidate.file, &self.program, &text, &pack);
+                self.files.raise_own();
+                error
+            }
             Err(error) => error,
         }
     }
@@ -426,8 +434,10 @@ impl Master {
         }
         // These last of all, since dropping them would remove files.
         let listeners = Listeners::resume(state.listeners, descriptors).map_err(Error::TakeOver)?;
+        let files = OpenFiles::new(matches!(spawn, Spawn::Processes(_)));
         let mut master = Self {
             spawn,
+            files,
             signals,
             conf_file: std::path::absolute(&conf_file).unwrap_or(conf_file),
             program,
@@ -472,11 +482,15 @@ impl Master {
             askers.into_iter().map(|socket| crate::command::resume(socket)).collect();
         match state.failed {
             Some(why) => {
-                master.rings.thaw(now);
+                // It was itself just after an upgrade, with workers that it could not tell of rings.
+                master.upgrade.frozen = master.has_foreigners();
+                master.thaw_rings(now);
                 master.upgrade_failed(&why);
             }
             None => master.hold_members(workers, now),
         }
+        // Nothing can fail any more: the program before this one would find it raised.
+        master.files.raise_own();
         Ok(master)
     }
 
@@ -501,7 +515,7 @@ impl Master {
     }
 
     pub(super) fn asked(&mut self) -> Asked<'_> {
-        Asked { signals: &mut self.signals, reload: &self.reload }
+        Asked { signals: &mut self.signals, files: &self.files, reload: &self.reload }
     }
 
     /// The way back, if it is still open.
@@ -529,6 +543,14 @@ impl Master {
         for mut asker in std::mem::take(&mut self.upgrade.askers) {
             asker.say(&done);
             asker.done();
+        }
+    }
+
+    /// Lets rings change again, unless somebody could not be told: then it is for whoever sees the
+    /// last of those go.
+    fn thaw_rings(&mut self, now: Instant) {
+        if !self.upgrade.frozen {
+            self.rings.thaw(now);
         }
     }
 

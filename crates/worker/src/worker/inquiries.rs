@@ -59,7 +59,9 @@ impl<D: cashew_driver::Driver> Worker<D> {
 
     /// Answers another worker's question.
     pub(super) fn answer(&mut self, number: u64, pool: &str, by: u64, question: &[OwnedFd]) {
-        let request = match content(question) {
+        // Without a free descriptor it is lost on the way.
+        let question = question.first().ok_or(std::io::ErrorKind::UnexpectedEof.into());
+        let request = match question.and_then(unseal) {
             Ok(request) => request,
             Err(error) => return tracing::error!("a question cannot be read: {error}"),
         };

@@ -81,6 +81,10 @@ impl<D: Driver> Worker<D> {
                 }
                 Err(error) => {
                     tracing::error!("cannot tell the master of a session: {error}");
+                    if let Some(pool) = self.core.engine.pool_named(&session.pool) {
+                        self.core.shared.give(self.core.engine.quota(pool));
+                    }
+                    self.writer.add_sessions_cut(1);
                     continue;
                 }
             }

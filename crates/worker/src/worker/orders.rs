@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use cashew_control::{ChildChannel, ReceiveError, ToChild};
 use cashew_driver::Driver;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::epochs::Change;
 use super::{Retiring, Worker};
@@ -11,14 +12,32 @@ use crate::clock::wall_us;
 use crate::core::Listener;
 use crate::start::reopen_log;
 
+/// The most descriptors that come with an order to a worker that serves.
+const SPARES: usize = 2;
+
 impl<D: Driver> Worker<D> {
     #[inline(never)]
     pub(super) fn receive_messages(&mut self, control: &mut ChildChannel) {
         while self.is_master_alive {
-            match control.receive() {
-                Ok(Some((ToChild::Adopt { session }, descriptors))) => {
+            self.spares.clear();
+            let received = control.receive();
+            let has_spares = self.keep_spares(control);
+            match received {
+                Ok(Some((ToChild::Adopt { session }, mut descriptors))) => {
+                    if !has_spares {
+                        descriptors.clear();
+                        self.keep_spares(control);
+                    }
                     self.arrivals.push_back((session, descriptors));
                     self.take_arrivals(control);
+                }
+                // An answer that is empty comes without a descriptor, too.
+                Ok(Some((ToChild::Answer { ticket, .. }, descriptors)))
+                    if control.is_stripped() =>
+                {
+                    tracing::error!("an answer cannot be read: {}", Errno::MFILE);
+                    let rest = cashew_control::Rest::Missing;
+                    self.obey(ToChild::Answer { ticket, rest }, descriptors);
                 }
                 Ok(Some((message, descriptors))) => self.obey(message, descriptors),
                 Ok(None) => return,
@@ -29,6 +48,16 @@ impl<D: Driver> Worker<D> {
                 }
             }
         }
+    }
+
+    /// Keeps descriptors for what the master sends: of all that it says, only a session may be lost
+    /// for want of them, not a socket at which nobody else accepts. Whether there are enough.
+    pub(super) fn keep_spares(&mut self, control: &ChildChannel) -> bool {
+        while self.spares.len() < SPARES {
+            let Ok(spare) = fcntl_dupfd_cloexec(control, 0) else { return false };
+            self.spares.push(spare);
+        }
+        true
     }
 
     pub(super) fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
@@ -61,8 +90,7 @@ impl<D: Driver> Worker<D> {
                 }
             }
             ToChild::Retire { timeout_ms } => {
-                self.driver.stop_listening();
-                self.core.listeners.clear();
+                self.accept_no_more();
                 self.core.engine.leave_all(now);
                 self.retiring = Some(Retiring { timeout_ms, until: now.plus_millis(timeout_ms) });
             }
@@ -112,6 +140,17 @@ impl<D: Driver> Worker<D> {
         } else {
             self.core.listeners.remove(&listener);
             self.core.reserve_files();
+        }
+    }
+
+    /// Not by [`Driver::stop_listening`]: whom the kernel has accepted already is a client like the
+    /// others, to be taken in before nobody knows any more which pool that was for. Who waits where
+    /// nobody else accepts is still taken in, too.
+    fn accept_no_more(&mut self) {
+        let is_over = |listener: &&u32| !self.unlistened.contains(listener);
+        let listeners: Vec<u32> = self.core.listeners.keys().filter(is_over).copied().collect();
+        for listener in listeners {
+            self.unlisten(listener, false);
         }
     }
 
