@@ -145,8 +145,7 @@ fn workers_come_and_go_without_anybody_noticing() {
                 found.iter().zip(&places).all(|(found, place)| found.ends_with(place))
             });
             let served: Vec<u32> = guests.iter_mut().map(Guest::pid).collect();
-            let current = instance.workers(workers as usize);
-            wait_until(|| guests.iter_mut().all(|guest| current.contains(&guest.pid())));
+            instance.gather(&mut guests, workers as usize);
             assert_eq!(served.len(), 40);
             wait_until(|| instance.log().matches("has stopped").count() == retired);
         }
@@ -163,8 +162,7 @@ fn hundreds_of_sessions_move_at_once() {
     let mut guests: Vec<Guest> = (0..400).map(|_| instance.stay()).collect();
     for workers in [1, 2, 1] {
         instance.reload(&Config { workers, ..instance.config() });
-        let current = instance.workers(workers as usize);
-        wait_until(|| guests.iter_mut().all(|guest| current.contains(&guest.pid())));
+        instance.gather(&mut guests, workers as usize);
     }
     assert_eq!(instance.ask("taken"), "400");
     assert!(!instance.log().contains("ERROR"));

@@ -194,6 +194,15 @@ impl Instance {
         self.collect(count, "pid").into_iter().map(|pid| pid.parse().unwrap()).collect()
     }
 
+    /// Waits until those workers have all guests that take new ones. Who retires may take one more until
+    /// it has heard of it, so they are asked for again each time.
+    pub(crate) fn gather(&self, guests: &mut [Guest], count: usize) {
+        wait_until(|| {
+            let current = self.workers(count);
+            guests.iter_mut().all(|guest| current.contains(&guest.pid()))
+        });
+    }
+
     /// The rings that the workers use.
     pub(crate) fn live(&self, count: usize) -> Vec<String> {
         let mut live: Vec<String> = self
