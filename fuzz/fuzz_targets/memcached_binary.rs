@@ -75,13 +75,14 @@ fn requests(input: &[u8], cuts: &[usize]) -> Vec<String> {
 /// A packet with a tag on its unique, however it comes.
 fn tagged(mut packet: &[u8], sizes: &[usize]) -> Vec<u8> {
     let mut tagger = Tagger::default();
+    tagger.begin(Tag::of(b"127.0.0.1:11211"));
     let mut out = Vec::new();
     for &size in sizes.iter().cycle().take_while(|_| !sizes.is_empty()) {
         if packet.is_empty() {
             break;
         }
         let (piece, rest) = packet.split_at(size.min(packet.len()));
-        tagger.write_packet(Tag::of(b"127.0.0.1:11211"), piece, &mut out);
+        tagger.write_packet(piece, &mut out);
         packet = rest;
     }
     out

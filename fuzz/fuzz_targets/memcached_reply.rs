@@ -38,13 +38,14 @@ pub fn scan(data: &[u8]) {
 /// A reply with a tag on its uniques, however it comes.
 fn tagged(mut reply: &[u8], sizes: &[usize]) -> Vec<u8> {
     let mut tagger = Tagger::default();
+    tagger.begin(Tag::of(b"127.0.0.1:11211"));
     let mut out = Vec::new();
     for &size in sizes.iter().cycle().take_while(|_| !sizes.is_empty()) {
         if reply.is_empty() {
             break;
         }
         let (piece, rest) = reply.split_at(size.min(reply.len()));
-        tagger.write_text(Tag::of(b"127.0.0.1:11211"), piece, &mut out);
+        tagger.write_text(piece, &mut out);
         reply = rest;
     }
     out

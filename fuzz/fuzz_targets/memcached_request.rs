@@ -33,7 +33,9 @@ fn come_back(unique: u64, identity: &[u8]) {
     let other = Tag::of(&[identity, b"x"].concat());
     let told = |reply: &str| {
         let mut out = Vec::new();
-        Tagger::default().write_text(tag, reply.as_bytes(), &mut out);
+        let mut tagger = Tagger::default();
+        tagger.begin(tag);
+        tagger.write_text(reply.as_bytes(), &mut out);
         String::from_utf8(out).unwrap()
     };
     let value = told(&format!("VALUE k 0 1 {unique}\r\nx\r\nEND\r\n"));

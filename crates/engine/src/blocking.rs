@@ -12,12 +12,14 @@
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{Access, Command, Wait};
+use cashew_protocol::resp::{self, Parsed, Reply, RequestParser, encode};
 
-use crate::client::State;
+use crate::client::{Skip, State};
 use crate::clients::Plan;
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
+use crate::fan;
 use crate::lane::Link;
 use crate::lease::{Lease, Turn};
 use crate::request::{Own, Role};
@@ -34,6 +36,8 @@ pub(crate) struct Blocking {
     pub(crate) request: u32,
     /// When the server should have answered at the latest.
     pub(crate) until: Time,
+    /// When the client's own time is up.
+    ends: Time,
     /// The request as it came.
     text: Vec<u8>,
     /// The server was told to end the wait.
@@ -95,6 +99,10 @@ impl Engine {
             if is_keyless {
                 engine.catch_up(lane);
             }
+            // A reload may have left one server only of those that it was to ask.
+            if !engine.tours.is_empty() {
+                engine.tours.remove(&client);
+            }
             engine.block_on(client, lane, command.wait(bytes, args), bytes, bytes);
             if engine.leased(client, server).is_none() {
                 // Until it is answered nobody else gets the lane.
@@ -125,9 +133,12 @@ impl Engine {
             self.ask(lane, Own::PeerId { lane }, &["CLIENT", "ID"]);
         }
         let pool = &self.pools[self.clients[client].pool as usize];
-        let until = match wait {
-            Wait::AtMost { millis } => pool.expiry(self.now.plus_millis(millis)),
-            Wait::ForEver | Wait::No => Time::NEVER,
+        let (until, ends) = match wait {
+            Wait::AtMost { millis } => {
+                let ends = self.now.plus_millis(millis);
+                (pool.expiry(ends), ends)
+            }
+            Wait::ForEver | Wait::No => (Time::NEVER, Time::NEVER),
         };
         let text = self.bufs.copy_of(bytes);
         let request = self.new_request(client);
@@ -138,6 +149,7 @@ impl Engine {
             lane,
             request,
             until,
+            ends,
             text,
             is_withdrawn: false,
             due: Due::No,
@@ -271,7 +283,7 @@ impl Engine {
     pub(crate) fn wait_over(&mut self, index: u32, reply: Vec<u8>) {
         let client = self.requests[index].client;
         let blocking = self.clients[client].modes.end_blocking();
-        let blocking = blocking.expect("a request that waits is its client's blocking one");
+        let mut blocking = blocking.expect("a request that waits is its client's blocking one");
         debug_assert_eq!(blocking.request, index);
         self.crowd.come_back();
         let lane = self.lane(blocking.lane);
@@ -282,8 +294,11 @@ impl Engine {
         // The wait is not counted among the times that answers take.
         request.started = self.now;
         request.role = Role::Single;
-        let is_for_nothing =
-            (blocking.is_withdrawn && is_nil(&reply)) || self.end_leg(client, &reply);
+        // One that is to ask nothing more has to make do with it.
+        let may_ask = self.clients[client].state != State::Closing;
+        let is_vain = blocking.is_withdrawn
+            && (is_nil(&reply) || (may_ask && blocking.is_cut_short(&reply, self.now)));
+        let is_for_nothing = is_vain || self.end_leg(client, &reply);
         if !is_for_nothing {
             self.bufs.give(blocking.text);
             self.deliver_buf(index, reply);
@@ -308,8 +323,15 @@ impl Engine {
     fn put_back(&mut self, client: u32, index: u32, mut text: Vec<u8>) {
         debug_assert_eq!(self.clients[client].head, index);
         debug_assert_eq!(self.clients[client].requests, 1);
+        let is_silent = self.requests[index].silent;
         let state = &mut self.clients[client];
         (state.head, state.tail, state.requests) = (NONE, NONE, 0);
+        if is_silent && !state.noreply {
+            // It was the one that CLIENT REPLY SKIP is about, and is again.
+            (state.noreply, state.skip) = (true, Skip::This);
+            self.update_special(client);
+        }
+        let state = &mut self.clients[client];
         if self.pools[state.pool as usize].is_monitored {
             state.modes.enter().is_overheard = true;
         }
@@ -343,6 +365,39 @@ impl Engine {
     pub(crate) fn drop_blocking(&mut self, blocking: Blocking) {
         self.bufs.give(blocking.text);
         self.crowd.come_back();
+    }
+}
+
+impl Blocking {
+    /// Whether the reply is what WAIT or WAITAOF says whose time is not up: less than it asked for.
+    /// Then the request asks for what is left of the time from here on.
+    fn is_cut_short(&mut self, reply: &[u8], now: Time) -> bool {
+        let mut parser = RequestParser::default();
+        let Parsed::Complete { .. } = parser.parse(&self.text, self.text.len()) else {
+            return false;
+        };
+        let [name, wanted @ .., last] = parser.args() else { return false };
+        let name = name.of(&self.text);
+        let said = match resp::reply(reply) {
+            Some(Reply::Integer(count)) if name.eq_ignore_ascii_case(b"wait") => vec![count],
+            _ if name.eq_ignore_ascii_case(b"waitaof") => fan::integers(reply).unwrap_or_default(),
+            _ => return false,
+        };
+        let mut pairs = wanted.iter().zip(said);
+        let is_less = pairs.any(|(wanted, said)| {
+            resp::integer(wanted.of(&self.text)).is_some_and(|wanted| said < wanted)
+        });
+        let millis = self.ends.micros_since(now).div_ceil(1000);
+        if !is_less || millis == 0 {
+            return false;
+        }
+        if self.ends != Time::NEVER
+            && let Some(at) = self.text[..last.start as usize].iter().rposition(|&it| it == b'$')
+        {
+            self.text.truncate(at);
+            encode::write_bulk(&mut self.text, millis.to_string().as_bytes());
+        }
+        true
     }
 }
 

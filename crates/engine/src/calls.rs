@@ -185,7 +185,7 @@ impl Engine {
         let missing = call.what.missing();
         let has = if request.reply.iter().chain(bytes).take(missing.len()).eq(missing) {
             Has::No
-        } else if request.reply.is_empty() && !resp::is_error(bytes) {
+        } else if request.arrived == 0 && !resp::is_error(bytes) {
             Has::Yes
         } else {
             Has::Unknown

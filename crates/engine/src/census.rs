@@ -44,6 +44,7 @@ pub(crate) struct Kill<'b> {
 /// Which clients: those of which all is true that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selection<'b> {
+    /// In order, each once: every client is looked for among as many as a request has room for.
     ids: Option<Vec<u64>>,
     kind: Option<ClientKind>,
     peer: Option<&'b [u8]>,
@@ -155,7 +156,9 @@ impl<'b> Selection<'b> {
             }
             [option, ids @ ..] if option.eq_ignore_ascii_case(b"id") && !ids.is_empty() => {
                 let id = |id: &&[u8]| client_id(id).map_err(|_| "ERR Invalid client ID".to_owned());
-                let ids = ids.iter().map(id).collect::<Result<Vec<u64>, String>>()?;
+                let mut ids = ids.iter().map(id).collect::<Result<Vec<u64>, String>>()?;
+                ids.sort_unstable();
+                ids.dedup();
                 Ok(Self { ids: Some(ids), ..Self::default() })
             }
             _ => Err(SYNTAX.to_owned()),
@@ -274,7 +277,7 @@ impl Engine {
             let id = client.session.id;
             if client.pool != pool
                 || (selection.skips_asker && id == by)
-                || selection.ids.as_ref().is_some_and(|ids| !ids.contains(&id))
+                || selection.ids.as_ref().is_some_and(|ids| ids.binary_search(&id).is_err())
                 || selection.kind.is_some_and(|kind| kind != self.kind_of(client))
                 || selection.age_min.is_some_and(|age| self.age(client) < age)
             {
@@ -398,6 +401,15 @@ mod tests {
         assert!(matches!(parser.parse(&request, 1 << 16), Parsed::Complete { .. }));
         let Lookup::Found(command) = table::find(&request, parser.args()) else { panic!("{line}") };
         Question::parse(command, &request, parser.args()).map(|question| format!("{question:?}"))
+    }
+
+    #[test]
+    fn ids_are_in_order_however_they_were_given() {
+        let many = (0..1_000).rev().map(|id| format!(" {id} 7")).collect::<String>();
+        let question = parse(&format!("CLIENT LIST ID{many} -3")).unwrap();
+        let ids = question.split_once("Some([").and_then(|(_, rest)| rest.split_once(']'));
+        let ids: Vec<u64> = ids.unwrap().0.split(", ").map(|id| id.parse().unwrap()).collect();
+        assert!(ids.iter().copied().eq(0..1_000), "{ids:?}");
     }
 
     /// As Redis 7.0 says them.

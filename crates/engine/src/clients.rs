@@ -176,6 +176,7 @@ impl Engine {
                         parser.reset();
                         break;
                     }
+                    self.end_unused_turn(index);
                     if self.clients[index].skip != Skip::No {
                         self.advance_skip(index);
                     }

@@ -173,8 +173,10 @@ impl Engine {
 
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
+        // Whether it is an error its first bytes tell, which are not kept if nobody waits for them.
         if let Role::Call(_) = self.requests[index].role
-            && !(bytes.starts_with(b"-") || resp::is_error(&self.requests[index].reply))
+            && self.requests[index].arrived == 0
+            && !resp::is_error(bytes)
         {
             self.call_is_over(index);
         }
@@ -185,7 +187,9 @@ impl Engine {
         request.arrived += bytes.len() as u64;
         let client = request.client;
         let is_single = matches!(request.role, Role::Single);
-        let is_for_nothing = request.silent && !matches!(request.role, Role::Affecting(_));
+        // Some replies say what is to be done next, whoever wants them.
+        let is_telling = matches!(request.role, Role::Affecting(_) | Role::Call(_) | Role::Blocked);
+        let is_for_nothing = request.silent && !is_telling;
         if is_for_nothing || (is_single && client == NONE) {
             return;
         }

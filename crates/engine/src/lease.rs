@@ -275,17 +275,14 @@ impl Engine {
         self.publish_line(pool, server);
     }
 
-    /// Forgets those at the front who do not wait any more.
-    fn first_in_line(&mut self, pool: u32, server: u32) -> Option<(ConnId, Time)> {
-        let line = &mut self.pools[pool as usize].servers[server as usize].line;
-        while let Some(&(conn, until)) = line.front() {
+    /// All in a line are clients that wait: who does not any more is taken out.
+    fn first_in_line(&self, pool: u32, server: u32) -> Option<(ConnId, Time)> {
+        let first = self.pools[pool as usize].servers[server as usize].line.front().copied();
+        debug_assert!(first.is_none_or(|(conn, _)| {
             let client = self.clients.get(conn.index(), conn.generation());
-            if client.is_some_and(|client| client.modes.turn == Turn::Waits) {
-                return Some((conn, until));
-            }
-            line.pop_front();
-        }
-        None
+            client.is_some_and(|client| client.modes.turn == Turn::Waits)
+        }));
+        first
     }
 
     /// Lets those know who have waited long enough. Within a line all wait equally long.
@@ -314,18 +311,42 @@ impl Engine {
     pub(crate) fn dissolve_line(&mut self, pool: u32, server: u32) {
         let line = std::mem::take(&mut self.pools[pool as usize].servers[server as usize].line);
         for (conn, _) in line {
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.leave_line(conn.index());
-                self.unblock(conn.index());
-            }
+            self.clients[conn.index()].modes.end_turn();
+            self.unblock(conn.index());
         }
         self.publish_line(pool, server);
     }
 
     /// The client wants no lease any more.
     pub(crate) fn leave_line(&mut self, client: u32) {
-        if let Turn::Has { lane } = self.clients[client].modes.end_turn() {
-            self.release(lane);
+        match self.clients[client].modes.end_turn() {
+            Turn::Has { lane } => self.release(lane),
+            Turn::Waits => self.take_out_of_line(client),
+            Turn::No | Turn::Over | Turn::HeldBack => {}
+        }
+    }
+
+    /// Who is gone takes no room from others.
+    #[cold]
+    fn take_out_of_line(&mut self, client: u32) {
+        let conn = self.client_conn(client);
+        let pool = self.clients[client].pool;
+        for server in 0..self.pools[pool as usize].servers.len() as u32 {
+            let line = &mut self.pools[pool as usize].servers[server as usize].line;
+            if let Some(at) = line.iter().position(|&(other, _)| other == conn) {
+                line.remove(at);
+                self.publish_line(pool, server);
+                return;
+            }
+        }
+    }
+
+    /// A request has been dispatched. What its client waited for and did not take after all, as other
+    /// keys came together or apart meanwhile, is for others.
+    #[inline]
+    pub(crate) fn end_unused_turn(&mut self, client: u32) {
+        if matches!(self.clients[client].modes.turn, Turn::Has { .. } | Turn::Over) {
+            self.leave_line(client);
         }
     }
 

@@ -185,8 +185,8 @@ impl Engine {
     }
 
     fn leave(&mut self, index: u32) {
+        let is_pinned = self.is_pinned(index);
         let client = &mut self.clients[index];
-        let is_pinned = client.modes.subscriber.is_some() || client.modes.monitor.is_some();
         if client.departure != Departure::No || client.state == State::Closing || is_pinned {
             return;
         }
@@ -250,6 +250,13 @@ impl Engine {
         if client.departure != Departure::Asked || client.state == State::Closing {
             return true;
         }
+        // A transaction goes on to its end, and it can begin to listen meanwhile. Then it stays as
+        // if it had listened before.
+        if self.is_pinned(index) {
+            self.handle_stay(conn);
+            return true;
+        }
+        let client = &self.clients[index];
         let is_amidst = client.state == State::Uploading
             || client.modes.transaction.is_some()
             || client.modes.many.is_some();
@@ -279,8 +286,11 @@ impl Engine {
         }
         debug_assert!(client.head == NONE && client.state == State::Open, "it is at rest");
         self.unpark(conn.index());
+        // Where it goes to, the request that stands in front of its input begins anew.
+        self.tours.remove(&conn.index());
         let mut client = self.clients.remove(conn.index());
         self.moving.forget_handed_off();
+        self.crowd.depart(client.asked_in);
         let output = client.output.to_vec();
         client.output.clear(&mut self.bufs);
         self.bufs.discharge(client.input.capacity());
@@ -337,6 +347,7 @@ impl Engine {
             no_evict: parts.no_evict,
             since_us: now.as_micros() as i64 - parts.age_us as i64,
         };
+        config.has_binary_keys |= dialect == Some(Dialect::Binary);
         config.clients += 1;
         config.places_taken += 1;
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol, Wire};
 use cashew_metrics::{PoolId, ServerId};
 use cashew_protocol::memcached::Tag;
 use cashew_protocol::redis::{CustomCommands, Definition};
@@ -40,6 +40,9 @@ pub(crate) struct Pool {
     pub(crate) auth: Option<String>,
     /// A get whose server fails is a miss.
     pub(crate) misses: bool,
+    /// Clients may have stored keys in binary since this process began, and the servers have them
+    /// still: such keys may have line ends.
+    pub(crate) has_binary_keys: bool,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
     pub(crate) retry_ms: u64,
@@ -208,6 +211,7 @@ impl Pool {
             limits: config.limits,
             auth: None,
             misses: false,
+            has_binary_keys: false,
             preconnect: false,
             auto_eject: false,
             retry_ms: 0,
@@ -247,6 +251,7 @@ impl Pool {
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
         self.misses = config.memcached.on_failure == OnFailure::Miss;
+        self.has_binary_keys |= config.memcached.wire != Wire::Text;
         for (server, tag) in self.servers.iter_mut().zip(tags(config)) {
             server.tag = tag;
         }

@@ -4,9 +4,11 @@
 //! at most about [`AHEAD_MAX`] of it waits here: beyond that the client is not read. Its request
 //! stands in the lane's queue like any other, with a `wire_len` that grows as bytes come.
 
+use std::borrow::Cow;
+
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Access, Rule};
+use cashew_protocol::redis::{self, Access, Command, Rule};
 use cashew_protocol::{Span, resp};
 
 use crate::bulk::Mark;
@@ -112,6 +114,13 @@ impl Engine {
             self.upload_to(client, NONE, Tail::Redis(tail), head);
             return Begun::Yes;
         }
+        if self.clients[client].special
+            && let Some(text) = self.refused_in_mode(client, command)
+        {
+            self.say_error(client, &text);
+            self.upload_to(client, NONE, Tail::Redis(tail), head);
+            return Begun::Yes;
+        }
         let begun =
             self.begin_upload(client, key.of(bytes), command.access, Tail::Redis(tail), head);
         if let Begun::Yes = begun
@@ -121,6 +130,12 @@ impl Engine {
             self.overhear_upload(client, command, bytes, args, missing);
         }
         begun
+    }
+
+    /// The error for a command that a subscriber or a monitor may not give.
+    fn refused_in_mode(&self, client: u32, command: &Command) -> Option<Cow<'static, str>> {
+        let subscribed = self.refused_while_subscribed(client, command).map(Cow::from);
+        subscribed.or_else(|| self.refused_while_monitoring(client, command).map(Cow::from))
     }
 
     /// Begins to pass a memcached request on, of what has been `asked`.

@@ -3,7 +3,7 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{CloseReason, ConnId};
+use cashew_engine::{CloseReason, ConnId, Silence};
 use cashew_metrics::ServerCounter;
 use world::{World, all, pool, redis};
 
@@ -17,6 +17,14 @@ fn two_servers() -> (World, ConnId, [ConnId; 2]) {
 fn one_server() -> (World, ConnId, ConnId) {
     let (world, client, [lane]) = World::with_client(&pool(OPTIONS, 1));
     (world, client, lane)
+}
+
+/// What a server says before the reply to WAIT.
+const WAITS: &str = "+PONG\r\n:0\r\n:77\r\n";
+
+/// What a server is asked by a connection that it has not named yet.
+fn asks(wait: &str) -> String {
+    all(&["PING", "SPUBLISH cashew:wait ", "CLIENT ID", wait])
 }
 
 /// The client waits: returns the lane where it does, whose name at the server is 77.
@@ -375,6 +383,36 @@ fn replicas_of_all_servers_are_waited_for_and_the_least_counts() {
     world.assert_idle();
 }
 
+/// Who leaves between two servers takes what is known along: nobody else gets an answer made of it.
+#[test]
+fn who_comes_in_the_place_of_one_that_left_asks_all_servers() {
+    let (mut world, gone, [shared, _]) = two_servers();
+    let start = redis("PING") + &redis("SPUBLISH cashew:wait ") + &redis("CLIENT ID");
+    world.send(gone, redis("WAIT 1 1000"));
+    let first = world.accept(0);
+    world.expect(first, start.clone() + &redis("WAIT 1 1000"));
+    world.send(first, "+PONG\r\n:0\r\n:3\r\n");
+    world.engine.handle_leave(gone, world.now);
+    world.tick();
+    world.expect(shared, redis("CLIENT UNBLOCK 3 TIMEOUT"));
+    world.send(shared, ":1\r\n");
+    world.send(first, ":2\r\n");
+    assert!(world.is_handed_off(gone));
+    let left = world.engine.export(gone, world.now).expect("it was handed off");
+    assert_eq!(String::from_utf8_lossy(&left.input), redis("WAIT 1 1000"));
+
+    let next = world.client();
+    world.send(next, redis("WAIT 1 5000"));
+    let first = world.accept(0);
+    world.expect(first, start.clone() + &redis("WAIT 1 5000"));
+    world.send(first, "+PONG\r\n:0\r\n:3\r\n:2\r\n");
+    let second = world.accept(1);
+    world.expect(second, start + &redis("WAIT 1 5000"));
+    world.send(second, "+PONG\r\n:0\r\n:4\r\n:1\r\n");
+    world.expect(next, ":1\r\n");
+    world.assert_idle();
+}
+
 #[test]
 fn what_the_server_has_not_got_yet_is_taken_back_at_once() {
     let (mut world, client, _) = two_servers();
@@ -417,4 +455,167 @@ fn a_connection_is_waited_for_that_has_not_said_its_name() {
     world.send(shared, ":1\r\n");
     assert!(is_paused(&world));
     world.expect(client, "");
+}
+
+#[test]
+fn a_call_to_all_servers_goes_on_when_one_is_left() {
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("WAIT 1 1000"));
+    let lane = world.accept(0);
+    world.received(lane);
+    world.send(lane, WAITS);
+    let mut next = pool(OPTIONS, 1);
+    prepare(&mut world, &mut next);
+    world.send(lane, ":0\r\n");
+    world.commit(&next);
+    let lane = world.accept(0);
+    world.expect(lane, asks("WAIT 1 1000"));
+    world.send(lane, WAITS);
+    world.send(lane, ":1\r\n");
+    world.expect(client, ":1\r\n");
+    world.expect(lane, "");
+}
+
+/// CLIENT REPLY SKIP is about the request after it, however often that is sent.
+#[test]
+fn what_is_not_to_be_answered_is_asked_anew_without_an_answer() {
+    let (mut world, client, _) = two_servers();
+    world.send(client, all(&["CLIENT REPLY SKIP", "WAIT 1 1000", "PING"]));
+    for server in 0..2 {
+        let lane = world.accept(server);
+        world.received(lane);
+        world.send(lane, format!("{WAITS}:1\r\n"));
+    }
+    world.expect(client, "+PONG\r\n");
+    world.assert_idle();
+
+    let (mut world, client, _) = two_servers();
+    world.send(client, redis("CLIENT REPLY SKIP"));
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    world.engine.handle_hold(0, 1, 60_000, world.now);
+    world.tick();
+    world.send(lane, "*-1\r\n");
+    world.engine.handle_release(0, 1, &[true, true], world.now, 0);
+    world.tick();
+    let lane = world.accept(0);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
+    world.send(lane, ":78\r\n");
+    // Nor does it get an answer elsewhere.
+    world.engine.handle_leave(client, world.now);
+    world.tick();
+    world.send(lane, "*-1\r\n");
+    assert!(world.is_handed_off(client));
+    let left = world.engine.export(client, world.now).expect("it was handed off");
+    assert_eq!(String::from_utf8_lossy(&left.input), redis("BLPOP a 0"));
+    assert_eq!(left.parts.silence, Silence::Next);
+    let client = world.adopt(left);
+    let lane = world.accept(0);
+    world.received(lane);
+    world.send(lane, ":79\r\n*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+    world.send(client, redis("PING"));
+    world.expect(client, "+PONG\r\n");
+}
+
+#[test]
+fn what_is_never_answered_is_asked_anew_too() {
+    let (mut world, client, _) = one_server();
+    world.send(client, redis("CLIENT REPLY OFF"));
+    let lane = blocked(&mut world, client, "BLMOVE a c LEFT RIGHT 0", 0);
+    world.engine.handle_hold(0, 1, 60_000, world.now);
+    world.tick();
+    world.send(lane, "$-1");
+    world.send(lane, "\r\n");
+    world.engine.handle_release(0, 1, &[true], world.now, 0);
+    world.tick();
+    let lane = world.accept(0);
+    world.expect(lane, all(&["CLIENT ID", "BLMOVE a c LEFT RIGHT 0"]));
+    // Only a whole reply says that there was nothing.
+    world.send(lane, ":78\r\n$7\r\nab");
+    world.engine.handle_leave(client, world.now);
+    world.tick();
+    world.send(lane, "$-1\r\n");
+    assert!(!world.is_handed_off(client));
+    world.send(lane, "\r\n");
+    assert!(world.is_handed_off(client));
+    let left = world.engine.export(client, world.now).expect("it was handed off");
+    assert!(left.input.is_empty() && left.output.is_empty());
+}
+
+/// WAIT says a number when it is ended, which is no answer if it is less than was asked for.
+#[test]
+fn replicas_are_waited_for_anew_for_what_is_left_of_the_time() {
+    for (call, short, after, anew) in [
+        ("WAIT 1 0", ":0\r\n", 100_000, Some("WAIT 1 0")),
+        ("WAIT 2 1000", ":1\r\n", 300, Some("WAIT 2 700")),
+        ("wait 2 1000", ":2\r\n", 300, None),
+        ("WAIT 2 1000", ":1\r\n", 1000, None),
+        ("WAITAOF 1 2 5000", "*2\r\n:1\r\n:1\r\n", 4991, Some("WAITAOF 1 2 9")),
+        ("WAITAOF 1 2 5000", "*2\r\n:0\r\n:2\r\n", 10, Some("WAITAOF 1 2 4990")),
+        ("WAITAOF 1 2 5000", "*2\r\n:1\r\n:2\r\n", 10, None),
+        ("WAIT 2 1000", "-UNBLOCKED it is a replica now\r\n", 300, None),
+    ] {
+        let (mut world, client, shared) = one_server();
+        world.send(client, redis(call));
+        let lane = world.accept(0);
+        world.expect(lane, asks(call));
+        world.send(lane, WAITS);
+        world.wait_ms(after);
+        world.engine.handle_hold(0, 1, 60_000, world.now);
+        world.tick();
+        world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+        world.send(shared, ":1\r\n");
+        world.send(lane, short);
+        world.engine.handle_release(0, 1, &[true], world.now, 0);
+        world.tick();
+        let Some(anew) = anew else {
+            world.expect(client, short);
+            world.assert_idle();
+            continue;
+        };
+        world.expect(client, "");
+        let lane = world.accept(0);
+        world.expect(lane, asks(anew));
+        world.send(lane, format!("{WAITS}:7\r\n"));
+        world.expect(client, ":7\r\n");
+        world.assert_idle();
+    }
+}
+
+/// What a server said because it was told to end the wait does not count among several, either.
+#[test]
+fn replicas_of_all_servers_are_waited_for_anew() {
+    let (mut world, client, shared) = two_servers();
+    world.send(client, redis("WAIT 2 1000"));
+    let first = world.accept(0);
+    world.expect(first, asks("WAIT 2 1000"));
+    world.send(first, WAITS);
+    world.wait_ms(100);
+    world.engine.handle_hold(0, 1, 60_000, world.now);
+    world.tick();
+    world.expect(shared[0], redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(shared[0], ":1\r\n");
+    world.send(first, ":0\r\n");
+    world.engine.handle_release(0, 1, &[true, true], world.now, 0);
+    world.tick();
+    for server in 0..2 {
+        let lane = world.accept(server);
+        world.expect(lane, asks("WAIT 2 900"));
+        world.send(lane, format!("{WAITS}:2\r\n"));
+    }
+    world.expect(client, ":2\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_worker_that_stops_passes_on_how_many_replicas_there_are() {
+    let (mut world, client, shared) = one_server();
+    world.send(client, redis("WAIT 2 0"));
+    let lane = world.accept(0);
+    world.send(lane, WAITS);
+    world.engine.handle_drain(world.now);
+    world.tick();
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(lane, ":1\r\n");
+    world.expect(client, ":1\r\n");
+    assert!(world.closed.contains(&client) && world.engine.is_drained());
 }

@@ -75,6 +75,7 @@ fn a_line_tells_what_is_known_of_a_client() {
         assert_eq!(names(line), expected.split_whitespace().collect::<Vec<_>>());
     }
     assert_eq!(ids(&list(&mut world, client, "CLIENT LIST ID 3 1 99")), ["1", "3"]);
+    assert_eq!(ids(&list(&mut world, client, "CLIENT LIST ID 3 3 99 1 3")), ["1", "3"]);
     assert_eq!(ids(&list(&mut world, client, "CLIENT LIST TYPE normal")), ["1", "2", "3"]);
     for nobody in ["CLIENT LIST TYPE pubsub", "CLIENT LIST TYPE master", "CLIENT LIST ID 99"] {
         assert_eq!(ask(&mut world, client, nobody), "$0\r\n\r\n");

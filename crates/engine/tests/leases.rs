@@ -338,3 +338,116 @@ fn lanes_of_a_variant_that_is_closed_stay_with_who_watches() {
     world.send(lane, "+OK\r\n");
     world.expect(lane, all(&["MULTI", "EXEC"]));
 }
+
+const EJECTING: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true\n\
+                        session_connections: 1\nsession_wait_timeout: 500\nauto_eject_hosts: true";
+const ONE_EJECTED: [bool; 3] = [true, true, false];
+
+/// The server of each key, by what is asked there.
+fn servers_of(world: &mut World, keys: &[String]) -> Vec<u32> {
+    let client = world.client();
+    let mut server_of = |key: &String| {
+        world.send(client, redis(&format!("GET {key}")));
+        let asked = (0..3).find(|server| {
+            let lane = world.lanes[server][0];
+            let is_asked = !world.received(lane).is_empty();
+            if is_asked {
+                world.send(lane, "$-1\r\n");
+            }
+            is_asked
+        });
+        world.received(client);
+        asked.expect("some server is asked")
+    };
+    keys.iter().map(&mut server_of).collect()
+}
+
+/// A pool of three in which one client has the lane to server 1 by WATCH and another waits for it
+/// with keys that are apart when the held pool goes on as [`ONE_EJECTED`]; the lane, and a key
+/// that stays.
+fn waiter_whose_keys_part() -> (World, [ConnId; 2], ConnId, String) {
+    let keys: Vec<String> = (0..60).map(|n| format!("k{n}")).collect();
+    let (mut world, _): (World, [ConnId; 3]) = World::connected(&pool(EJECTING, 3));
+    let before = servers_of(&mut world, &keys);
+    world.engine.handle_hold(0, 1, 0, world.now);
+    world.engine.handle_release(0, 1, &ONE_EJECTED, world.now, 0);
+    world.tick();
+    let after = servers_of(&mut world, &keys);
+    let key = |was: u32, is: u32| {
+        let found = (0..keys.len()).find(|&at| (before[at], after[at]) == (was, is));
+        keys[found.expect("there is such a key")].clone()
+    };
+    let (stays, moves) = (key(1, 1), key(1, 0));
+    let (mut world, _): (World, [ConnId; 3]) = World::connected(&pool(EJECTING, 3));
+    let [holder, waiter] = [(); 2].map(|()| world.client());
+    let lane = watch(&mut world, holder, &stays, 1);
+    world.send(waiter, redis(&format!("BLPOP {stays} {moves} 0")));
+    world.engine.handle_hold(0, 1, 10_000, world.now);
+    world.tick();
+    (world, [holder, waiter], lane, stays)
+}
+
+/// The pool goes on: the keys of who waits are apart.
+fn part(world: &mut World, waiter: ConnId) {
+    world.engine.handle_release(0, 1, &ONE_EJECTED, world.now, 0);
+    world.tick();
+    let told = String::from_utf8(world.received(waiter)).unwrap();
+    assert!(told.starts_with("-CROSSSLOT"), "{told}");
+}
+
+#[test]
+fn who_does_not_need_the_lane_any_more_gives_it_back() {
+    let (mut world, [holder, waiter], lane, key) = waiter_whose_keys_part();
+    // Its turn comes while nothing is dispatched.
+    world.close(holder, CloseReason::Reset);
+    world.expect(lane, redis("UNWATCH"));
+    world.send(lane, "+OK\r\n");
+    assert_eq!(world.sessions(1), 1, "it is the other's");
+    part(&mut world, waiter);
+    assert_eq!(world.sessions(1), 0, "nobody needs it");
+    let third = world.client();
+    world.send(third, redis(&format!("WATCH {key}")));
+    world.expect(lane, redis(&format!("WATCH {key}")));
+}
+
+#[test]
+fn who_waited_in_vain_for_what_it_does_not_need_may_wait_anew() {
+    let (mut world, [holder, waiter], lane, key) = waiter_whose_keys_part();
+    world.wait_ms(1000);
+    part(&mut world, waiter);
+    world.send(waiter, redis(&format!("WATCH {key}")));
+    world.expect(waiter, "");
+    world.send(holder, redis("UNWATCH"));
+    world.send(lane, "+OK\r\n");
+    world.expect(lane, redis("UNWATCH") + &redis(&format!("WATCH {key}")));
+}
+
+#[test]
+fn those_who_left_the_line_take_no_room_there() {
+    let (mut world, _) = few::<1>(1);
+    let [holder, first] = [(); 2].map(|()| world.client());
+    let lane = watch(&mut world, holder, "a", 0);
+    world.send(first, redis("BLPOP a 0"));
+    // As many as may wait, and some more.
+    for _ in 0..5000 {
+        let client = world.client();
+        world.send(client, redis("BLPOP a 0"));
+        world.close(client, CloseReason::Reset);
+    }
+    assert_eq!(gauge(&world, ServerGauge::InLine), 1);
+    let late = world.client();
+    world.send(late, redis("BLPOP b 0"));
+    world.expect(late, "");
+    assert_eq!(gauge(&world, ServerGauge::InLine), 2);
+    // Who leaves from the middle leaves the others in their order.
+    let last = world.client();
+    world.send(last, redis("BLPOP c 0"));
+    world.close(late, CloseReason::Reset);
+    world.send(holder, redis("UNWATCH"));
+    world.send(lane, "+OK\r\n");
+    world.expect(lane, redis("UNWATCH") + &all(&["CLIENT ID", "BLPOP a 0"]));
+    world.send(lane, ":1\r\n*-1\r\n");
+    world.expect(first, "*-1\r\n");
+    world.expect(lane, redis("BLPOP c 0"));
+    assert_eq!(gauge(&world, ServerGauge::InLine), 0);
+}

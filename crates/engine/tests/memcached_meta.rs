@@ -88,6 +88,41 @@ fn what_is_quiet_is_told_by_its_reply() {
 }
 
 #[test]
+fn the_fence_of_a_client_that_is_gone_is_nobody_elses_reply() {
+    let (mut world, client, [a, ..]) = four_servers("");
+    for reply in ["MN\r\n", "NF\r\nMN\r\n", "VA 1 c7\r\n0\r\nMN\r\n"] {
+        for (goes, cut) in (0..reply.len()).flat_map(|cut| (0..=cut).map(move |goes| (goes, cut))) {
+            let gone = world.client();
+            world.send(gone, "ma a q v c\r\n");
+            world.send(client, "set a 0 0 1\r\nx\r\n");
+            world.expect(a, "ma a q v c\r\nmn\r\nset a 0 0 1\r\nx\r\n");
+            world.send(a, &reply[..goes]);
+            world.close(gone, CloseReason::Reset);
+            world.send(a, &reply[goes..cut]);
+            world.send(a, &reply[cut..]);
+            world.expect(client, "");
+            world.send(a, "STORED\r\n");
+            world.expect(client, "STORED\r\n");
+        }
+    }
+    world.assert_idle();
+}
+
+#[test]
+fn what_comes_before_a_fence_is_not_kept_without_end() {
+    let (mut world, client, [a, ..]) =
+        four_servers("client_output_pause: 64kb\nclient_output_max: 64kb");
+    world.send(client, "md a q\r\n");
+    world.expect(a, "md a q\r\nmn\r\n");
+    for _ in 0..8 {
+        world.send(a, "NF\r\n".repeat(4096));
+    }
+    assert!(world.closed.contains(&client));
+    world.send(a, "MN\r\n");
+    world.assert_idle();
+}
+
+#[test]
 fn mn_means_what_it_says_over_all_servers() {
     let (mut world, client, [a, b, ..]) = four_servers("");
     world.send(client, "mg a q v\r\nmg b q v\r\nms a 1 q\r\nx\r\nmd b q\r\nmn\r\nmg e q\r\nmn\r\n");

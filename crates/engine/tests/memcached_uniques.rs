@@ -287,3 +287,61 @@ fn packets_have_tags_in_their_headers() {
     }
     world.assert_idle();
 }
+
+/// What a client gets of a reply, of which `cut` bytes are there when a reload changes whether uniques
+/// have tags, and what of the next, which comes after it.
+fn reloaded(
+    [before, after]: [&str; 2],
+    request: &[u8],
+    [reply, next]: [&[u8]; 2],
+    cut: usize,
+) -> [Vec<u8>; 2] {
+    let with = |uniques| pool(&format!("{OPTIONS}\ncas_uniques: {uniques}"), 1);
+    let mut after = with(after);
+    after.epoch += 1;
+    let mut world = World::new(&with(before));
+    world.accept(0);
+    let client = world.client();
+    let lane = pass(&mut world, client, request, request);
+    world.send(lane, &reply[..cut]);
+    world.prepare(&after);
+    world.pause(0);
+    world.commit(&after);
+    world.send(lane, &reply[cut..]);
+    let told = world.received(client);
+    world.send(client, request);
+    assert_eq!(world.received(lane), request);
+    world.send(lane, next);
+    let answers = [told, world.received(client)];
+    world.assert_idle();
+    answers
+}
+
+#[test]
+fn a_reload_leaves_the_reply_that_has_begun_as_it_is() {
+    const GET: u8 = 0x00;
+    let get = |unique| packet(0x81, GET, unique, [&[0; 4], b"", &[b'x'; 60]]);
+    let text = |start: &str, unique: u64| {
+        let end = if start.starts_with("VALUE") { "\r\nhello\r\nEND\r\n" } else { "\r\nhello\r\n" };
+        format!("{start}{unique}{end}").into_bytes()
+    };
+    type Reply<'t> = &'t dyn Fn(u64) -> Vec<u8>;
+    let replies: [(Vec<u8>, Reply<'_>); 3] = [
+        (b"gets a\r\n".to_vec(), &|unique| text("VALUE a 0 5 ", unique)),
+        (b"mg a c v\r\n".to_vec(), &|unique| text("VA 5 c", unique)),
+        (packet(0x80, GET, 0, [b"", b"a", b""]), &get),
+    ];
+    for (request, reply) in &replies {
+        let sent = reply(17);
+        for (change, then, thereafter) in
+            [(["tagged", "plain"], tagged(0, 17), 17), (["plain", "tagged"], 17, tagged(0, 17))]
+        {
+            for cut in 1..sent.len() {
+                let [told, next] = reloaded(change, request, [&sent, &sent], cut);
+                let context = format!("{} {change:?} {cut}", request.escape_ascii());
+                assert!(told == reply(then), "{context}: {}", told.escape_ascii());
+                assert!(next == reply(thereafter), "{context}: {}", next.escape_ascii());
+            }
+        }
+    }
+}

@@ -284,6 +284,42 @@ fn a_monitor_may_speak_resp3_and_have_watched_something() {
     world.expect(other, "$-1\r\n");
 }
 
+/// A transaction keeps a client that is to leave, and monitoring ends it.
+#[test]
+fn who_begins_to_monitor_while_it_is_to_leave_stays() {
+    for all_leave in [false, true] {
+        let (mut world, [_]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+        let client = world.client();
+        world.send(client, redis("WATCH a"));
+        let lane = world.accept(0);
+        world.expect(lane, redis("WATCH a"));
+        world.send(lane, "+OK\r\n");
+        world.expect(client, "+OK\r\n");
+        match all_leave {
+            false => world.engine.handle_leave(client, world.now),
+            true => world.engine.leave_all(world.now),
+        }
+        world.tick();
+        world.send(client, redis("MONITOR"));
+        world.expect(lane, redis("UNWATCH"));
+        world.send(lane, "+OK\r\n");
+        world.expect(client, "+OK\r\n");
+        world.wait_ms(10);
+        assert!(!world.is_handed_off(client), "others would not tell it");
+        // It is served, and looked after.
+        world.send(client, redis("PING"));
+        world.wait_ms(5000);
+        let told = String::from_utf8(world.received(client)).unwrap();
+        assert!(told.starts_with("+PONG\r\n"), "{told}");
+        assert!(!world.closed.contains(&client));
+        // When it is like others again it goes with them.
+        world.send(client, redis("RESET"));
+        world.expect(client, "+RESET\r\n");
+        world.wait_ms(10);
+        assert_eq!(world.is_handed_off(client), all_leave);
+    }
+}
+
 #[test]
 fn clients_of_other_pools_are_nobodys_business() {
     let snapshot = world::snapshot(

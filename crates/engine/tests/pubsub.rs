@@ -671,6 +671,38 @@ fn removed_servers_leave_nothing_behind() {
     world.expect(client, array("message channel:7 once"));
 }
 
+/// A transaction keeps a client that is to leave, which may subscribe meanwhile.
+#[test]
+fn who_subscribes_while_it_is_to_leave_stays() {
+    let (mut world, [_]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    let client = world.client();
+    world.send(client, redis("HELLO 3"));
+    world.received(client);
+    world.send(client, redis("WATCH a"));
+    let lane = world.accept(0);
+    world.send(lane, "%0\r\n");
+    world.send(lane, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.received(lane);
+    world.engine.handle_leave(client, world.now);
+    world.tick();
+    world.send(client, redis("SUBSCRIBE news"));
+    let feed = world.accept(0);
+    world.expect(feed, redis("subscribe news"));
+    world.send(feed, array("subscribe news :1"));
+    world.received(client);
+    world.send(client, redis("UNWATCH"));
+    world.expect(lane, redis("UNWATCH"));
+    world.send(lane, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.wait_ms(10);
+    assert!(!world.is_handed_off(client), "another process would miss messages");
+    world.send(feed, array("message news x"));
+    world.expect(client, array("message news x").replacen('*', ">", 1));
+    world.send(client, redis("PING"));
+    world.expect(client, "+PONG\r\n");
+}
+
 /// What a server was asked on a feed since the last call: a verb and a name each.
 fn asked(world: &mut World, feed: ConnId) -> Vec<String> {
     let text = String::from_utf8(world.received(feed)).unwrap();
@@ -697,4 +729,27 @@ fn confirm(world: &mut World, feeds: &[ConnId]) -> Vec<String> {
             return all;
         }
     }
+}
+
+/// A client may name a channel as often as it likes in one request: what that costs is as much for
+/// each name, however many there are.
+#[test]
+fn many_who_wait_for_the_same_channel_hold_nobody_up() {
+    const NAMES: usize = 8_000;
+    let (mut world, _): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    let request = redis(&format!("SUBSCRIBE{}", " c".repeat(NAMES)));
+    let clients: Vec<ConnId> = (0..20).map(|_| world.client()).collect();
+    for &client in &clients {
+        world.send(client, &request);
+    }
+    let feed = world.accept(0);
+    world.expect(feed, redis("subscribe c"));
+    let begun = std::time::Instant::now();
+    world.send(feed, array("subscribe c :1"));
+    let took = begun.elapsed();
+    for client in clients {
+        world.expect(client, array("subscribe c :1").repeat(NAMES));
+    }
+    // A search through all that wait takes ten seconds and more.
+    assert!(took.as_secs() < 3, "{took:?}");
 }

@@ -95,6 +95,16 @@ fn a_script_that_was_loaded_here_is_loaded_again_where_it_is_lost() {
     world.expect(b, redis("SCRIPT LOAD return1") + &call);
     world.send(b, "$1\r\nx\r\n:7\r\n");
     world.expect(client, ":7\r\n");
+    // Though nobody waits for the reply.
+    let call = redis(&format!("EVALSHA {sha} 1 b"));
+    world.send(client, redis("CLIENT REPLY OFF") + &call);
+    world.received(b);
+    for piece in LOST.as_bytes().chunks(5) {
+        world.send(b, piece);
+    }
+    world.expect(b, redis("SCRIPT LOAD return1") + &call);
+    world.send(b, "$1\r\nx\r\n:7\r\n");
+    world.expect(client, "");
     world.assert_idle();
 }
 
@@ -274,6 +284,35 @@ fn a_client_that_leaves_is_not_served_any_more() {
     world.send(a, LOST);
     world.close(client, CloseReason::Eof);
     world.send(a, "+x\r\n:1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_comes_for_nobody_in_pieces_is_an_error_all_the_same() {
+    let (mut world, client, lanes) = four_servers();
+    let sha = load(&mut world, client, lanes);
+    let a = lanes[0];
+    let call = redis(&format!("EVALSHA {sha} 1 a"));
+    for cut in 1..LOST.len() {
+        let gone = world.client();
+        world.send(gone, &call);
+        world.received(a);
+        world.close(gone, CloseReason::Eof);
+        world.send(a, &LOST[..cut]);
+        world.send(a, &LOST[cut..]);
+        // The server has not been seen to have it: what follows waits, and it gets it.
+        world.send(client, call.clone() + &redis("GET a"));
+        world.expect(a, &call);
+        world.send(a, LOST);
+        world.expect(a, redis("SCRIPT LOAD return1") + &call);
+        world.send(a, "+x\r\n");
+        // It answers by another error, which tells nothing of whether it has it.
+        world.send(a, "-ERR\r\n");
+        world.expect(client, "-ERR\r\n");
+        world.expect(a, redis("GET a"));
+        world.send(a, "$-1\r\n");
+        world.expect(client, "$-1\r\n");
+    }
     world.assert_idle();
 }
 

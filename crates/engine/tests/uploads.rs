@@ -450,6 +450,45 @@ fn strangers_are_told_so_and_not_listened_to() {
 }
 
 #[test]
+fn subscribers_are_refused_what_they_are_refused_in_small() {
+    let mut world = world("redis: true", 1);
+    let client = world.client();
+    world.send(client, redis("SUBSCRIBE news"));
+    let pushes = world.accept(0);
+    world.send(pushes, "*3\r\n$9\r\nsubscribe\r\n$4\r\nnews\r\n:1\r\n");
+    world.received(client);
+    assert_eq!(feed(&mut world, client, &set("key", 2 * MIB)), b"");
+    assert!(!world.connects_to(0));
+    world.expect(
+        client,
+        "-ERR Can't execute 'set': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
+         are allowed in this context\r\n",
+    );
+    world.send(client, redis("PING"));
+    world.expect(client, "*2\r\n$4\r\npong\r\n$0\r\n\r\n");
+    // In RESP3 they may ask what they like.
+    let client = world.client();
+    world.send(client, redis("HELLO 3") + &redis("SUBSCRIBE news"));
+    world.received(client);
+    let request = set("key", 2 * MIB);
+    let lane = begin(&mut world, client, &request[..100]);
+    world.expect(lane, redis("HELLO 3"));
+}
+
+#[test]
+fn monitors_are_refused_what_they_are_refused_in_small() {
+    let mut world = world("redis: true", 1);
+    let client = world.client();
+    world.send(client, redis("MONITOR"));
+    world.expect(client, "+OK\r\n");
+    assert_eq!(feed(&mut world, client, &set("key", 2 * MIB)), b"");
+    assert!(!world.connects_to(0));
+    world.expect(client, "-ERR Replica can't interact with the keyspace\r\n");
+    world.send(client, redis("RESET"));
+    world.expect(client, "+RESET\r\n");
+}
+
+#[test]
 fn a_new_connection_introduces_itself() {
     let mut world = World::new(&pool("redis: true\nredis_auth: secret\nredis_db: 3", 1));
     let client = world.client();

@@ -67,6 +67,8 @@ const GREATEST: &[&str] = &[
 /// The least is.
 const LEAST: &[&str] =
     &["rdb_last_save_time", "redis_version", "uptime_in_days", "uptime_in_seconds"];
+/// Digits beyond these tell nothing of a double, and the formatter panics at 65,536 of them.
+const DECIMALS_MAX: usize = 17;
 /// Of what is a share of something, no sum makes sense.
 const SHARES: &[&str] = &["_ratio", "_perc", "_human", "_rate"];
 
@@ -225,7 +227,8 @@ fn human(bytes: f64) -> String {
     format!("{value:.2}{}", UNITS[unit])
 }
 
-/// With as many decimals as any of them has; `None` unless all are numbers.
+/// With as many decimals as any of them has, as far as they tell anything; `None` unless all are
+/// numbers.
 fn add_numbers(values: &[&str]) -> Option<String> {
     let integers: Option<i128> =
         values.iter().map(|value| value.parse::<i64>().ok().map(i128::from)).sum();
@@ -244,7 +247,7 @@ fn greatest_number(values: &[&str]) -> Option<String> {
 
 fn decimals(values: &[&str]) -> usize {
     let of = |value: &&str| value.split_once('.').map_or(0, |(_, fraction)| fraction.len());
-    values.iter().map(of).max().unwrap_or(0)
+    values.iter().map(of).max().unwrap_or(0).min(DECIMALS_MAX)
 }
 
 /// To compare numbers and versions: the numbers between their dots.
@@ -369,5 +372,8 @@ mod tests {
         for text in ["", "# ", "a:b", "# X\r\n:\r\n::\r\n=\r\n", "# Keyspace\r\ndb0:=,,=\r\n"] {
             merge([text, ONE, text].into_iter(), 7);
         }
+        let text = format!("# CPU\r\nused_cpu_sys:0.{}\r\n", "1".repeat(70_000));
+        let expected = "# CPU\r\nused_cpu_sys:0.22222222222222221\r\n";
+        assert_eq!(merge([&*text, &*text].into_iter(), 7).trim_end(), expected.trim_end());
     }
 }

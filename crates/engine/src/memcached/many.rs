@@ -2,10 +2,12 @@
 //!
 //! Their values could be more than anybody wants to hold, and shared lanes do not wait for a client.
 //! So a part of the keys is asked for when the client has been given what it was owed and takes it;
-//! meanwhile the request stays at the front of what it has sent. What closes the reply comes from
-//! here, behind the last part: an error if a part of it has failed.
+//! meanwhile the request stays at the front of what it has sent, where the next part is read on from
+//! the last one's end: the whole is parsed once. What closes the reply comes from here, behind the
+//! last part: an error if a part of it has failed.
 
-use cashew_protocol::memcached::{Expect, RequestParser, is_error};
+use cashew_protocol::Span;
+use cashew_protocol::memcached::{Expect, RequestParser, Verb, is_error, next_word};
 use cashew_protocol::redis::Access;
 
 use crate::clients::Plan;
@@ -20,11 +22,25 @@ const PART_KEYS_MAX: usize = 4096;
 /// What the values of a part are meant to come to.
 const PART_SIZE: usize = 1 << 20;
 
+/// What a retrieval does: gat changes the expiry.
+pub(super) fn access(verb: Verb) -> Access {
+    match verb {
+        Verb::Gat | Verb::Gats => Access::Write,
+        _ => Access::Read,
+    }
+}
+
 /// How far a request has come.
 pub(crate) struct Many {
-    /// Keys that have been asked for.
-    asked: usize,
-    /// How many of them in the last part, and the bytes of their values.
+    /// Bytes of the request.
+    len: usize,
+    verb: Verb,
+    /// Verb and, for gat, the expiry; it ends here.
+    head_end: usize,
+    /// From here on, to the end of the line, keys have not been asked for.
+    at: usize,
+    line_end: usize,
+    /// How many keys were in the last part, and the bytes of their values.
     part: usize,
     bytes: usize,
     /// What closes the reply.
@@ -32,8 +48,33 @@ pub(crate) struct Many {
 }
 
 impl Many {
-    fn new() -> Self {
-        Self { asked: 0, part: 0, bytes: 0, end: b"END\r\n".to_vec() }
+    /// Of a parsed request, `len` bytes long, of more than one key.
+    fn new(parser: &RequestParser, bytes: &[u8]) -> Self {
+        let at = parser.keys()[0].start as usize;
+        Self {
+            len: bytes.len(),
+            verb: parser.verb(),
+            head_end: bytes[..at].trim_ascii_end().len(),
+            at,
+            line_end: parser.line().end(),
+            part: 0,
+            bytes: 0,
+            end: b"END\r\n".to_vec(),
+        }
+    }
+
+    /// Reads the keys to ask for next, and nothing but them.
+    fn read_part(&mut self, bytes: &[u8]) -> Vec<Span> {
+        let line = &bytes[..self.line_end];
+        let mut at = self.at;
+        let words = std::iter::from_fn(|| {
+            let key = next_word(line, at)?;
+            at = key.end();
+            Some(key)
+        });
+        let keys: Vec<Span> = words.take(self.next_part()).collect();
+        (self.at, self.part, self.bytes) = (at, keys.len(), 0);
+        keys
     }
 
     /// How many keys to ask for next.
@@ -51,39 +92,62 @@ impl Many {
 }
 
 impl Engine {
-    /// Asks for the next part of the keys, if the client is owed nothing.
+    /// Begins to ask for the keys of a request, a part at a time, if the client is owed nothing.
     #[cold]
-    pub(super) fn retrieve_part(
+    pub(super) fn retrieve_many(
         &mut self,
         client: u32,
         parser: &RequestParser,
         bytes: &[u8],
-        access: Access,
     ) -> Plan {
-        let keys = parser.keys();
+        if self.clients[client].requests > 0 {
+            return Plan::Wait;
+        }
+        let many = Many::new(parser, bytes);
+        self.clients[client].modes.enter().many = Some(Box::new(many));
+        self.retrieve_parts(client, bytes)
+    }
+
+    /// Goes on with the request that is being taken apart, at the front of `buf`. Returns its length
+    /// when all of it has been asked for.
+    #[cold]
+    pub(super) fn go_on_retrieving(&mut self, client: u32, buf: &[u8]) -> Option<usize> {
+        let many = self.clients[client].modes.many()?;
+        let (len, verb) = (many.len, many.verb);
+        self.asking.miss.clear();
+        self.asking.expect = Expect::Values;
+        // A reload may have changed it since the last part.
+        let asks = matches!(verb, Verb::Gets | Verb::Gats);
+        self.asking.is_tagged = asks && self.has_tags(client);
+        self.asking.names_uniques = false;
+        let plan = self.retrieve_parts(client, &buf[..len]);
+        self.fence(client, len, &plan);
+        match plan {
+            Plan::Wait => None,
+            Plan::Done | Plan::Forward { .. } => Some(len),
+        }
+    }
+
+    /// Asks for the next part of the keys whenever the client is owed nothing.
+    fn retrieve_parts(&mut self, client: u32, bytes: &[u8]) -> Plan {
         let pool = self.clients[client].pool;
         while self.clients[client].requests == 0 {
-            let many = self.clients[client]
-                .modes
-                .enter()
-                .many
-                .get_or_insert_with(|| Box::new(Many::new()));
-            let part = &keys[many.asked..];
+            let Some(many) = self.clients[client].modes.many() else { return Plan::Done };
+            let part = many.read_part(bytes);
             if part.is_empty() {
                 let end = std::mem::take(&mut many.end);
                 self.clients[client].modes.end_many();
                 self.answer(client, |out| out.extend_from_slice(&end));
                 return Plan::Done;
             }
-            let part = &part[..part.len().min(many.next_part())];
-            (many.asked, many.part, many.bytes) = (many.asked + part.len(), part.len(), 0);
+            let start = &bytes[..many.head_end];
+            let access = access(many.verb);
             let mut split = std::mem::take(&mut self.scratch.split);
             let texts = part.iter().map(|key| key.of(bytes));
             match self.place_keys(pool, texts, access, &mut split) {
                 Ok(_) => {
-                    let mut gather = self.gather_with_keys(&split, part, bytes);
+                    let mut gather = self.gather_with_keys(&split, &part, bytes);
                     gather.is_part = true;
-                    let start = bytes[..keys[0].start as usize].trim_ascii_end();
                     let request = FragmentText {
                         head: &|out, _| out.extend_from_slice(start),
                         separator: b" ",
@@ -149,9 +213,32 @@ impl Engine {
 mod tests {
     use super::*;
 
+    fn many(request: &[u8]) -> (Many, RequestParser) {
+        let mut parser = RequestParser::default();
+        parser.parse(request);
+        (Many::new(&parser, request), parser)
+    }
+
+    #[test]
+    fn parts_are_read_one_after_the_other() {
+        let keys: String = (0..300).map(|n| " ".repeat(n % 3 + 1) + &n.to_string()).collect();
+        for (head, end) in [("get", "\r\n"), ("  gats  5", "  \n"), ("gets", " \0 x\r\n")] {
+            let request = format!("{head}{keys}{end}");
+            let (mut many, parser) = many(request.as_bytes());
+            assert_eq!((&request[..many.head_end], many.len), (head, request.len()));
+            let mut read = Vec::new();
+            for part in [128, 172, 0] {
+                let keys = many.read_part(request.as_bytes());
+                assert_eq!(keys.len(), part, "{head}");
+                read.extend(keys);
+            }
+            assert_eq!((read.len(), &read[..]), (300, parser.keys()), "{head}");
+        }
+    }
+
     #[test]
     fn parts_go_by_the_size_of_values() {
-        let mut many = Many::new();
+        let (mut many, _) = many(b"get a b\r\n");
         assert_eq!(many.next_part(), PART_KEYS);
         for (part, bytes, next) in [
             (128, 0, 256),

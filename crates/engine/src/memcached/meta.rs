@@ -1,6 +1,5 @@
 //! Meta commands.
 
-use cashew_config::snapshot::Wire;
 use cashew_protocol::memcached::{
     Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key, write_meta_miss,
 };
@@ -65,9 +64,10 @@ impl Engine {
             && !self.has_text_only(client)
     }
 
-    /// Whether nothing but text comes to the client's pool, so that no key has a line end.
+    /// Whether nothing but text comes to the client's pool, or ever came, so that no key has a line
+    /// end.
     pub(super) fn has_text_only(&self, client: u32) -> bool {
-        self.pools[self.clients[client].pool as usize].config.memcached.wire == Wire::Text
+        !self.pools[self.clients[client].pool as usize].has_binary_keys
     }
 }
 

@@ -5,6 +5,7 @@ use cashew_protocol::memcached::{Expect, Reticence};
 
 use super::Asked;
 use crate::engine::Engine;
+use crate::slab::NONE;
 
 /// So much of a reply tells what it is: a meta command's two letters, a header up to its status.
 const META_OPENING: usize = 2;
@@ -24,6 +25,11 @@ impl Engine {
         let rest = self.sift(index, bytes, false);
         if !rest.is_empty() {
             self.deliver_part(index, rest);
+            return;
+        }
+        let client = self.waiting_client(index);
+        if client != NONE {
+            self.check_output(client);
         }
     }
 
@@ -39,8 +45,12 @@ impl Engine {
         let (opening, rest) = bytes.split_at(bytes.len().min(len - request.reply.len()));
         request.arrived += opening.len() as u64;
         self.hold(index, opening);
-        let is_known = self.requests[index].reply.len() >= len;
-        if is_known || is_last || self.waiting_client(index) == crate::slab::NONE {
+        let request = &self.requests[index];
+        let is_known = request.reply.len() >= len;
+        // Where its reply ends goes by what is expected: a fence stays one until it has come,
+        // whoever waits for it.
+        let is_fenced = request.expect == Expect::Fenced;
+        if is_known || is_last || (!is_fenced && self.waiting_client(index) == NONE) {
             self.judge(index);
         }
         rest
@@ -56,7 +66,7 @@ impl Engine {
                 let cut = request.reply.len() - len;
                 request.reply.truncate(len);
                 let client = self.waiting_client(index);
-                if client != crate::slab::NONE {
+                if client != NONE {
                     self.clients[client].held -= cut as u64;
                 }
                 let request = &mut self.requests[index];

@@ -7,7 +7,7 @@ use cashew_protocol::memcached::{
 use cashew_protocol::redis::Access;
 
 use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
-use super::many::PART_KEYS;
+use super::many::{PART_KEYS, access};
 use super::meta::{FENCE, plain_key};
 use super::stats::Kind;
 use crate::buffer::LARGE;
@@ -36,6 +36,15 @@ impl Engine {
             }
         };
         let mut used = self.swallow(index, buf.len());
+        if self.clients[index].modes.many.is_some() {
+            match self.go_on_retrieving(index, buf) {
+                Some(len) => used = len,
+                None => {
+                    self.scratch.memcached.give(parser);
+                    return Step::Rest { used, need: 0 };
+                }
+            }
+        }
         while used < buf.len() && self.may_consume(index) {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
@@ -246,17 +255,13 @@ impl Engine {
     #[inline]
     fn retrieve(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
         let keys = parser.keys();
-        // gat changes the expiry.
-        let access = match parser.verb() {
-            Verb::Gat | Verb::Gats => Access::Write,
-            _ => Access::Read,
-        };
+        let access = access(parser.verb());
         if let [key] = keys {
             let key = key.of(bytes);
             return self.forward_key(client, key, access, Expect::Values, bytes.len());
         }
         if keys.len() > PART_KEYS {
-            return self.retrieve_part(client, parser, bytes, access);
+            return self.retrieve_many(client, parser, bytes);
         }
         let mut split = std::mem::take(&mut self.scratch.split);
         let pool = self.clients[client].pool;

@@ -106,13 +106,17 @@ impl Engine {
         retagged_header(self.tag_at(lane), header)
     }
 
-    /// The tag that goes on what a reply tells.
+    /// The tag that goes on what a reply tells: the server's when its first byte comes. A reload
+    /// that gives the server another leaves what has begun as it is.
     #[inline]
     pub(crate) fn tag_of_reply(&self, lane: u32, request: u32) -> Tag {
         let slot = &self.requests[request];
-        match slot.is_tagged || matches!(slot.expect, Expect::Packet | Expect::PacketQuiet) {
-            true => self.tag_at(lane),
-            false => Tag::default(),
+        if !(slot.is_tagged || matches!(slot.expect, Expect::Packet | Expect::PacketQuiet)) {
+            return Tag::default();
+        }
+        match slot.arrived {
+            0 => self.tag_at(lane),
+            _ => self.lane(lane).tagger.as_ref().map_or(Tag::default(), |tagger| tagger.tag()),
         }
     }
 
@@ -129,9 +133,12 @@ impl Engine {
         text.clear();
         let lane = &mut self.lanes[lane as usize];
         let tagger = lane.tagger.get_or_insert_default();
+        if self.requests[request].arrived == 0 {
+            tagger.begin(tag);
+        }
         match lane.scanner {
-            Scanner::Binary(_) => tagger.write_packet(tag, bytes, &mut text),
-            Scanner::Redis(_) | Scanner::Memcached(_) => tagger.write_text(tag, bytes, &mut text),
+            Scanner::Binary(_) => tagger.write_packet(bytes, &mut text),
+            Scanner::Redis(_) | Scanner::Memcached(_) => tagger.write_text(bytes, &mut text),
         }
         if is_last {
             tagger.reset();

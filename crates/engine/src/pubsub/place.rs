@@ -176,7 +176,7 @@ impl Engine {
         }
         let state = topics.remove(topic);
         self.bufs.discharge(state.size());
-        for client in state.waiting {
+        for client in state.waiting.clients() {
             self.answer_pending(client);
         }
         self.wake_publishers(home);

@@ -146,7 +146,7 @@ impl Engine {
         for name in names {
             let topic = self.topic(pool, kind, name);
             let topics = &mut self.pools[pool as usize].pubsub.topics;
-            topics.get_mut(topic).waiting.push(client);
+            topics.get_mut(topic).waiting.add(client);
             lines.push_back(Line::Subscribe(topics.id(topic)));
         }
         self.begin_pending(client, request, lines);
@@ -234,7 +234,7 @@ impl Engine {
         let left = topic.and_then(|topic| self.leave_topic(client, topic));
         if let Some(id) = left {
             let topics = &mut self.pools[pool as usize].pubsub.topics;
-            topics.get_mut(id.index).waiting.push(client);
+            topics.get_mut(id.index).waiting.add(client);
         }
         let count = self.subscriptions(client, kind);
         Line::Unsubscribed { kind, name: Some(name.into()), count, topic: left }
@@ -327,7 +327,7 @@ impl Engine {
     fn subscribed(&mut self, client: u32, topic: TopicId, readiness: Readiness) {
         let pool = self.clients[client].pool;
         let topics = &mut self.pools[pool as usize].pubsub.topics;
-        topics.get_mut(topic.index).told(client);
+        topics.get_mut(topic.index).waiting.told(client);
         match readiness {
             Readiness::Subscribed => {
                 self.join_topic(client, topic.index);
@@ -421,7 +421,7 @@ impl Engine {
             };
             let topics = &mut self.pools[pool as usize].pubsub.topics;
             if topics.is_current(topic) {
-                topics.get_mut(topic.index).told(client);
+                topics.get_mut(topic.index).waiting.told(client);
                 self.leave_if_unwanted(pool, topic.index);
             }
         }
@@ -429,7 +429,7 @@ impl Engine {
 
     /// Tells those who wait for news of the topic.
     pub(crate) fn tell_waiting(&mut self, pool: u32, topic: u32) {
-        let waiting = self.pools[pool as usize].pubsub.topics.get(topic).waiting.clone();
+        let waiting = self.pools[pool as usize].pubsub.topics.get(topic).waiting.clients();
         for client in waiting {
             self.answer_pending(client);
         }

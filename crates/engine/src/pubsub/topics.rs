@@ -55,11 +55,20 @@ pub(crate) struct Topic {
     pub(crate) subscribers: Vec<u32>,
     /// Clients that are to be told something about it: that they are subscribed, or while it is
     /// `leaving`, that they are not any more. As often as they asked.
-    pub(crate) waiting: Vec<u32>,
+    pub(crate) waiting: Waiting,
     pub(crate) places: Vec<Place>,
     /// Nobody wants it any more, and servers have yet to say that they know. It has no name then:
     /// who subscribes to that name makes a new topic.
     pub(crate) is_leaving: bool,
+}
+
+/// Clients that wait for news of a topic. One may wait as often as a request has room for names, so
+/// that no step may look at all.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    /// By client: its place in the order of coming, and how often it is to be told.
+    clients: HashMap<u32, (u64, u32)>,
+    next: u64,
 }
 
 /// A server that has a topic, or should.
@@ -131,7 +140,7 @@ impl Topics {
             kind,
             name: name.clone(),
             subscribers: Vec::new(),
-            waiting: Vec::new(),
+            waiting: Waiting::default(),
             places: Vec::new(),
             is_leaving: false,
         });
@@ -223,13 +232,6 @@ impl Topic {
         self.places.iter_mut().find(|place| place.is_at(server, is_coming))
     }
 
-    /// One who waits is told.
-    pub(crate) fn told(&mut self, client: u32) {
-        if let Some(at) = self.waiting.iter().position(|&other| other == client) {
-            self.waiting.swap_remove(at);
-        }
-    }
-
     /// Whether a server has it.
     pub(crate) fn is_subscribed(&self) -> bool {
         self.places.iter().any(|place| place.standing == Standing::Subscribed && !place.is_next)
@@ -241,8 +243,70 @@ impl Topic {
     }
 }
 
+impl Waiting {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.clients.is_empty()
+    }
+
+    /// The client is to be told once more.
+    pub(crate) fn add(&mut self, client: u32) {
+        let (_, count) = self.clients.entry(client).or_insert((self.next, 0));
+        *count += 1;
+        self.next += 1;
+    }
+
+    /// The client is told, once.
+    pub(crate) fn told(&mut self, client: u32) {
+        let Some((_, count)) = self.clients.get_mut(&client) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.clients.remove(&client);
+        }
+        if self.clients.is_empty() {
+            // Gives back what a peak needed.
+            self.clients = HashMap::new();
+        }
+    }
+
+    /// Each once, in the order of coming.
+    pub(crate) fn clients(&self) -> Vec<u32> {
+        let places = self.clients.iter().map(|(&client, &(place, _))| (place, client));
+        let mut places: Vec<(u64, u32)> = places.collect();
+        places.sort_unstable();
+        places.into_iter().map(|(_, client)| client).collect()
+    }
+}
+
 impl Place {
     pub(crate) fn is_at(&self, server: u32, is_coming: bool) -> bool {
         self.server == server && self.is_coming == is_coming
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_told_as_often_as_it_asked_and_in_the_order_of_coming() {
+        let mut waiting = Waiting::default();
+        for client in [7, 3, 7, 9, 3, 7] {
+            waiting.add(client);
+        }
+        assert_eq!(waiting.clients(), [7, 3, 9]);
+        for client in [3, 7, 7, 5] {
+            waiting.told(client);
+        }
+        assert_eq!(waiting.clients(), [7, 3, 9]);
+        waiting.told(7);
+        assert_eq!(waiting.clients(), [3, 9]);
+        waiting.add(7);
+        assert_eq!(waiting.clients(), [3, 9, 7]);
+        for client in [3, 7, 9] {
+            assert!(!waiting.is_empty());
+            waiting.told(client);
+        }
+        assert!(waiting.is_empty());
+        assert_eq!(waiting.clients.capacity(), 0);
     }
 }

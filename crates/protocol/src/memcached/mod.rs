@@ -28,7 +28,7 @@ pub use stats::{Stat, Stats};
 pub use uniques::{Tag, Tagger, Uniques, retagged_header, write_untagged};
 pub use values::{Value, Values, value_key};
 pub use verb::Verb;
-pub use words::words;
+pub use words::{next_word, words};
 
 /// Longest key that memcached takes.
 pub const KEY_SIZE_MAX: usize = 250;

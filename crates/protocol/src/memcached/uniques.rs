@@ -159,6 +159,7 @@ pub fn write_untagged(
 /// Puts a tag on the uniques in replies, which may come in pieces.
 #[derive(Clone, Debug, Default)]
 pub struct Tagger {
+    tag: Tag,
     /// The start of a line, or of a packet, that is not there yet.
     start: Vec<u8>,
     /// What is to be passed on as it is: data, or the body of a packet.
@@ -166,10 +167,22 @@ pub struct Tagger {
 }
 
 impl Tagger {
-    /// Before the next reply.
-    pub fn reset(&mut self) {
+    /// Before a reply, all of which gets this tag.
+    pub fn begin(&mut self, tag: Tag) {
+        self.tag = tag;
         self.start.clear();
         self.left = 0;
+    }
+
+    /// Behind a reply.
+    pub fn reset(&mut self) {
+        self.begin(Tag::default());
+    }
+
+    /// That of the reply that is arriving, if it gets one.
+    #[inline]
+    pub fn tag(&self) -> Tag {
+        self.tag
     }
 
     /// Bytes of data have gone another way.
@@ -179,17 +192,17 @@ impl Tagger {
 
     /// Writes what `bytes` of a reply in text become, as far as that is known. A scanner has found
     /// nothing wrong with them.
-    pub fn write_text(&mut self, tag: Tag, mut bytes: &[u8], out: &mut Vec<u8>) {
+    pub fn write_text(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
         loop {
             bytes = self.pass(bytes, out);
             let Some(end) = memchr(b'\n', bytes) else { break };
             let (line, rest) = bytes.split_at(end + 1);
             bytes = rest;
             let size = if self.start.is_empty() {
-                write_line(tag, line, out)
+                write_line(self.tag, line, out)
             } else {
                 self.start.extend_from_slice(line);
-                write_line(tag, &self.start, out)
+                write_line(self.tag, &self.start, out)
             };
             self.start.clear();
             self.left = size.map_or(0, |size| size.saturating_add(LINE_END_SIZE));
@@ -198,12 +211,12 @@ impl Tagger {
     }
 
     /// The same of a packet.
-    pub fn write_packet(&mut self, tag: Tag, bytes: &[u8], out: &mut Vec<u8>) {
+    pub fn write_packet(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let bytes = self.pass(bytes, out);
         let (start, rest) = bytes.split_at(bytes.len().min(HEADER_SIZE - self.start.len()));
         self.start.extend_from_slice(start);
         if let Some(header) = self.start.first_chunk() {
-            out.extend_from_slice(&retagged_header(tag, header));
+            out.extend_from_slice(&retagged_header(self.tag, header));
             out.extend_from_slice(rest);
             self.start.clear();
             // Nobody resets it before the end of the packet.
@@ -414,8 +427,9 @@ mod tests {
             for cut in 0..=reply.len() {
                 let (head, tail) = reply.as_bytes().split_at(cut);
                 let mut out = Vec::new();
-                tagger.write_text(TAG, head, &mut out);
-                tagger.write_text(TAG, tail, &mut out);
+                tagger.begin(TAG);
+                tagger.write_text(head, &mut out);
+                tagger.write_text(tail, &mut out);
                 assert_eq!(String::from_utf8(out).unwrap(), expected, "{reply:?} {cut}");
                 tagger.reset();
             }
@@ -429,7 +443,8 @@ mod tests {
         {
             let mut tagger = Tagger::default();
             let mut out = Vec::new();
-            tagger.write_text(TAG, line.as_bytes(), &mut out);
+            tagger.begin(TAG);
+            tagger.write_text(line.as_bytes(), &mut out);
             assert_eq!(String::from_utf8(out).unwrap(), line);
         }
     }
@@ -447,8 +462,9 @@ mod tests {
             let mut tagger = Tagger::default();
             for cut in 0..=reply.len() {
                 let mut out = Vec::new();
-                tagger.write_packet(TAG, &reply[..cut], &mut out);
-                tagger.write_packet(TAG, &reply[cut..], &mut out);
+                tagger.begin(TAG);
+                tagger.write_packet(&reply[..cut], &mut out);
+                tagger.write_packet(&reply[cut..], &mut out);
                 assert_eq!(out, packet(expected), "{cut}");
                 tagger.reset();
             }

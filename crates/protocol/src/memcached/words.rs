@@ -56,7 +56,7 @@ impl<'a> Words<'a> {
 
 /// The word that starts at or after `at`. Nothing but a space separates words.
 #[inline]
-pub(super) fn next_word(line: &[u8], at: usize) -> Option<Span> {
+pub fn next_word(line: &[u8], at: usize) -> Option<Span> {
     let start = at + line[at..].iter().position(|&byte| byte != b' ')?;
     let rest = &line[start..];
     let len = memchr(b' ', rest).unwrap_or(rest.len());
