@@ -110,6 +110,15 @@ SCENARIOS = [
         get_percent=100,
     ),
     speed(
+        "set1m",
+        "SET of 1 MiB values, 4 clients",
+        value_size=1 << 20,
+        keys=32,
+        connections=4,
+        get_percent=0,
+        default=False,
+    ),
+    speed(
         "short", "connect, GET, close; 16 at a time", connections=16, get_percent=100, short=True
     ),
     speed("one", "200 clients, one server", connections=200, servers=1),

@@ -113,7 +113,8 @@ section! {
         /// How hashes are mapped to servers.
         distribution: Distribution = "ketama",
         /// Milliseconds that a request may wait for its reply once it is sent, and before that for
-        /// a connection to be sent on. 0 or -1 is without limit.
+        /// a connection to be sent on. 0 or -1 is without limit. A large reply may take longer as
+        /// long as it goes on; one that stops in the middle is given up after twice that at most.
         timeout: Timeout = "-1",
         /// Connections that may wait to be accepted, as given to listen(2).
         backlog: Number<0, 2147483647> = "512",

@@ -11,6 +11,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
 
+use crate::low_water;
 use crate::socket::{
     ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
     drain, refuse, start_connecting,
@@ -525,6 +526,12 @@ impl Driver for EpollDriver {
         socket.state.paused = false;
         if socket.state.readable {
             self.list(conn);
+        }
+    }
+
+    fn set_low_water(&mut self, conn: Token, bytes: u32) {
+        if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
+            low_water::set(descriptor, bytes);
         }
     }
 

@@ -7,6 +7,8 @@
 
 mod epoll;
 #[allow(unsafe_code)]
+mod low_water;
+#[allow(unsafe_code)]
 mod ring;
 mod socket;
 mod uring;
@@ -135,6 +137,11 @@ pub trait Driver {
     fn pause(&mut self, conn: Token);
 
     fn resume(&mut self, conn: Token);
+
+    /// Bytes of the connection need not be reported before so many are there or the kernel's buffer
+    /// is full; its end is, as ever. For every connection this is 1 at first. A hint, which keeps the
+    /// kernel from waking this process for less: more may be reported, and over a Unix socket is.
+    fn set_low_water(&mut self, conn: Token, bytes: u32);
 
     /// What came on the connection so far is acknowledged to its peer now, without waiting for a
     /// reply that could carry that.

@@ -1,4 +1,4 @@
-//! An io_uring with its receive buffers: the only unsafe code of this crate. What it hands out is
+//! An io_uring with its receive buffers: nearly all unsafe code of this crate. What it hands out is
 //! safe to use in any way; at worst a descriptor that was closed too early is waited for in vain.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, shutdown, sockopt};
 
+use crate::low_water;
 use crate::ring::{BUFFER_SIZE, Buffer, Completion, Ring};
 use crate::socket::{
     ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
@@ -731,6 +732,12 @@ impl Driver for UringDriver {
         }
         if self.socket(conn).is_some_and(|socket| !socket.state.connecting) {
             self.receive(conn);
+        }
+    }
+
+    fn set_low_water(&mut self, conn: Token, bytes: u32) {
+        if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
+            low_water::set(descriptor, bytes);
         }
     }
 

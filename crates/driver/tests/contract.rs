@@ -34,6 +34,10 @@ contract! {
     reports_the_end_only_after_a_pause
     reports_the_end_of_a_unix_peer_only_after_a_pause
     loses_nothing_by_pausing
+    keeps_to_a_low_water_mark
+    reports_what_is_there_when_the_mark_is_lowered
+    reports_an_end_below_the_mark
+    reports_what_has_no_room_above_the_mark
     goes_on_writing_by_itself
     writes_many_slices
     writes_nothing_when_there_is_nothing
@@ -326,6 +330,64 @@ fn reports_the_end_of_a_unix_peer_only_after_a_pause<D: Driver>(new: fn() -> D) 
     bench.driver.resume(conn);
     bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
     assert_eq!(bench.recorder.received(conn), b"last words");
+}
+
+fn keeps_to_a_low_water_mark<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    // An io_uring takes what is there when it begins to receive.
+    bench.linger();
+    bench.driver.set_low_water(conn, 100_000);
+    let expected = pattern(100_000);
+    peer.write_all(&expected[..99_999]).unwrap();
+    assert_eq!(bench.linger(), []);
+    peer.write_all(&expected[99_999..]).unwrap();
+    bench.until(|recorder| recorder.received(conn).len() == expected.len());
+    assert_eq!(bench.recorder.received(conn), expected);
+}
+
+fn reports_what_is_there_when_the_mark_is_lowered<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    // An io_uring takes what is there when it begins to receive.
+    bench.linger();
+    bench.driver.set_low_water(conn, 100_000);
+    peer.write_all(&pattern(50_000)).unwrap();
+    assert_eq!(bench.linger(), []);
+    bench.driver.set_low_water(conn, 1);
+    bench.until(|recorder| recorder.received(conn).len() == 50_000);
+    peer.write_all(b"more").unwrap();
+    bench.until(|recorder| recorder.received(conn).len() == 50_004);
+}
+
+fn reports_an_end_below_the_mark<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    // An io_uring takes what is there when it begins to receive.
+    bench.linger();
+    bench.driver.set_low_water(conn, 100_000);
+    peer.write_all(b"last words").unwrap();
+    drop(peer);
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    assert_eq!(bench.recorder.received(conn), b"last words");
+}
+
+fn reports_what_has_no_room_above_the_mark<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    bench.driver.set_low_water(conn, 1 << 30);
+    let expected = pattern(50_000_000);
+    let bytes = expected.clone();
+    let writer = thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
+    bench.until(|_| writer.is_finished());
+    bench.driver.set_low_water(conn, 1);
+    bench.until(|recorder| recorder.received(conn).len() == expected.len());
+    assert!(bench.recorder.received(conn) == expected);
+    writer.join().unwrap().unwrap();
 }
 
 fn loses_nothing_by_pausing<D: Driver>(new: fn() -> D) {

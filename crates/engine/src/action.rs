@@ -27,6 +27,12 @@ pub enum Action {
     ResumeRead {
         conn: ConnId,
     },
+    /// Tell of what comes on the connection only when so many bytes are there, or its end. Until it
+    /// is told otherwise, and for every connection at first, 1.
+    SetLowWater {
+        conn: ConnId,
+        bytes: u32,
+    },
     /// The client that was told to leave is at rest: have the driver let go of its connection, then
     /// call `export`.
     HandOff {

@@ -605,6 +605,7 @@ impl Engine {
             },
             Action::PauseRead { .. }
             | Action::ResumeRead { .. }
+            | Action::SetLowWater { .. }
             | Action::HandOff { .. }
             | Action::Prepared { .. }
             | Action::Paused { .. }

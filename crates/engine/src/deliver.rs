@@ -20,7 +20,9 @@ use crate::slab::NONE;
 const PROBE_REPLY_MAX: usize = 64;
 
 /// A reply that is passed on while it arrives is written in pieces of at least this size.
-const STREAM_WRITE_MIN: u64 = 512 * 1024;
+pub(crate) const STREAM_WRITE_MIN: u64 = 512 * 1024;
+/// What is left of a value is waited for, and leaves with the piece before it, if it is no more than this.
+const STREAM_END_MAX: u64 = 64 * 1024;
 
 impl Engine {
     /// Who waits for the request's reply in the end, or [`NONE`].
@@ -214,22 +216,26 @@ impl Engine {
         owner.held -= start.len() as u64;
         owner.output.push_buf(start, &mut self.bufs);
         owner.output.push(bytes, &mut self.bufs);
-        self.mark_streaming(client);
+        self.mark_streaming(client, 0);
         self.check_output(client);
     }
 
-    /// Sends what has come of a large reply when it is worth a write: each one wakes the client.
-    pub(crate) fn mark_streaming(&mut self, client: u32) {
+    /// Sends what has come of a large reply when it is worth a write: each one wakes the client. So
+    /// does what is `left` of a value (0 if unknown) when that is little.
+    pub(crate) fn mark_streaming(&mut self, client: u32, left: u64) {
         let owner = &self.clients[client];
         // What is kept back must not make a client that reads look like one that does not.
         let allowed = self.pools[owner.pool as usize].limits.client_output_max / 4;
-        if owner.output.len() >= STREAM_WRITE_MIN.min(allowed) {
+        let len = owner.output.len();
+        let ends = (1..=STREAM_END_MAX).contains(&left) && len < 2 * STREAM_WRITE_MIN.min(allowed);
+        if len >= STREAM_WRITE_MIN.min(allowed) && !ends {
             self.mark_client(client);
         }
     }
 
-    /// A buffer full of bytes of a reply that is being passed on.
-    pub(crate) fn deliver_middle(&mut self, index: u32, buffer: Vec<u8>) {
+    /// A buffer full of bytes of a reply that is being passed on; so many of the value that they
+    /// belong to are `left`.
+    pub(crate) fn deliver_middle(&mut self, index: u32, buffer: Vec<u8>, left: u64) {
         let request = &mut self.requests[index];
         request.arrived += buffer.len() as u64;
         let client = request.client;
@@ -238,7 +244,7 @@ impl Engine {
             return;
         }
         self.clients[client].output.push_buf(buffer, &mut self.bufs);
-        self.mark_streaming(client);
+        self.mark_streaming(client, left);
         self.check_output(client);
     }
 

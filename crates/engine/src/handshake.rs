@@ -9,6 +9,7 @@ use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::id::ConnId;
 use crate::lane::{Lane, Link, Scan, Scanner};
+use crate::low_water::LowWater;
 use crate::memcached::{greet, is_greeted};
 use crate::silence::question;
 use crate::variant::{Dialect, Variant};
@@ -48,6 +49,7 @@ impl Engine {
         let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
         lane.scanner = Scanner::new(dialect);
         lane.tagger = None;
+        lane.low_water = LowWater::Byte;
         lane.progress_at = self.now;
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());

@@ -9,6 +9,7 @@ use cashew_protocol::resp;
 use crate::buffer::Output;
 use crate::failure::Failure;
 use crate::id::ConnId;
+use crate::low_water::LowWater;
 use crate::memcached::Joined;
 use crate::pool::Queues;
 use crate::requests::Requests;
@@ -94,6 +95,7 @@ pub(crate) struct Lane {
     pub(crate) counted: Counted,
     /// Not read until the client has taken more of the reply.
     pub(crate) paused: bool,
+    pub(crate) low_water: LowWater,
     /// The client whose upload is passing and goes on, or [`NONE`]. It is the only request here.
     pub(crate) upload: u32,
 }
@@ -254,6 +256,7 @@ impl Lane {
             peer_id: 0,
             counted: Counted::default(),
             paused: false,
+            low_water: LowWater::Byte,
             upload: NONE,
         }
     }

@@ -94,13 +94,15 @@ impl Engine {
         let Scan::Partial = lane.scanner.scan(self.requests[request].expect, buffer) else {
             unreachable!("the scanner said that the reply goes on behind these bytes");
         };
+        let left = lane.scanner.remaining();
         if let Some(tagger) = &mut lane.tagger {
             tagger.skip(buffer.len() as u64);
         }
         let server = self.heard_from(index);
         self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
         self.bufs.charge(buffer.capacity());
-        self.deliver_middle(request, std::mem::take(buffer));
+        self.adjust_low_water(index);
+        self.deliver_middle(request, std::mem::take(buffer), left);
         if self.lanes[index as usize].is_private {
             self.balance(index);
         }
@@ -184,6 +186,7 @@ impl Engine {
         self.record_answered(index);
         let index = if self.brings_large(index) { self.set_aside(index) } else { index };
         if self.lanes[index as usize].is_private {
+            self.adjust_low_water(index);
             self.balance(index);
         }
         self.tell_queues(index);
@@ -301,7 +304,7 @@ impl Engine {
                 }
             }
             Link::Ready { .. } => {
-                if self.reply_deadline(index) <= now {
+                if self.reply_deadline(index) <= now && !self.may_trickle(index) {
                     self.doubt(index);
                     self.lane_down(index, Failure::TimedOut, Closed::ByUs);
                 }

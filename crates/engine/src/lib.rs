@@ -39,6 +39,7 @@ mod lane;
 mod lanes;
 mod learning;
 mod lease;
+mod low_water;
 mod memcached;
 mod memory;
 mod modes;

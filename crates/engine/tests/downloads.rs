@@ -94,7 +94,73 @@ fn a_reply_may_take_longer_than_the_timeout_if_it_goes_on() {
     world.send(client, redis("GET big"));
     world.send(lane, &reply[..READ_SIZE]);
     world.wait_ms(450);
+    assert!(world.closed.is_empty(), "some may have come that was not told of");
+    world.wait_ms(400);
     assert!(world.closed.contains(&client) && world.closed.contains(&lane));
+}
+
+/// What the driver was told, in order.
+fn low_water(world: &World, lane: ConnId) -> Vec<u32> {
+    let of_lane = |action: &Action| match action {
+        Action::SetLowWater { conn, bytes } if *conn == lane => Some(*bytes),
+        _ => None,
+    };
+    world.actions.iter().filter_map(of_lane).collect()
+}
+
+#[test]
+fn of_a_large_reply_as_much_is_told_as_is_worth_a_write_but_not_more_than_is_to_come() {
+    let (mut world, client) = world("");
+    let lane = ask(&mut world, client);
+    let reply = reply(MIB);
+    let mut sent = 0;
+    for (size, told) in [(READ_SIZE, 512 * 1024), (MIB / 2 - 100, 512 * 1024), (MIB / 2 + 100, 1)] {
+        for piece in reply[std::mem::replace(&mut sent, size)..size].chunks(READ_SIZE) {
+            world.send(lane, piece);
+        }
+        assert_eq!(low_water(&world, lane).last(), Some(&told), "after {size}");
+    }
+    world.send(lane, &reply[sent..]);
+    assert!(world.received(client) == reply);
+    assert_eq!(low_water(&world, lane), [512 * 1024, 1]);
+}
+
+#[test]
+fn a_reply_that_comes_slowly_is_told_of_byte_by_byte_to_its_end() {
+    let (mut world, client) = world("timeout: 400");
+    let lane = ask(&mut world, client);
+    let reply = reply(2 * MIB);
+    let (start, rest) = reply.split_at(READ_SIZE);
+    world.send(lane, start);
+    assert_eq!(low_water(&world, lane), [512 * 1024]);
+    world.wait_ms(450);
+    let (slow, rest) = rest.split_at(3 * READ_SIZE);
+    for piece in slow.chunks(READ_SIZE / 2) {
+        world.send(lane, piece);
+        world.wait_ms(350);
+    }
+    assert_eq!(low_water(&world, lane), [512 * 1024, 1]);
+    world.send(lane, rest);
+    assert!(world.received(client) == reply);
+    // The next one is given another chance.
+    world.send(client, redis("GET big"));
+    world.send(lane, start);
+    assert_eq!(low_water(&world, lane), [512 * 1024, 1, 512 * 1024]);
+}
+
+#[test]
+fn the_end_of_a_value_leaves_with_the_piece_before_it() {
+    let (mut world, client) = world("");
+    let lane = ask(&mut world, client);
+    let reply = reply(MIB);
+    let almost = reply.len() - 12;
+    for piece in reply[..almost].chunks(READ_SIZE) {
+        world.send(lane, piece);
+    }
+    let seen = world.received(client).len();
+    assert_eq!(seen, 512 * 1024, "a write's worth");
+    world.send(lane, &reply[almost..]);
+    assert!(world.received(client) == reply[seen..]);
 }
 
 #[test]

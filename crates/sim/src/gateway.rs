@@ -77,6 +77,8 @@ pub(crate) struct Socket {
     /// `None` while connecting.
     pub(crate) conn: Option<u32>,
     paused: bool,
+    /// Fewer bytes are not read, unless no more can come.
+    low_water: usize,
     write_blocked: bool,
     /// The engine knows that the peer sends nothing more.
     ended: bool,
@@ -89,6 +91,7 @@ impl Socket {
         Self {
             conn: Some(conn),
             paused: false,
+            low_water: 1,
             write_blocked: false,
             ended: false,
             detaching: false,
@@ -345,7 +348,11 @@ impl Gateway {
         if (socket.paused && !socket.detaching) || fabric.network.is_reset(conn, Side::Gateway) {
             return;
         }
-        let ready = fabric.network.readable(conn, Side::Gateway).min(READ_SIZE);
+        let ready = fabric.network.readable(conn, Side::Gateway);
+        if ready < socket.low_water && !fabric.network.is_complete(conn, Side::Gateway) {
+            return;
+        }
+        let ready = ready.min(READ_SIZE);
         let max = piece(ready, fabric.cuts, &mut fabric.random);
         let bytes = fabric.network.read(conn, Side::Gateway, max, &mut fabric.clock);
         let id = ConnId::from_token(token);
@@ -427,6 +434,14 @@ impl Gateway {
                 Action::ResumeRead { conn } => {
                     if let Some(socket) = self.sockets.get_mut(&conn.token()) {
                         socket.paused = false;
+                        if let Some(conn) = socket.conn {
+                            self.push(Input::Readable { conn }, fabric);
+                        }
+                    }
+                }
+                Action::SetLowWater { conn, bytes } => {
+                    if let Some(socket) = self.sockets.get_mut(&conn.token()) {
+                        socket.low_water = bytes as usize;
                         if let Some(conn) = socket.conn {
                             self.push(Input::Readable { conn }, fabric);
                         }

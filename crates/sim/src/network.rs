@@ -268,6 +268,12 @@ impl Network {
         self.to(conn, at).ready.len()
     }
 
+    /// What can be read now is all that there is room for, or all that will ever come.
+    pub(crate) fn is_complete(&self, conn: u32, at: Side) -> bool {
+        let stream = self.to(conn, at);
+        stream.end_arrived || (stream.starving && stream.flight.is_empty())
+    }
+
     /// All has been read and nothing more will come.
     pub(crate) fn at_end(&self, conn: u32, at: Side) -> bool {
         let stream = self.to(conn, at);

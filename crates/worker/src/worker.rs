@@ -345,6 +345,9 @@ impl<D: Driver> Worker<D> {
             }
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
             Action::ResumeRead { conn } => self.driver.resume(Token(conn.token())),
+            Action::SetLowWater { conn, bytes } => {
+                self.driver.set_low_water(Token(conn.token()), bytes);
+            }
             Action::Held { pool, version } => {
                 self.outbox.say(ToMaster::Held { pool, version });
             }
@@ -574,6 +577,8 @@ mod tests {
         fn resume(&mut self, _: Token) {}
 
         fn acknowledge(&mut self, _: Token) {}
+
+        fn set_low_water(&mut self, _: Token, _: u32) {}
 
         fn descriptor(&self, _: Token) -> Option<BorrowedFd<'_>> {
             None

@@ -28,7 +28,7 @@ impl Engine {
             self.deal_values(client, *fragments, gather);
         }
         self.requests[parent].role = role;
-        self.mark_streaming(client);
+        self.mark_streaming(client, 0);
         self.check_output(client);
     }
 
