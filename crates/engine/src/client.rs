@@ -1,5 +1,6 @@
 //! A client's connection.
 
+use std::collections::VecDeque;
 use std::num::NonZero;
 
 use cashew_config::snapshot::Protocol;
@@ -214,18 +215,18 @@ impl Client {
     pub(crate) fn mark(
         &mut self,
         conn: ConnId,
-        dirty: &mut Vec<ConnId>,
-        patient: &mut Vec<ConnId>,
+        dirty: &mut VecDeque<ConnId>,
+        patient: &mut VecDeque<ConnId>,
     ) {
         let is_patient = self.head != NONE && self.output.len() < LARGE as u64;
         match (self.dirty, is_patient) {
             (Dirty::No, true) => {
                 self.dirty = Dirty::Patient;
-                patient.push(conn);
+                patient.push_back(conn);
             }
             (Dirty::No | Dirty::Patient, false) => {
                 self.dirty = Dirty::Yes;
-                dirty.push(conn);
+                dirty.push_back(conn);
             }
             (Dirty::Yes, _) | (Dirty::Patient, true) => {}
         }

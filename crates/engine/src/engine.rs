@@ -112,10 +112,10 @@ pub struct Engine {
     pub(crate) rng: Rng,
     pub(crate) timers: Timers,
     pub(crate) actions: VecDeque<Action>,
-    pub(crate) dirty_clients: Vec<ConnId>,
+    pub(crate) dirty_clients: VecDeque<ConnId>,
     /// Dirty clients that are owed more.
-    pub(crate) patient_clients: Vec<ConnId>,
-    pub(crate) dirty_lanes: Vec<ConnId>,
+    pub(crate) patient_clients: VecDeque<ConnId>,
+    pub(crate) dirty_lanes: VecDeque<ConnId>,
     /// Lanes that the statistics are behind of.
     pub(crate) unpublished_lanes: Vec<u32>,
     pub(crate) crowd: Crowd,
@@ -173,6 +173,12 @@ pub(crate) fn shrink<T>(list: &mut Vec<T>) {
     }
 }
 
+fn shrink_queue<T>(queue: &mut VecDeque<T>) {
+    if queue.capacity() > QUEUE_KEPT {
+        queue.shrink_to(QUEUE_KEPT.max(2 * queue.len()));
+    }
+}
+
 impl Engine {
     pub fn new(setup: Setup) -> Self {
         let Setup { plan, metrics, seed, slot, identity, now } = setup;
@@ -204,9 +210,9 @@ impl Engine {
             rng: Rng::new(seed),
             timers: Timers::default(),
             actions: VecDeque::new(),
-            dirty_clients: Vec::new(),
-            patient_clients: Vec::new(),
-            dirty_lanes: Vec::new(),
+            dirty_clients: VecDeque::new(),
+            patient_clients: VecDeque::new(),
+            dirty_lanes: VecDeque::new(),
             unpublished_lanes: Vec::new(),
             crowd: Crowd::default(),
             resumable: Vec::new(),
@@ -456,14 +462,12 @@ impl Engine {
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
         self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
-        shrink(&mut self.dirty_clients);
-        shrink(&mut self.patient_clients);
-        shrink(&mut self.dirty_lanes);
         shrink(&mut self.unpublished_lanes);
         shrink(&mut self.resumable);
-        if self.actions.capacity() > QUEUE_KEPT {
-            self.actions.shrink_to(QUEUE_KEPT.max(2 * self.actions.len()));
+        for dirty in [&mut self.dirty_clients, &mut self.patient_clients, &mut self.dirty_lanes] {
+            shrink_queue(dirty);
         }
+        shrink_queue(&mut self.actions);
         for lane in &mut self.lanes {
             let batches = &mut lane.batches;
             if batches.capacity() > QUEUE_KEPT && batches.len() < batches.capacity() / 4 {
@@ -559,7 +563,7 @@ impl Engine {
     /// As [`Engine::poll_dirty`], for connections to servers only.
     #[inline]
     pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
-        let conn = self.dirty_lanes.pop()?;
+        let conn = self.dirty_lanes.pop_front()?;
         if let Some(lane) = self.current_lane(conn) {
             let lane = &mut self.lanes[lane as usize];
             lane.dirty = false;
@@ -584,7 +588,7 @@ impl Engine {
     /// As [`Engine::poll_dirty`], for connections of clients only.
     #[inline]
     pub fn poll_dirty_client(&mut self) -> Option<ConnId> {
-        let conn = self.dirty_clients.pop()?;
+        let conn = self.dirty_clients.pop_front()?;
         if let Some(client) = self.clients.get_mut(conn.index(), conn.generation()) {
             client.dirty = Dirty::No;
             if client.output.is_empty() {

@@ -336,10 +336,10 @@ impl Lane {
 
     /// Lists it among the connections with something to send, if it can be written to.
     #[inline]
-    pub(crate) fn mark(&mut self, dirty: &mut Vec<ConnId>) {
+    pub(crate) fn mark(&mut self, dirty: &mut VecDeque<ConnId>) {
         if !self.dirty && matches!(self.link, Link::Handshaking { .. } | Link::Ready { .. }) {
             self.dirty = true;
-            dirty.push(self.conn);
+            dirty.push_back(self.conn);
         }
     }
 

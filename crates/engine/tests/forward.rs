@@ -607,3 +607,18 @@ fn who_sends_before_the_answer_is_told_from_who_waits_for_it() {
     let hasty = *world.engine.crowd();
     assert_eq!((hasty.asked - waits.asked, hasty.hasty - waits.hasty), (1, 2));
 }
+
+#[test]
+fn who_is_answered_first_is_written_to_first() {
+    let (mut world, lanes) = two_servers();
+    let clients: [cashew_engine::ConnId; 5] = std::array::from_fn(|_| world.client());
+    for client in clients {
+        world.send(client, get(A));
+    }
+    let lane = lanes.into_iter().find(|&lane| !world.received(lane).is_empty()).unwrap();
+    let replies = "$1\r\nx\r\n".repeat(clients.len());
+    world.engine.handle_received(lane, replies.as_bytes(), world.now);
+    let order: Vec<_> = std::iter::from_fn(|| world.engine.poll_dirty()).collect();
+    assert_eq!(order, clients);
+    order.into_iter().for_each(|client| world.write(client));
+}
