@@ -71,7 +71,7 @@ pub struct UringDriver {
     /// When to try again to accept with those that are parked; set while there are any.
     unpark_at: Option<Instant>,
     /// Connections with output to write.
-    dirty: Vec<Token>,
+    dirty: VecDeque<Token>,
     /// Those being written, and whether all their output is; kept for its memory.
     writing: Vec<(Token, bool)>,
     /// What had been received of connections when they were paused.
@@ -154,7 +154,7 @@ impl UringDriver {
             accepted: VecDeque::new(),
             draining: Vec::new(),
             unpark_at: None,
-            dirty: Vec::new(),
+            dirty: VecDeque::new(),
             writing: Vec::new(),
             held: HashMap::new(),
             resumed: Vec::new(),
@@ -374,7 +374,7 @@ impl UringDriver {
             && !socket.state.leaving
             && !std::mem::replace(&mut socket.state.dirty, true)
         {
-            self.dirty.push(conn);
+            self.dirty.push_back(conn);
         }
     }
 
@@ -385,7 +385,7 @@ impl UringDriver {
         {
             let handler = &*handler;
             while !writes.is_full()
-                && let Some(conn) = self.dirty.pop()
+                && let Some(conn) = self.dirty.pop_front()
             {
                 let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else {
                     continue;

@@ -40,6 +40,7 @@ contract! {
     reports_what_has_no_room_above_the_mark
     goes_on_writing_by_itself
     writes_many_slices
+    writes_in_the_order_that_it_is_told
     writes_nothing_when_there_is_nothing
     reports_a_write_to_nobody
     closes_behind_what_was_written
@@ -451,6 +452,19 @@ fn writes_many_slices<D: Driver>(new: fn() -> D) {
     let mut got = vec![0; expected.len()];
     peer.read_exact(&mut got).unwrap();
     assert!(got == expected);
+}
+
+fn writes_in_the_order_that_it_is_told<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (peers, conns): (Vec<TcpStream>, Vec<_>) = (0..9).map(|_| bench.accept(address)).unzip();
+    for &conn in &conns {
+        bench.queue(conn, b"x".to_vec());
+        bench.driver.send(conn, &mut bench.recorder);
+    }
+    bench.driver.flush(&mut bench.recorder);
+    assert_eq!(bench.recorder.sent, conns);
+    drop(peers);
 }
 
 fn writes_nothing_when_there_is_nothing<D: Driver>(new: fn() -> D) {

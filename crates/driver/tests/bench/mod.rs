@@ -99,6 +99,8 @@ pub(crate) struct Recorder {
     output: HashMap<Token, VecDeque<Vec<u8>>>,
     /// Bytes of the first buffer that are written.
     written: HashMap<Token, usize>,
+    /// Who was written to, in order.
+    pub(crate) sent: Vec<Token>,
 }
 
 impl Recorder {
@@ -227,6 +229,7 @@ impl Handler for Recorder {
     }
 
     fn sent(&mut self, conn: Token, bytes: u64) {
+        self.sent.push(conn);
         let output = self.output.get_mut(&conn).expect("only what there is is sent");
         let written = self.written.entry(conn).or_default();
         *written += bytes as usize;
