@@ -87,9 +87,10 @@ struct State {
     readable: bool,
     /// Listed in `unread`.
     listed: bool,
-    /// The peer ended its side: read on until the kernel says so, for no new edge will come.
-    ending: bool,
-    /// That was reported.
+    /// After a short read there may be more, of which no new edge will tell: the peer ended its
+    /// side, or sent an urgent byte, where a read stops. Read on until the kernel says so.
+    thorough: bool,
+    /// That the peer ended its side was reported.
     ended: bool,
     /// Listed in `leaving`.
     leaving: bool,
@@ -125,7 +126,7 @@ impl EpollDriver {
             &self.epoll,
             &descriptor,
             EventData::new_u64(conn.0),
-            EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET,
+            EventFlags::IN | EventFlags::OUT | EventFlags::PRI | EventFlags::RDHUP | EventFlags::ET,
         )?;
         let table = &mut self.tables[conn.table()];
         if table.len() <= conn.index() {
@@ -173,14 +174,14 @@ impl EpollDriver {
         let conn = Token(token);
         let flags = event.flags;
         let Some(socket) = self.socket(conn) else { return };
-        let ending = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
-        socket.state.ending |= flags.intersects(ending);
+        let special = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR | EventFlags::PRI;
+        socket.state.thorough |= flags.intersects(special);
         if socket.state.connecting {
             self.finish_connecting(conn, handler);
             return;
         }
         let is_unblocked = flags.intersects(EventFlags::OUT) && socket.state.write_blocked;
-        if flags.intersects(ending | EventFlags::IN) {
+        if flags.intersects(special | EventFlags::IN) {
             socket.state.readable = true;
             if socket.state.paused && flags.intersects(EventFlags::ERR) {
                 // Both directions are dead: nothing can be answered any more.
@@ -232,7 +233,7 @@ impl EpollDriver {
             return;
         }
         let Some(descriptor) = &socket.descriptor else { return };
-        let is_ending = socket.state.ending;
+        let is_thorough = socket.state.thorough;
         if self.buffer.capacity() < READ_SIZE {
             self.buffer = handler.buffer(READ_SIZE);
         }
@@ -250,7 +251,7 @@ impl EpollDriver {
             Ok((len, _)) => {
                 socket.read_at = self.tick;
                 // A short read means empty: the next bytes make a new edge.
-                if len == room || is_ending {
+                if len == room || is_thorough {
                     self.list(conn);
                 } else {
                     socket.state.readable = false;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bench::{Bench, Event, QUIET, SocketPath, client, pattern, reset, server};
 use cashew_driver::{Address, CloseKind, Driver};
+use rustix::net::SendFlags;
 use rustix::process::{Resource, Rlimit};
 
 contract! {
@@ -26,6 +27,7 @@ contract! {
     stops_listening_to_sockets_that_others_hold
     reads_in_order
     reads_what_is_larger_than_a_read
+    reads_on_behind_an_urgent_byte
     lets_no_connection_hold_up_another
     reports_the_end_behind_the_data
     writes_to_a_half_closed_peer
@@ -219,6 +221,22 @@ fn reads_what_is_larger_than_a_read<D: Driver>(new: fn() -> D) {
         drop(writer.join().unwrap().unwrap());
         bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
     }
+}
+
+fn reads_on_behind_an_urgent_byte<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    for round in 1..=3 {
+        // A read stops in front of such a byte, which is no part of the stream.
+        peer.write_all(b"before").unwrap();
+        rustix::net::send(&peer, b"!", SendFlags::OOB).unwrap();
+        peer.write_all(b"behind").unwrap();
+        bench.until(|recorder| recorder.received(conn) == b"beforebehind".repeat(round));
+    }
+    let woken = bench.recorder.woken;
+    bench.linger();
+    assert!(bench.recorder.woken - woken < 20, "it keeps nobody busy");
 }
 
 fn lets_no_connection_hold_up_another<D: Driver>(new: fn() -> D) {
