@@ -14,7 +14,7 @@ use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, 
 use crate::low_water;
 use crate::socket::{
     ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
-    drain, refuse, start_connecting,
+    drain, finish_connecting, refuse, start_connecting,
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
@@ -206,8 +206,8 @@ impl EpollDriver {
     fn finish_connecting(&mut self, conn: Token, handler: &mut impl Handler) {
         let Some(socket) = self.socket(conn) else { return };
         let Some(descriptor) = &socket.descriptor else { return };
-        match sockopt::socket_error(descriptor) {
-            Ok(Ok(())) => {
+        match finish_connecting(descriptor) {
+            Ok(()) => {
                 socket.state.connecting = false;
                 // Data and even the end may have come with the connection: the edge was this
                 // event's.
@@ -215,7 +215,7 @@ impl EpollDriver {
                 handler.connected(conn);
                 self.read_on(conn, handler);
             }
-            Ok(Err(errno)) | Err(errno) => self.fail(conn, errno, handler),
+            Err(errno) => self.fail(conn, errno, handler),
         }
     }
 

@@ -60,6 +60,17 @@ pub(crate) fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// Whether an attempt to connect that is over has succeeded.
+pub(crate) fn finish_connecting(socket: impl AsFd) -> Result<(), Errno> {
+    sockopt::socket_error(&socket)??;
+    // To a port of its own host where nobody listens, the kernel may connect from that very port:
+    // then the socket is connected with itself, and requests would be taken for their replies.
+    match (net::getsockname(&socket), net::getpeername(&socket)) {
+        (Ok(here), Ok(Some(there))) if here == there => Err(Errno::CONNREFUSED),
+        _ => Ok(()),
+    }
+}
+
 /// A listening socket that is let go of when nobody waits there any more.
 pub(crate) struct Draining {
     pub(crate) id: u32,

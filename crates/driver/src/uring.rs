@@ -14,7 +14,7 @@ use crate::low_water;
 use crate::ring::{BUFFER_SIZE, Buffer, Completion, Ring};
 use crate::socket::{
     ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
-    drain, refuse, start_connecting,
+    drain, finish_connecting, refuse, start_connecting,
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
@@ -358,12 +358,12 @@ impl UringDriver {
         let Some(socket) = self.socket(conn) else { return };
         let Some(descriptor) = &socket.descriptor else { return };
         socket.state.connecting = false;
-        match sockopt::socket_error(descriptor) {
-            Ok(Ok(())) => {
+        match finish_connecting(descriptor) {
+            Ok(()) => {
                 handler.connected(conn);
                 self.receive(conn);
             }
-            Ok(Err(errno)) | Err(errno) => self.fail(conn, errno, handler),
+            Err(errno) => self.fail(conn, errno, handler),
         }
     }
 

@@ -52,6 +52,7 @@ contract! {
     connects_to_unix
     connects_to_a_server_that_speaks_first
     is_refused
+    never_connects_to_itself
     is_refused_where_no_unix_socket_is
     cannot_reach_what_has_no_route
     gives_up_connecting
@@ -607,6 +608,21 @@ fn is_refused<D: Driver>(new: fn() -> D) {
     bench.recorder.events.clear();
     let address = Address::Tcp(listener.local_addr().unwrap());
     assert_eq!(bench.connect(conn, &address), None);
+}
+
+/// Nobody listens there, but one attempt in some thousands gets that very port as its own.
+fn never_connects_to_itself<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    // Of ports to connect from the kernel prefers the even ones.
+    let even = (40_000..60_000).step_by(2).map(|port| (Ipv4Addr::LOCALHOST, port));
+    let free = even.filter_map(|address| TcpListener::bind(address).ok()).next().unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    for generation in 0..30_000 {
+        let refused = bench.connect(server(0, generation), &Address::Tcp(address));
+        assert_eq!(refused, Some(CloseKind::Refused), "attempt {generation}");
+        bench.recorder.events.clear();
+    }
 }
 
 fn is_refused_where_no_unix_socket_is<D: Driver>(new: fn() -> D) {
