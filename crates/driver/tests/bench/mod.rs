@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cashew_driver::{
@@ -375,7 +376,9 @@ pub(crate) struct SocketPath(pub(crate) PathBuf);
 
 impl SocketPath {
     pub(crate) fn new(name: &str) -> Self {
-        let file = format!("cashew-driver-{}-{name}", std::process::id());
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let file = format!("cashew-driver-{}-{number}-{name}", std::process::id());
         Self(std::env::temp_dir().join(file))
     }
 }
