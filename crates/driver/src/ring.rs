@@ -53,8 +53,8 @@ pub(crate) enum Completion {
     Received { tag: u64, bytes: Result<Option<Buffer>, Errno>, goes_on: bool },
     /// Unless `goes_on`, accepting is over.
     Accepted { tag: u64, socket: Result<OwnedFd, Errno>, goes_on: bool },
-    /// Empty if it was cancelled.
-    Polled { tag: u64, events: PollFlags },
+    /// Empty if it was cancelled. Unless `goes_on`, polling is over.
+    Polled { tag: u64, events: PollFlags, goes_on: bool },
 }
 
 /// Bytes received. Goes back by [`Ring::recycle`].
@@ -133,9 +133,16 @@ impl Ring {
         self.push(&entry.user_data(RECEIVE << KIND_SHIFT | tag));
     }
 
-    /// Waits once for one of the events, or for an error.
+    /// Waits once for one of the events, or for an error, or for the peer to end its side: the
+    /// kernel adds that, and what is so already is told at once.
     pub(crate) fn poll(&mut self, descriptor: RawFd, events: PollFlags, tag: u64) {
         let entry = opcode::PollAdd::new(Fd(descriptor), events.bits().into()).build();
+        self.push(&entry.user_data(POLL << KIND_SHIFT | tag));
+    }
+
+    /// The same until it is cancelled: what is so is told at first, and then when it is so anew.
+    pub(crate) fn poll_changes(&mut self, descriptor: RawFd, events: PollFlags, tag: u64) {
+        let entry = opcode::PollAdd::new(Fd(descriptor), events.bits().into()).multi(true).build();
         self.push(&entry.user_data(POLL << KIND_SHIFT | tag));
     }
 
@@ -249,7 +256,8 @@ impl Ring {
             }
             _ => {
                 let events = count(entry.result()).unwrap_or(0);
-                Completion::Polled { tag, events: PollFlags::from_bits_retain(events as u16) }
+                let events = PollFlags::from_bits_retain(events as u16);
+                Completion::Polled { tag, events, goes_on }
             }
         })
     }

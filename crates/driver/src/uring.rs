@@ -119,8 +119,10 @@ struct State {
     connecting: bool,
     /// The kernel receives, or is asked to.
     receiving: bool,
-    /// The kernel took less than there was; it will say when it takes more.
+    /// The kernel took less than there was.
     write_blocked: bool,
+    /// The kernel will say when it takes more.
+    write_polled: bool,
     /// The kernel will say when an error comes.
     watched: bool,
     paused: bool,
@@ -137,7 +139,7 @@ struct State {
 impl State {
     /// Whether the kernel holds on to the socket.
     fn is_busy(self) -> bool {
-        self.connecting || self.receiving || self.write_blocked || self.watched
+        self.connecting || self.receiving || self.write_polled || self.watched
     }
 }
 
@@ -209,11 +211,13 @@ impl UringDriver {
     /// the socket, and shrinks the table behind the last one in use.
     fn remove(&mut self, conn: Token) -> Option<(OwnedFd, State)> {
         let socket = self.socket(conn)?;
+        let epoch = socket.epoch;
         let state = std::mem::take(&mut socket.state);
         let descriptor = socket.descriptor.take()?;
         if state.is_busy() {
+            self.cancel_polls(conn, epoch, state);
             self.ring.submit();
-            // Receiving comes to its end, polls fire. An error means that they did already.
+            // Receiving and connecting come to their end. An error means that they did already.
             let _ = shutdown(&descriptor, Shutdown::Both);
         }
         self.held.remove(&conn);
@@ -249,6 +253,13 @@ impl UringDriver {
         let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
         let Some(descriptor) = &socket.descriptor else { return };
         self.ring.poll(descriptor.as_raw_fd(), events, tag(conn.0, socket.epoch, purpose));
+    }
+
+    /// Where [`UringDriver::poll`] would tell again and again that the peer has ended its side.
+    fn poll_changes(&mut self, conn: Token, events: PollFlags, purpose: u64) {
+        let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
+        let Some(descriptor) = &socket.descriptor else { return };
+        self.ring.poll_changes(descriptor.as_raw_fd(), events, tag(conn.0, socket.epoch, purpose));
     }
 
     fn handle_received(
@@ -326,7 +337,13 @@ impl UringDriver {
         }
     }
 
-    fn handle_polled(&mut self, tag: u64, events: PollFlags, handler: &mut impl Handler) {
+    fn handle_polled(
+        &mut self,
+        tag: u64,
+        events: PollFlags,
+        goes_on: bool,
+        handler: &mut impl Handler,
+    ) {
         if tag >> PURPOSE_SHIFT == WATCHED {
             let watch = self.watches.iter_mut().find(|watch| watch.epoch == epoch_of(tag));
             if let Some(watch) = watch {
@@ -336,21 +353,33 @@ impl UringDriver {
             return;
         }
         let Some(conn) = self.conn(tag) else { return };
-        let Some(socket) = self.socket(conn) else { return };
         match tag >> PURPOSE_SHIFT {
-            WRITABLE => {
-                socket.state.write_blocked = false;
-                self.mark_dirty(conn);
-            }
+            WRITABLE => self.handle_writable(conn, events, goes_on),
             CONNECTED => self.finish_connecting(conn, handler),
-            _ => {
-                socket.state.watched = false;
-                // Both directions are dead: nothing can be answered any more.
-                let is_unread = socket.state.paused || socket.state.leaving;
-                if is_unread && events.intersects(PollFlags::ERR) {
-                    self.fail(conn, Errno::CONNRESET, handler);
-                }
-            }
+            _ => self.handle_broken(conn, events, handler),
+        }
+    }
+
+    fn handle_writable(&mut self, conn: Token, events: PollFlags, goes_on: bool) {
+        let Some(socket) = self.socket(conn) else { return };
+        let state = &mut socket.state;
+        state.write_polled = goes_on;
+        if events.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
+            state.write_blocked = false;
+            self.mark_dirty(conn);
+        } else if !goes_on && state.write_blocked && !state.leaving {
+            state.write_polled = true;
+            self.poll_changes(conn, PollFlags::OUT, WRITABLE);
+        }
+    }
+
+    fn handle_broken(&mut self, conn: Token, events: PollFlags, handler: &mut impl Handler) {
+        let Some(socket) = self.socket(conn) else { return };
+        socket.state.watched = false;
+        // Both directions are dead: nothing can be answered any more.
+        let is_unread = socket.state.paused || socket.state.leaving;
+        if is_unread && events.intersects(PollFlags::ERR) {
+            self.fail(conn, Errno::CONNRESET, handler);
         }
     }
 
@@ -433,15 +462,20 @@ impl UringDriver {
             Err(errno) => return self.fail(conn, errno, handler),
         };
         if len < wanted {
-            if let Some(socket) = self.socket(conn) {
-                socket.state.write_blocked = true;
-            }
-            self.poll(conn, PollFlags::OUT, WRITABLE);
+            self.wait_writable(conn);
         } else if !is_all {
             self.mark_dirty(conn);
         }
         if len > 0 {
             handler.sent(conn, len as u64);
+        }
+    }
+
+    fn wait_writable(&mut self, conn: Token) {
+        let Some(socket) = self.socket(conn) else { return };
+        socket.state.write_blocked = true;
+        if !std::mem::replace(&mut socket.state.write_polled, true) {
+            self.poll(conn, PollFlags::OUT, WRITABLE);
         }
     }
 
@@ -526,12 +560,16 @@ impl UringDriver {
             if state.receiving {
                 self.ring.cancel_receive(tag(conn.0, epoch, 0));
             }
-            if state.write_blocked {
-                self.ring.cancel_poll(tag(conn.0, epoch, WRITABLE));
-            }
-            if state.watched {
-                self.ring.cancel_poll(tag(conn.0, epoch, BROKEN));
-            }
+            self.cancel_polls(conn, epoch, state);
+        }
+    }
+
+    fn cancel_polls(&mut self, conn: Token, epoch: u32, state: State) {
+        if state.write_polled {
+            self.ring.cancel_poll(tag(conn.0, epoch, WRITABLE));
+        }
+        if state.watched {
+            self.ring.cancel_poll(tag(conn.0, epoch, BROKEN));
         }
     }
 
@@ -592,7 +630,9 @@ impl UringDriver {
             Completion::Accepted { tag, socket, goes_on } => {
                 self.handle_accepted(tag, socket, goes_on, handler);
             }
-            Completion::Polled { tag, events } => self.handle_polled(tag, events, handler),
+            Completion::Polled { tag, events, goes_on } => {
+                self.handle_polled(tag, events, goes_on, handler);
+            }
         }
     }
 

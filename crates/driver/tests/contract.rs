@@ -6,12 +6,12 @@ mod bench;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bench::{Bench, Event, QUIET, SocketPath, client, pattern, reset, server};
-use cashew_driver::{Address, CloseKind, Driver};
+use cashew_driver::{Address, CloseKind, Driver, Token};
 use rustix::net::SendFlags;
 use rustix::process::{Resource, Rlimit};
 
@@ -41,11 +41,14 @@ contract! {
     reports_an_end_below_the_mark
     reports_what_has_no_room_above_the_mark
     goes_on_writing_by_itself
+    rests_while_a_half_closed_peer_does_not_read
+    rests_while_a_half_closed_unix_peer_does_not_read
     writes_many_slices
     writes_in_the_order_that_it_is_told
     writes_nothing_when_there_is_nothing
     reports_a_write_to_nobody
     closes_behind_what_was_written
+    keeps_nothing_of_what_it_closed
     reports_nothing_about_what_it_closed
     connects_to_tcp
     connects_to_ipv6
@@ -93,11 +96,7 @@ fn accepts_unix<D: Driver>(new: fn() -> D) {
 }
 
 /// Something there and something back.
-fn exchange<D: Driver, P: Read + Write>(
-    bench: &mut Bench<D>,
-    peer: &mut P,
-    conn: cashew_driver::Token,
-) {
+fn exchange<D: Driver, P: Read + Write>(bench: &mut Bench<D>, peer: &mut P, conn: Token) {
     peer.write_all(b"ping").unwrap();
     bench.until(|recorder| recorder.received(conn) == b"ping");
     bench.send(conn, "pong");
@@ -456,6 +455,51 @@ fn goes_on_writing_by_itself<D: Driver>(new: fn() -> D) {
     assert!(reader.join().unwrap().unwrap() == expected);
 }
 
+fn rests_while_a_half_closed_peer_does_not_read<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (peer, conn) = bench.accept(address);
+    let half_close = |peer: &TcpStream| peer.shutdown(Shutdown::Write).unwrap();
+    rests_while_it_does_not_read(&mut bench, peer, conn, half_close);
+}
+
+fn rests_while_a_half_closed_unix_peer_does_not_read<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let path = SocketPath::new("rests");
+    let listener = UnixListener::bind(&path.0).unwrap();
+    let (peer, conn) = bench.accept_unix(&listener);
+    let half_close = |peer: &UnixStream| peer.shutdown(Shutdown::Write).unwrap();
+    rests_while_it_does_not_read(&mut bench, peer, conn, half_close);
+}
+
+fn rests_while_it_does_not_read<D: Driver, P: Read + Send + 'static>(
+    bench: &mut Bench<D>,
+    mut peer: P,
+    conn: Token,
+    half_close: impl Fn(&P),
+) {
+    let bytes = pattern(20_000_000);
+    bench.send(conn, bytes.clone());
+    half_close(&peer);
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    bench.linger();
+    let woken = bench.recorder.woken;
+    bench.linger();
+    let woken = bench.recorder.woken - woken;
+    assert!(woken < 20, "{woken} times it was woken for nothing");
+    let reader = thread::spawn(move || {
+        // It stops now and then, so that what is written is stopped again.
+        let mut got = vec![0; 20_000_000];
+        for piece in got.chunks_mut(5_000_000) {
+            peer.read_exact(piece).unwrap();
+            thread::sleep(Duration::from_millis(10));
+        }
+        got
+    });
+    bench.until(|recorder| recorder.is_all_sent(conn));
+    assert!(reader.join().unwrap() == bytes);
+}
+
 fn writes_many_slices<D: Driver>(new: fn() -> D) {
     let mut bench = Bench::new(new);
     let address = bench.listen(1, "127.0.0.1:0");
@@ -529,6 +573,28 @@ fn closes_behind_what_was_written<D: Driver>(new: fn() -> D) {
         peer.read_to_end(&mut got).unwrap_or_else(|error| panic!("{unread} unread: {error}"));
         assert_eq!(got, b"-ERR goodbye\r\n");
     }
+}
+
+fn keeps_nothing_of_what_it_closed<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let path = SocketPath::new("keeps");
+    let listener = UnixListener::bind(&path.0).unwrap();
+    let (peer, conn) = bench.accept_unix(&listener);
+    // Sockets that were accepted have the listener's name.
+    let name = path.0.to_str().unwrap();
+    let sockets = || {
+        let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+        all.lines().filter(|line| line.ends_with(name)).count()
+    };
+    assert_eq!(sockets(), 2);
+    bench.send(conn, pattern(20_000_000));
+    peer.shutdown(Shutdown::Write).unwrap();
+    bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    bench.driver.pause(conn);
+    bench.linger();
+    bench.driver.close(conn);
+    bench.linger();
+    assert_eq!(sockets(), 1);
 }
 
 fn reports_nothing_about_what_it_closed<D: Driver>(new: fn() -> D) {
