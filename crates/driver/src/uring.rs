@@ -356,7 +356,7 @@ impl UringDriver {
         match tag >> PURPOSE_SHIFT {
             WRITABLE => self.handle_writable(conn, events, goes_on),
             CONNECTED => self.finish_connecting(conn, handler),
-            _ => self.handle_broken(conn, events, handler),
+            _ => self.handle_broken(conn, events, goes_on, handler),
         }
     }
 
@@ -373,13 +373,27 @@ impl UringDriver {
         }
     }
 
-    fn handle_broken(&mut self, conn: Token, events: PollFlags, handler: &mut impl Handler) {
+    fn handle_broken(
+        &mut self,
+        conn: Token,
+        events: PollFlags,
+        goes_on: bool,
+        handler: &mut impl Handler,
+    ) {
         let Some(socket) = self.socket(conn) else { return };
-        socket.state.watched = false;
-        // Both directions are dead: nothing can be answered any more.
-        let is_unread = socket.state.paused || socket.state.leaving;
-        if is_unread && events.intersects(PollFlags::ERR) {
-            self.fail(conn, Errno::CONNRESET, handler);
+        let (tag, state) = (tag(conn.0, socket.epoch, BROKEN), &mut socket.state);
+        state.watched = goes_on;
+        if events.intersects(PollFlags::ERR) {
+            if state.paused || state.leaving {
+                // Both directions are dead: nothing can be answered any more.
+                self.fail(conn, Errno::CONNRESET, handler);
+            } else if goes_on {
+                // Receiving will tell, unless there is a pause before: that has to look again.
+                self.ring.cancel_poll(tag);
+            }
+        } else if !goes_on && state.paused && !state.leaving {
+            state.watched = true;
+            self.poll_changes(conn, PollFlags::ERR, BROKEN);
         }
     }
 

@@ -33,6 +33,7 @@ contract! {
     writes_to_a_half_closed_peer
     reports_a_reset
     reports_a_reset_while_paused
+    reports_a_reset_of_a_half_closed_peer_while_paused
     reports_the_end_only_after_a_pause
     reports_the_end_of_a_unix_peer_only_after_a_pause
     loses_nothing_by_pausing
@@ -322,6 +323,18 @@ fn reports_a_reset_while_paused<D: Driver>(new: fn() -> D) {
     bench.until(|recorder| recorder.close_kind(conn).is_some());
     let story = bench.recorder.story(conn);
     assert_eq!(story, [Event::Accepted(1, conn), Event::Closed(conn, CloseKind::Reset)]);
+}
+
+fn reports_a_reset_of_a_half_closed_peer_while_paused<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    bench.driver.pause(conn);
+    peer.write_all(b"never read").unwrap();
+    peer.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(bench.linger(), []);
+    reset(peer);
+    bench.until(|recorder| recorder.close_kind(conn).is_some());
 }
 
 fn reports_the_end_only_after_a_pause<D: Driver>(new: fn() -> D) {
