@@ -22,6 +22,7 @@ contract! {
     leaves_unsent_output_to_the_handler
     sends_nothing_while_letting_go
     hands_over_a_half_closed_peer
+    hands_over_a_half_closed_peer_that_does_not_read
     hands_over_a_unix_socket
     lets_go_of_a_paused_connection
     reports_what_it_held_back_before_it_lets_go
@@ -197,6 +198,24 @@ fn hands_over_a_half_closed_peer<D: Driver>(new: fn() -> D) {
         assert_eq!(got, b"goodbye");
         assert_eq!(one.linger(), []);
     }
+}
+
+fn hands_over_a_half_closed_peer_that_does_not_read<D: Driver>(new: fn() -> D) {
+    let (mut one, mut two, mut peer, conn) = two(new);
+    let bytes = pattern(20_000_000);
+    one.send(conn, bytes.clone());
+    peer.shutdown(Shutdown::Write).unwrap();
+    one.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    one.linger();
+    one.hand_over(conn, &mut two);
+    let reader = thread::spawn(move || {
+        let mut got = Vec::new();
+        peer.read_to_end(&mut got).map(|_| got)
+    });
+    two.until(|recorder| recorder.is_all_sent(conn));
+    // Nobody else has the socket any more.
+    two.driver.close(conn);
+    assert!(reader.join().unwrap().unwrap() == bytes);
 }
 
 fn hands_over_a_unix_socket<D: Driver>(new: fn() -> D) {
