@@ -516,11 +516,12 @@ mod tests {
     use std::net::SocketAddr;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::rc::Rc;
+    use std::time::Instant;
 
     use cashew_config::Context;
     use cashew_control::{SESSION_VERSION, Session, ToChild};
     use cashew_driver::{Address, CloseKind, Handler};
-    use cashew_engine::Plan;
+    use cashew_engine::{Crowd, Plan};
     use cashew_metrics::{Layout, Pause, PoolCounter, Segments, Shared};
 
     use super::*;
@@ -538,6 +539,8 @@ mod tests {
         /// Something is watched, and can be read.
         is_watching: bool,
         waits: Rc<Cell<u32>>,
+        /// When the last wait began, and for how long it was to be.
+        waited: Option<(Instant, Duration)>,
     }
 
     impl Driver for Fake {
@@ -606,6 +609,7 @@ mod tests {
             handler: &mut impl Handler,
         ) -> io::Result<()> {
             self.waits.set(self.waits.get() + 1);
+            self.waited = timeout.map(|timeout| (Instant::now(), timeout));
             if self.is_watching {
                 handler.readable(WATCH_CONTROL);
             } else {
@@ -653,6 +657,64 @@ mod tests {
         // One turn may be longer than the period.
         assert_eq!(busy.turn(0, 5_000_000), Some(1000));
         assert_eq!(busy.turn(9_000_000, 1_000_000), Some(100));
+    }
+
+    /// Requests that the worker of [`busy_worker`] has answered.
+    const ANSWERED: u64 = 600;
+
+    fn busy_worker() -> Worker<Fake> {
+        let mut worker = worker(Fake { is_watching: true, ..Fake::default() });
+        let (client, conn) = with_request(&mut worker);
+        worker.core.received(client, &mut GET.repeat(ANSWERED as usize - 1));
+        worker.core.connected(conn);
+        worker.end_tick();
+        worker.core.received(conn, &mut b"$-1\r\n".repeat(ANSWERED as usize));
+        worker.end_tick();
+        assert_eq!(worker.core.engine.answered().count, ANSWERED);
+        worker.pace = napping();
+        worker
+    }
+
+    /// As after these requests of many clients, that kept the worker busy a few at a time.
+    fn napping() -> Pace {
+        let mut pace = Pace::new(600);
+        let mut work = Work::default();
+        while work.answered < ANSWERED {
+            work.answered += 20;
+            pace.turn(0, 2_000, work, 600);
+        }
+        pace
+    }
+
+    #[test]
+    fn a_nap_is_slept_before_events_are_looked_for() {
+        let mut worker = busy_worker();
+        for _ in 0..100 {
+            worker.pace = napping();
+            let nap = worker.pace.nap();
+            assert!(nap >= Duration::from_micros(20), "{nap:?}");
+            let start = Instant::now();
+            worker.wait().unwrap();
+            let (began, timeout) = worker.driver.waited.take().expect("it waits, too");
+            // It may be time for something else.
+            let is_cut_short = timeout.is_zero();
+            assert!(began - start >= nap || is_cut_short, "{:?} of {nap:?}", began - start);
+            assert!(timeout <= HEARTBEAT - nap, "{timeout:?} after {nap:?}");
+        }
+    }
+
+    #[test]
+    fn no_nap_is_longer_than_something_may_wait() {
+        let mut worker = busy_worker();
+        let limit = Duration::from_micros(7);
+        assert!(limit < worker.pace.nap());
+        assert_eq!(worker.nap(limit), limit);
+        // What is held back has been due for long.
+        assert!(!worker.pace.may_go(&Crowd::with(1, 600), Time::ZERO));
+        assert!(worker.pace.due() < Some(worker.core.now));
+        worker.wait().unwrap();
+        let (_, timeout) = worker.driver.waited.take().expect("it looks for events");
+        assert_eq!(timeout, Duration::ZERO);
     }
 
     #[test]
