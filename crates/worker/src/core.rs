@@ -14,6 +14,7 @@ use cashew_metrics::{Segments, Shared};
 use rustix::process::{Resource, getrlimit};
 
 use crate::clock::now;
+use crate::resolver::Name;
 
 /// What the driver watches for the worker.
 pub(crate) const WATCH_CONTROL: u32 = 0;
@@ -46,6 +47,23 @@ pub(crate) enum Listener {
     Removed(String),
 }
 
+/// A connection being made to a server that goes by name.
+pub(crate) struct Attempt {
+    pub(crate) name: Name,
+    /// The address that is tried, once the name is looked up.
+    pub(crate) address: Option<SocketAddr>,
+    /// Those not tried yet.
+    pub(crate) others: VecDeque<SocketAddr>,
+}
+
+impl Attempt {
+    /// The address to try next, if one is left.
+    pub(crate) fn next(&mut self) -> Option<SocketAddr> {
+        self.address = self.others.pop_front();
+        self.address
+    }
+}
+
 /// Everything of a worker but its driver, so that the driver can call it.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
@@ -57,8 +75,10 @@ pub(crate) struct Core {
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
     pub(crate) preparer_readable: bool,
-    /// Addresses not tried yet, of connections being made to servers with several.
-    pub(crate) addresses: HashMap<Token, VecDeque<SocketAddr>>,
+    /// Connections being made to servers that go by name.
+    pub(crate) attempts: HashMap<Token, Attempt>,
+    /// Of these names, the address that was waited for in vain the last time.
+    pub(crate) unheard: HashMap<Name, SocketAddr>,
     /// What files are for, listening sockets left out.
     pub(crate) files: OpenFiles,
     /// That clients are refused, since the rest of the files is for servers.
@@ -100,6 +120,7 @@ impl Core {
                 None => Listener::Removed(name.clone()),
             };
         }
+        self.unheard = HashMap::new();
         self.has_quickack = snapshot.pools.iter().any(|pool| pool.tcp_quickack);
         self.snapshot = snapshot;
     }
@@ -168,8 +189,14 @@ impl Core {
 
     /// The connection is over. Both are empty as a rule, and cost a hash of the name otherwise.
     pub(crate) fn forget(&mut self, conn: Token) {
-        if !self.addresses.is_empty() {
-            self.addresses.remove(&conn);
+        if !self.attempts.is_empty()
+            && let Some(attempt) = self.attempts.remove(&conn)
+        {
+            // There was no time for the others: the next attempt begins with them.
+            let address = attempt.address.filter(|_| !attempt.others.is_empty());
+            if let Some(address) = address {
+                self.unheard.insert(attempt.name, address);
+            }
         }
         if !self.detaching.is_empty() {
             self.detaching.remove(&conn);
@@ -216,7 +243,7 @@ impl Handler for Core {
 
     fn connected(&mut self, conn: Token) {
         // From here on its end is the end: another connection would know nothing of this one's.
-        self.addresses.remove(&conn);
+        self.attempts.remove(&conn);
         self.engine.handle_connected(ConnId::from_token(conn.0), self.now);
     }
 

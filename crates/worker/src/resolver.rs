@@ -30,7 +30,7 @@ pub(crate) struct Answer {
 }
 
 /// A host and a port.
-type Name = (String, u16);
+pub(crate) type Name = (String, u16);
 type LookUp = dyn Fn(&Name) -> Vec<SocketAddr> + Send + Sync;
 
 struct Shared {
@@ -54,7 +54,7 @@ impl Resolver {
         Self::with(|name| name.to_socket_addrs().map(Iterator::collect).unwrap_or_default())
     }
 
-    fn with(
+    pub(crate) fn with(
         look_up: impl Fn(&Name) -> Vec<SocketAddr> + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let (answer, answers) = channel();

@@ -146,7 +146,8 @@ impl<D: Driver> Worker<D> {
             control_readable: false,
             resolver_readable: false,
             preparer_readable: false,
-            addresses: HashMap::new(),
+            attempts: HashMap::new(),
+            unheard: HashMap::new(),
             files: OpenFiles::of(&snapshot, u64::MAX),
             refused: Report::default(),
             blocked: Report::default(),
@@ -620,8 +621,12 @@ mod tests {
     }
 
     fn worker<D: Driver>(driver: D) -> Worker<D> {
-        let yaml = "p:\n  listen: 127.0.0.1:1\n  redis: true\n  servers:\n   - 127.0.0.1:2:1\n";
-        let Ok(loaded) = cashew_config::parse("test.yml", yaml, &Context::of_system()) else {
+        worker_of(driver, "127.0.0.1:2:1")
+    }
+
+    fn worker_of<D: Driver>(driver: D, server: &str) -> Worker<D> {
+        let yaml = format!("p:\n  listen: 127.0.0.1:1\n  redis: true\n  servers:\n   - {server}\n");
+        let Ok(loaded) = cashew_config::parse("test.yml", &yaml, &Context::of_system()) else {
             panic!("{yaml}");
         };
         let snapshot = loaded.snapshot;
@@ -830,23 +835,61 @@ mod tests {
         assert!(written.starts_with("-ERR ") && written.ends_with("\r\n+PONG\r\n"), "{written}");
     }
 
+    /// A worker whose server goes by a name with these addresses.
+    fn with_name(addresses: [SocketAddr; 3]) -> Worker<Fake> {
+        let server = "name.test:2:1\n  timeout: 400";
+        let mut worker = worker_of(Fake::default(), server);
+        let resolver = Resolver::with(move |_| addresses.to_vec()).unwrap();
+        worker.resolver = Some(resolver);
+        worker
+    }
+
+    /// The next address that the worker connects to.
+    fn next_attempt(worker: &mut Worker<Fake>) -> (Token, Address) {
+        let start = Instant::now();
+        while worker.driver.connects.is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it does not connect");
+            worker.end_tick();
+            if worker.core.attempts.values().any(|attempt| attempt.address.is_none()) {
+                worker.take_addresses();
+            }
+        }
+        worker.driver.connects.remove(0)
+    }
+
     #[test]
     fn other_addresses_are_for_connecting_only() {
-        let mut worker = worker(Fake::default());
-        let (client, conn) = with_request(&mut worker);
-        let others = [SocketAddr::from(([127, 0, 0, 2], 2)), SocketAddr::from(([127, 0, 0, 3], 2))];
-        worker.core.addresses.insert(conn, VecDeque::from(others));
+        let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
+        let mut worker = with_name(addresses);
+        let client = worker.core.accepted(7).expect("it is welcome");
+        worker.core.received(client, &mut GET.to_vec());
+        let (conn, first) = next_attempt(&mut worker);
+        assert_eq!(first, Address::Tcp(addresses[0]));
         worker.core.closed(conn, CloseKind::Refused);
-        worker.end_tick();
-        assert_eq!(worker.driver.connects, [(conn, Address::Tcp(others[0]))]);
+        assert_eq!(next_attempt(&mut worker), (conn, Address::Tcp(addresses[1])));
         worker.core.connected(conn);
         worker.end_tick();
         assert_eq!(worker.driver.written[&conn], GET);
         worker.core.closed(conn, CloseKind::Reset);
         worker.end_tick();
         assert_eq!(worker.driver.written[&client], b"-ERR Connection reset by peer\r\n");
-        assert!(!worker.driver.connects.contains(&(conn, Address::Tcp(others[1]))));
-        assert!(worker.core.addresses.is_empty());
+        assert!(worker.driver.connects.is_empty());
+        assert!(worker.core.attempts.is_empty());
+    }
+
+    #[test]
+    fn an_address_without_an_answer_is_tried_after_the_others() {
+        let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
+        let mut worker = with_name(addresses);
+        let client = worker.core.accepted(7).expect("it is welcome");
+        // All the time that there is goes by with one address.
+        let mut last = None;
+        for (n, expected) in [0, 1, 2, 0].into_iter().enumerate() {
+            worker.core.received(client, &mut GET.to_vec());
+            let (conn, tried) = next_attempt(&mut worker);
+            assert_eq!(tried, Address::Tcp(addresses[expected]), "attempt {n}");
+            assert_ne!(last.replace(conn), Some(conn), "it is another attempt");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use cashew_driver::{Address, Driver, Token};
 use cashew_engine::{CloseReason, ConnId};
 
 use super::Worker;
-use crate::core::WATCH_RESOLVER;
+use crate::core::{Attempt, WATCH_RESOLVER};
 use crate::resolver::Resolver;
 
 impl<D: Driver> Worker<D> {
@@ -39,7 +39,9 @@ impl<D: Driver> Worker<D> {
         }
         match &self.resolver {
             Some(resolver) => {
-                self.core.addresses.insert(conn, VecDeque::new());
+                let name = (host.to_owned(), port);
+                let attempt = Attempt { name, address: None, others: VecDeque::new() };
+                self.core.attempts.insert(conn, attempt);
                 resolver.ask(conn, host, port);
             }
             None => self.core.engine.handle_closed(
@@ -55,17 +57,20 @@ impl<D: Driver> Worker<D> {
         let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
         for answer in answers {
             // An attempt that was given up meanwhile is not listed any more.
-            if !self.core.addresses.contains_key(&answer.conn) {
-                continue;
-            }
+            let Some(attempt) = self.core.attempts.get_mut(&answer.conn) else { continue };
             let mut addresses = VecDeque::from(answer.addresses);
+            let unheard = self.core.unheard.get(&attempt.name);
+            let unheard = addresses.iter().position(|address| Some(address) == unheard);
+            if let Some(at) = unheard {
+                addresses.rotate_left(at + 1);
+            }
             let Some(first) = addresses.pop_front() else {
-                self.core.addresses.remove(&answer.conn);
+                self.core.attempts.remove(&answer.conn);
                 let conn = ConnId::from_token(answer.conn.0);
                 self.core.engine.handle_closed(conn, CloseReason::Unresolved, self.core.now);
                 continue;
             };
-            self.core.addresses.insert(answer.conn, addresses);
+            (attempt.address, attempt.others) = (Some(first), addresses);
             self.start_connecting(answer.conn, &Address::Tcp(first));
         }
     }
@@ -81,7 +86,8 @@ impl<D: Driver> Worker<D> {
     #[inline(never)]
     pub(super) fn retry_connects(&mut self) {
         while let Some((conn, why)) = self.core.failed_connects.pop() {
-            let next = self.core.addresses.get_mut(&conn).and_then(VecDeque::pop_front);
+            let attempt = self.core.attempts.get_mut(&conn);
+            let next = attempt.and_then(Attempt::next);
             match next {
                 Some(address) => {
                     if let Err(why) = self.driver.connect(conn, &Address::Tcp(address)) {
@@ -89,7 +95,7 @@ impl<D: Driver> Worker<D> {
                     }
                 }
                 None => {
-                    self.core.addresses.remove(&conn);
+                    self.core.attempts.remove(&conn);
                     self.core.report_closed(conn, why);
                 }
             }
