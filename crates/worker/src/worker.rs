@@ -206,12 +206,12 @@ impl<D: Driver> Worker<D> {
         self.keep_spares(&control);
         let mut is_watched = true;
         loop {
+            if !self.arrivals.is_empty() {
+                self.take_arrivals(&control);
+            }
             self.end_tick();
             if self.next_beat <= self.core.now {
                 self.beat();
-            }
-            if !self.arrivals.is_empty() {
-                self.take_arrivals(&control);
             }
             if !self.outbox.is_empty() {
                 self.send_messages(&control);
@@ -520,7 +520,7 @@ mod tests {
     use std::time::Instant;
 
     use cashew_config::Context;
-    use cashew_control::{SESSION_VERSION, Session, ToChild};
+    use cashew_control::{MasterChannel, SESSION_VERSION, Session, ToChild, seal};
     use cashew_driver::{Address, CloseKind, Handler};
     use cashew_engine::{Crowd, Plan};
     use cashew_metrics::{Layout, Pause, PoolCounter, Segments, Shared};
@@ -542,6 +542,10 @@ mod tests {
         waits: Rc<Cell<u32>>,
         /// When the last wait began, and for how long it was to be.
         waited: Option<(Instant, Duration)>,
+        /// Of a client that came from another worker, whether it was still owed something when a
+        /// wait began.
+        adopted: Option<Token>,
+        was_late: Rc<Cell<bool>>,
     }
 
     impl Driver for Fake {
@@ -568,7 +572,8 @@ mod tests {
             Ok(())
         }
 
-        fn adopt(&mut self, _: Token, _: OwnedFd) -> io::Result<()> {
+        fn adopt(&mut self, conn: Token, _: OwnedFd) -> io::Result<()> {
+            self.adopted = Some(conn);
             Ok(())
         }
 
@@ -611,6 +616,9 @@ mod tests {
         ) -> io::Result<()> {
             self.waits.set(self.waits.get() + 1);
             self.waited = timeout.map(|timeout| (Instant::now(), timeout));
+            if self.adopted.is_some_and(|conn| !handler.front(conn).0.is_empty()) {
+                self.was_late.set(true);
+            }
             if self.is_watching {
                 handler.readable(WATCH_CONTROL);
             } else {
@@ -855,6 +863,40 @@ mod tests {
             }
         }
         worker.driver.connects.remove(0)
+    }
+
+    #[test]
+    fn what_a_session_is_owed_that_had_to_wait_is_written_before_the_next_wait() {
+        let was_late = Rc::default();
+        let mut worker = worker(Fake { was_late: Rc::clone(&was_late), ..Fake::default() });
+        let (master, control) = cashew_control::pair().unwrap();
+        let (mut master, control) = (MasterChannel::new(master), ChildChannel::new(control));
+        while control.send(&ToMaster::Ready, &[]).is_ok() {}
+        let session = Session {
+            version: SESSION_VERSION,
+            pool: "p".to_owned(),
+            id: 1000,
+            output: 5,
+            ..Session::default()
+        };
+        let (_, socket) = cashew_control::pair().unwrap();
+        worker.arrivals.push_back((session, vec![socket, seal(b"+OK\r\n").unwrap()]));
+        worker.deadline = Some(worker.core.now.plus_millis(300));
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(20) {
+                match master.receive() {
+                    Ok(Some((ToMaster::Adopted, _))) => return true,
+                    Ok(_) => {}
+                    Err(_) => return false,
+                }
+            }
+            false
+        });
+        worker.run(control).unwrap();
+        assert!(reader.join().unwrap(), "it is adopted");
+        assert!(!was_late.get());
     }
 
     #[test]
