@@ -129,6 +129,33 @@ def test_a_stopped_worker_is_replaced(place):
         assert min(times) < REPLACED
 
 
+def test_a_worker_that_much_is_asked_of_at_once_is_not_taken_for_hung(place):
+    """What takes a while each, all of it in one turn of the worker's loop."""
+    gateway = place.cashew({"alpha": pool(place.redis(), place.redis())},
+                           {"worker_processes": 1, "max_openfiles": 4096})
+    [worker] = gateway.workers()
+    many = resp("DEL", *[f"key:{n}" for n in range(300_000)])
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(gateway.connect(timeout=60)) for _ in range(1500)]
+        askers, deleters = clients[:300], clients[-12:]
+        for client in deleters:
+            client.send(many[:-1])
+        time.sleep(0.5)
+        for client in deleters:
+            client.send(many[-1:])
+        for client in deleters:
+            client.expect(b":0\r\n")
+        for client in askers:
+            client.send(resp("CLIENT", "LIST"))
+        time.sleep(0.1)
+        assert clients[-1].call("PING") == "PONG"
+        for client in askers:
+            # Whoever waits too long is told so.
+            reply = client.raw_reply(60)
+            assert b"id=" in reply or b"in time" in reply, reply[:200]
+    assert gateway.workers() == [worker], gateway.log()[-1500:]
+
+
 def test_a_crash_loop_leaves_the_others_in_peace(place):
     """A worker that dies again and again comes back more and more slowly, and it is said."""
     gateway = start(place, 2)

@@ -167,6 +167,7 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes, limit) {
                 resp::Parsed::Complete { len } => {
+                    self.exert(len);
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,
                         false => self.redis_request(index, &parser, &bytes[..len]),
@@ -380,6 +381,7 @@ impl Engine {
         let mut text = std::mem::take(&mut self.scratch.text);
         text.clear();
         write(&mut text);
+        self.exert(text.len());
         self.clients[index].held += text.len() as u64;
         let slot = &mut self.requests[request];
         slot.hold(&text, &mut self.bufs);

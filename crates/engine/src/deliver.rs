@@ -313,6 +313,7 @@ impl Engine {
             return;
         }
         let mut reply = self.merge(parent, fragments, &merge);
+        self.exert(reply.len());
         let client = self.requests[parent].client;
         if let Some(many) = self.clients[client].modes.many() {
             many.add_bytes(reply.len());

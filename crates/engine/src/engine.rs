@@ -130,6 +130,8 @@ pub struct Engine {
     pub(crate) clients_seen: u64,
     pub(crate) hearsay: Hearsay,
     pub(crate) draining: bool,
+    /// See [`crate::effort`].
+    pub(crate) effort: usize,
 }
 
 /// Memory that requests use for the moment of their parsing, kept to be used again.
@@ -225,6 +227,7 @@ impl Engine {
             clients_seen: 0,
             hearsay: Hearsay::default(),
             draining: false,
+            effort: 0,
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
         engine.begin(plan);
@@ -515,6 +518,7 @@ impl Engine {
     /// [`Engine::poll_action`].
     pub fn settle(&mut self, now: Time) {
         self.now = now;
+        self.rest();
         self.publish_lanes();
         self.settle_pressure();
         if !self.resumable.is_empty() {
@@ -531,15 +535,20 @@ impl Engine {
     }
 
     /// Lets those go on who may. What becomes resumable now is for the next tick, so that one tick
-    /// stays bounded.
+    /// stays bounded, and so are the others where some ask for much.
     #[inline(never)]
     fn resume_clients(&mut self) {
         let mut batch = std::mem::take(&mut self.resumable);
-        for conn in batch.drain(..) {
+        let mut resumed = 0;
+        while !self.has_toiled()
+            && let Some(&conn) = batch.get(resumed)
+        {
+            resumed += 1;
             if self.clients.is_current(conn.index(), conn.generation()) {
                 self.resume(conn.index());
             }
         }
+        batch.drain(..resumed);
         batch.append(&mut self.resumable);
         self.resumable = batch;
     }

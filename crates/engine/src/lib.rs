@@ -23,6 +23,7 @@ mod crowd;
 mod deliver;
 mod dispatch;
 mod effects;
+mod effort;
 mod engine;
 mod epoch;
 mod express;

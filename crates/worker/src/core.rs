@@ -10,7 +10,7 @@ use std::time::Duration;
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Token};
 use cashew_engine::{Admission, CloseReason, ConnId, Engine, OpenFiles, Time};
-use cashew_metrics::{Segments, Shared};
+use cashew_metrics::{Segments, Shared, Writer, monotonic_ms};
 use rustix::process::{Resource, getrlimit};
 
 use crate::clock::now;
@@ -67,6 +67,8 @@ impl Attempt {
 /// Everything of a worker but its driver, so that the driver can call it.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
+    /// Where this worker counts.
+    pub(crate) writer: Writer,
     pub(crate) now: Time,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
@@ -104,6 +106,14 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn tick(&mut self) {
         self.now = now();
+    }
+
+    /// Much was done within one turn, which is not at its end: others must not take the worker for
+    /// hung.
+    #[cold]
+    pub(crate) fn show_life(&mut self) {
+        self.engine.rest();
+        self.writer.beat(monotonic_ms());
     }
 
     /// Another snapshot is in use: what belongs to its pools is found by name.
@@ -264,6 +274,9 @@ impl Handler for Core {
         self.engine.handle_received_buffer(id, bytes, self.now);
         if self.has_quickack && self.engine.is_amid_request(id) {
             self.unacknowledged.push(conn);
+        }
+        if self.engine.has_toiled() {
+            self.show_life();
         }
     }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use cashew_control::{ChildChannel, Session, ToMaster};
 use cashew_driver::{Driver, Token};
 use cashew_engine::{Action, ConnId, Engine, Identity, OpenFiles, Setup, Time};
-use cashew_metrics::{Writer, monotonic_ms};
+use cashew_metrics::monotonic_ms;
 
 use rustix::thread::set_current_timer_slack;
 
@@ -29,6 +29,7 @@ use crate::resolver::Resolver;
 use crate::sessions::Outbox;
 use crate::start::{Error, Start};
 use epochs::Change;
+use inquiries::Inquiry;
 use monitors::Monitors;
 
 /// How often the heartbeat is renewed, also when there is nothing else to do.
@@ -53,7 +54,6 @@ pub(crate) struct Worker<D> {
     driver: D,
     core: Core,
     slot: u32,
-    writer: Writer,
     next_beat: Time,
     next_return: Time,
     /// Bytes freed since the allocator gave back what it could.
@@ -67,6 +67,8 @@ pub(crate) struct Worker<D> {
     preparer: Option<Preparer>,
     change: Change,
     outbox: Outbox,
+    /// What clients ask about clients, not answered yet.
+    inquiries: VecDeque<Inquiry>,
     monitors: Monitors,
     is_master_alive: bool,
     /// Clients at rest that are to go to another worker.
@@ -138,6 +140,7 @@ impl<D: Driver> Worker<D> {
         let snapshot = Arc::new(snapshot);
         let mut core = Core {
             engine,
+            writer,
             now,
             snapshot: Arc::clone(&snapshot),
             segments,
@@ -173,7 +176,6 @@ impl<D: Driver> Worker<D> {
             driver,
             core,
             slot,
-            writer,
             next_beat: now,
             next_return: now,
             unreturned: 0,
@@ -185,6 +187,7 @@ impl<D: Driver> Worker<D> {
             preparer: None,
             change: Change::None,
             outbox: Outbox::default(),
+            inquiries: VecDeque::new(),
             monitors: Monitors::default(),
             is_master_alive: true,
             leaving: VecDeque::new(),
@@ -264,10 +267,10 @@ impl<D: Driver> Worker<D> {
             hasty: crowd.hasty,
         };
         if self.pace.turn(waited_us, worked_us, work, crowd.active()) {
-            self.writer.set_window_us(self.pace.window_us());
+            self.core.writer.set_window_us(self.pace.window_us());
         }
         if let Some(permille) = self.busy.turn(waited_us, worked_us) {
-            self.writer.set_busy(permille);
+            self.core.writer.set_busy(permille);
         }
         Ok(())
     }
@@ -291,6 +294,10 @@ impl<D: Driver> Worker<D> {
         core.engine.settle(core.now);
         self.tell_monitors();
         self.act();
+        if !self.inquiries.is_empty() {
+            self.inquire_some();
+            self.act();
+        }
         // Writing may end connections, and what they owed is answered before the next wait.
         while self.flush() {
             self.act();
@@ -359,7 +366,7 @@ impl<D: Driver> Worker<D> {
             Action::HandOff { conn } => self.leaving.push_back(conn),
             Action::Monitors { pool, any } => self.announce_monitors(pool, any),
             Action::Ask { ticket, scope, pool, by, request } => {
-                self.ask(ticket, scope, pool, by, &request);
+                self.inquiries.push_back(Inquiry { ticket, scope, pool, by, request });
             }
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
@@ -421,7 +428,7 @@ impl<D: Driver> Worker<D> {
         self.core.tick();
         let now = self.core.now;
         self.next_beat = now + HEARTBEAT;
-        self.writer.beat(monotonic_ms());
+        self.core.writer.beat(monotonic_ms());
         self.core.engine.tell_time(wall_us(), now);
         self.core.follow_pauses();
         if self.next_return <= now {
@@ -456,6 +463,9 @@ impl<D: Driver> Worker<D> {
         }
         if let Some(due) = self.monitors.due() {
             at = at.min(due);
+        }
+        if !self.inquiries.is_empty() {
+            at = now;
         }
         let has_mail =
             !(self.outbox.is_empty() && self.leaving.is_empty() && self.arrivals.is_empty());
@@ -492,7 +502,7 @@ impl<D: Driver> Worker<D> {
             tracing::warn!(
                 "{cut} clients are closed: they were not at rest within {timeout_ms} ms"
             );
-            self.writer.add_sessions_cut(cut);
+            self.core.writer.add_sessions_cut(cut);
         }
     }
 
@@ -504,7 +514,7 @@ impl<D: Driver> Worker<D> {
         let sent = self.outbox.send(control);
         for quota in sent.lost {
             self.core.shared.give(quota);
-            self.writer.add_sessions_cut(1);
+            self.core.writer.add_sessions_cut(1);
         }
         self.is_master_alive = sent.is_master_alive;
     }
@@ -728,6 +738,21 @@ mod tests {
         worker.wait().unwrap();
         let (_, timeout) = worker.driver.waited.take().expect("it looks for events");
         assert_eq!(timeout, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_turn_of_large_requests_shows_that_it_goes_on() {
+        let mut worker = worker(Fake::default());
+        let client = worker.core.accepted(7).expect("it is welcome");
+        let beat = |worker: &Worker<Fake>| worker.core.segments.header(0).heartbeat_ms;
+        let del = |keys: usize| {
+            let head = format!("*{}\r\n$3\r\nDEL\r\n", keys + 1);
+            [head.as_bytes(), &b"$1\r\nk\r\n".repeat(keys)].concat()
+        };
+        worker.core.received(client, &mut del(1000));
+        assert_eq!(beat(&worker), 0);
+        worker.core.received(client, &mut del(200_000));
+        assert!(beat(&worker) > 0, "the turn is not over");
     }
 
     #[test]

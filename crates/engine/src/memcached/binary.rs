@@ -35,6 +35,7 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 Parsed::Complete { len } => {
+                    self.exert(len);
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,
                         false => self.binary_request(index, &parser, &bytes[..len]),

@@ -49,6 +49,7 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 Parsed::Complete { len } => {
+                    self.exert(len);
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,
                         false => self.text_request(index, &mut parser, &bytes[..len]),

@@ -97,14 +97,15 @@ impl<D: Driver> Worker<D> {
                 }
             };
         // Pools are renumbered.
+        self.inquire_all();
         self.tell_monitors();
         // Clients that are gone are counted by what they took in the epoch that they left in.
         self.core.give_quotas();
         if !segments.is_same(&self.core.segments) {
             segments.carry(&self.core.segments, &self.core.snapshot, &snapshot, self.slot);
         }
-        self.writer = segments.writer(self.slot);
-        self.writer.set_epoch(epoch);
+        self.core.writer = segments.writer(self.slot);
+        self.core.writer.set_epoch(epoch);
         self.core.engine.handle_commit(segments.writer(self.slot), self.core.now);
         for listener in self.unlistened.drain(..) {
             self.core.listeners.remove(&listener);

@@ -1,20 +1,56 @@
 //! Questions about clients: those of clients here, and those of other workers.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use cashew_control::{ToMaster, seal, unseal};
 use cashew_engine::{Rest, Scope};
 
 use super::Worker;
+use crate::clock::now;
 use crate::place::place;
 
+/// After so long the rest of what clients ask is for the next turn: where there are thousands of them
+/// each answer takes milliseconds, since the kernel is asked about each.
+const ANSWERING_MAX: Duration = Duration::from_millis(5);
+
+/// What a client wants to know of everybody.
+pub(super) struct Inquiry {
+    pub(super) ticket: u64,
+    pub(super) scope: Scope,
+    pub(super) pool: u32,
+    /// Which client that is.
+    pub(super) by: u64,
+    pub(super) request: Vec<u8>,
+}
+
 impl<D: cashew_driver::Driver> Worker<D> {
-    /// Answers what a client wants to know of everybody, and asks all other workers.
-    pub(super) fn ask(&mut self, ticket: u64, scope: Scope, pool: u32, by: u64, request: &[u8]) {
+    /// Answers some of what clients have asked.
+    pub(super) fn inquire_some(&mut self) {
+        let until = now() + ANSWERING_MAX;
+        while let Some(inquiry) = self.inquiries.pop_front() {
+            self.ask(inquiry);
+            if now() >= until {
+                return;
+            }
+        }
+    }
+
+    /// Answers all of it.
+    pub(super) fn inquire_all(&mut self) {
+        while let Some(inquiry) = self.inquiries.pop_front() {
+            self.ask(inquiry);
+            self.core.show_life();
+        }
+    }
+
+    /// Answers what a client wants to know, and asks all other workers.
+    fn ask(&mut self, inquiry: Inquiry) {
+        let Inquiry { ticket, scope, pool, by, request } = inquiry;
         // What others have said meanwhile holds, too.
         self.core.follow_pauses();
         let pause = self.core.engine.client_pause(pool);
-        let own = self.own_answer(pool, by, request);
+        let own = self.own_answer(pool, by, &request);
         let mut is_shared = true;
         if self.core.engine.client_pause(pool) != pause {
             // Before anybody is told: who begins to serve now is not among them.
@@ -29,7 +65,7 @@ impl<D: cashew_driver::Driver> Worker<D> {
             return engine.handle_answer(ticket, &own, Rest::None, now);
         }
         engine.handle_answer(ticket, &own, Rest::Awaited, now);
-        let question = seal(request)
+        let question = seal(&request)
             .inspect_err(|error| tracing::error!("other workers cannot be asked: {error}"));
         match question {
             Ok(question) if self.is_master_alive => {
@@ -66,6 +102,8 @@ impl<D: cashew_driver::Driver> Worker<D> {
             Err(error) => return tracing::error!("a question cannot be read: {error}"),
         };
         // During a reload it may be that only one of the two still has the pool.
+        // One of many perhaps that came together.
+        self.core.show_life();
         let answer = match self.core.engine.pool_named(pool) {
             Some(pool) => self.own_answer(pool, by, &request),
             None => Vec::new(),

@@ -55,7 +55,7 @@ impl<D: Driver> Worker<D> {
         let bytes = [input, output].concat();
         match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
             Ok(bytes) => {
-                self.writer.add_sessions_out(1);
+                self.core.writer.add_sessions_out(1);
                 // What it asked here comes before what it asks elsewhere.
                 self.tell_elsewhere();
                 self.outbox.hand_over(session, socket, bytes, quota);
@@ -63,7 +63,7 @@ impl<D: Driver> Worker<D> {
             Err(error) => {
                 tracing::error!("a client is closed, since it cannot be handed over: {error}");
                 self.core.shared.give(quota);
-                self.writer.add_sessions_cut(1);
+                self.core.writer.add_sessions_cut(1);
             }
         }
     }
@@ -84,7 +84,7 @@ impl<D: Driver> Worker<D> {
                     if let Some(pool) = self.core.engine.pool_named(&session.pool) {
                         self.core.shared.give(self.core.engine.quota(pool));
                     }
-                    self.writer.add_sessions_cut(1);
+                    self.core.writer.add_sessions_cut(1);
                     continue;
                 }
             }
@@ -104,7 +104,7 @@ impl<D: Driver> Worker<D> {
         let Some(pool) = engine.pool_named(&session.pool).filter(speaks_alike) else {
             // Its quota went with the pool.
             tracing::warn!("a client of pool {} is closed: there is no such pool", session.pool);
-            self.writer.add_sessions_cut(1);
+            self.core.writer.add_sessions_cut(1);
             return;
         };
         let Arrived { socket, input, output } = match unpack(&session, descriptors) {
@@ -112,7 +112,7 @@ impl<D: Driver> Worker<D> {
             Err(error) => {
                 tracing::error!("a session cannot be taken over: {error}");
                 self.core.shared.give(self.core.engine.quota(pool));
-                self.writer.add_sessions_cut(1);
+                self.core.writer.add_sessions_cut(1);
                 return;
             }
         };
@@ -138,7 +138,7 @@ impl<D: Driver> Worker<D> {
             age_us: session.age_us,
         };
         let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
-        self.writer.add_sessions_in(1);
+        self.core.writer.add_sessions_in(1);
         let token = Token(conn.token());
         if self.driver.adopt(token, socket).is_err() {
             self.core.report_closed(token, CloseKind::Exhausted);

@@ -162,7 +162,7 @@ impl<D: Driver> Worker<D> {
             // Nobody takes clients elsewhere any more.
             let unsent = self.outbox.give_up();
             unsent.iter().for_each(|&quota| self.core.shared.give(quota));
-            self.writer.add_sessions_cut(unsent.len() as u64);
+            self.core.writer.add_sessions_cut(unsent.len() as u64);
             self.core.engine.stay_all(self.core.now);
             self.core.engine.close_handed_off(self.core.now);
         }
