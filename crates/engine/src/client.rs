@@ -164,6 +164,15 @@ impl Session {
         let name = &self.profile.as_ref()?.name;
         (!name.is_empty()).then_some(name)
     }
+
+    /// Bytes allocated for what the client has said of itself.
+    pub(crate) fn profile_size(&self) -> usize {
+        self.profile.as_deref().map_or(0, |profile| {
+            let Profile { name, library, library_version } = profile;
+            let texts = name.capacity() + library.capacity() + library_version.capacity();
+            size_of::<Profile>() + texts
+        })
+    }
 }
 
 /// CLIENT REPLY SKIP.

@@ -35,7 +35,7 @@ impl Engine {
             }
             "client|setname" => match check_name(arg(2)) {
                 Ok(()) => {
-                    self.clients[client].session.set_name(arg(2));
+                    self.set_name(client, arg(2));
                     self.say(client, b"+OK\r\n")
                 }
                 Err(text) => self.say_error(client, text),
@@ -108,11 +108,10 @@ impl Engine {
         if value.len() > NAME_MAX {
             return self.say_error(client, &format!("ERR {name} is too long."));
         }
-        let profile = self.clients[client].session.profile.get_or_insert_default();
-        match name {
+        self.change_profile(client, |profile| match name {
             "lib-name" => profile.library = value.to_vec(),
             _ => profile.library_version = value.to_vec(),
-        }
+        });
         self.say(client, b"+OK\r\n")
     }
 

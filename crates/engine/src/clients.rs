@@ -554,6 +554,7 @@ impl Engine {
         }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);
+        self.bufs.discharge(client.session.profile_size());
         if let Some(parser) = client.parser {
             self.bufs.discharge(parser.size());
         }

@@ -293,7 +293,7 @@ impl Engine {
         self.crowd.depart(client.asked_in);
         let output = client.output.to_vec();
         client.output.clear(&mut self.bufs);
-        self.bufs.discharge(client.input.capacity());
+        self.bufs.discharge(client.input.capacity() + client.session.profile_size());
         self.leave_variant(client.pool, client.variant);
         let pool = &mut self.pools[client.pool as usize];
         pool.clients -= 1;
@@ -347,6 +347,7 @@ impl Engine {
             no_evict: parts.no_evict,
             since_us: now.as_micros() as i64 - parts.age_us as i64,
         };
+        self.bufs.charge(session.profile_size());
         config.has_binary_keys |= dialect == Some(Dialect::Binary);
         config.clients += 1;
         config.places_taken += 1;

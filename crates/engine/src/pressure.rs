@@ -215,7 +215,8 @@ impl Engine {
             }
             _ => 0,
         };
-        client.input.capacity() + parser + (client.output.len() + client.held + passing) as usize
+        let said = client.input.capacity() + parser + client.session.profile_size();
+        said + (client.output.len() + client.held + passing) as usize
     }
 
     fn publish_held(&self) {

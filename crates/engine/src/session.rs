@@ -8,7 +8,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Version, encode};
 
-use crate::client::{Client, Selected, Session, Skip};
+use crate::client::{Client, Profile, Selected, Skip};
 use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::pool::Pool;
@@ -154,11 +154,10 @@ impl Engine {
         if let Err(text) = self.agree(client, dialect, database) {
             return self.say_error(client, text);
         }
-        let session = &mut self.clients[client].session;
         if let Some(name) = hello.name {
-            session.set_name(name);
+            self.set_name(client, name);
         }
-        let (id, resp) = (session.id, dialect.resp());
+        let (id, resp) = (self.clients[client].session.id, dialect.resp());
         self.say_with(client, |out| write_greeting(out, resp, id))
     }
 
@@ -202,7 +201,7 @@ impl Engine {
         session.dialect = pool.variants[0].dialect;
         session.database = Selected::NONE;
         session.authenticated = pool.auth.is_none();
-        session.set_name(b"");
+        self.set_name(client, b"");
         self.update_special(client);
         let is_followed = self.follow_session(client);
         debug_assert!(is_followed, "there is always the first variant");
@@ -278,12 +277,24 @@ impl<'b> Hello<'b> {
     }
 }
 
-impl Session {
+impl Engine {
     /// By a name that has been found good.
-    pub(crate) fn set_name(&mut self, name: &[u8]) {
-        if !name.is_empty() || self.profile.is_some() {
-            self.profile.get_or_insert_default().name = name.to_vec();
+    pub(crate) fn set_name(&mut self, client: u32, name: &[u8]) {
+        if !name.is_empty() || self.clients[client].session.profile.is_some() {
+            self.change_profile(client, |profile| profile.name = name.to_vec());
         }
+    }
+
+    /// Notes what a client says of itself.
+    pub(crate) fn change_profile(&mut self, client: u32, change: impl FnOnce(&mut Profile)) {
+        let session = &mut self.clients[client].session;
+        self.bufs.discharge(session.profile_size());
+        let profile = session.profile.get_or_insert_default();
+        change(profile);
+        if **profile == Profile::default() {
+            session.profile = None;
+        }
+        self.bufs.charge(session.profile_size());
     }
 }
 

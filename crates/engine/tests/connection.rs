@@ -88,6 +88,7 @@ fn names_are_kept_and_told_in_the_clients_own_version() {
     assert_eq!(ask(&mut world, client, "RESET"), "+RESET\r\n");
     let info = ask(&mut world, client, "CLIENT INFO");
     assert!(info.contains(" flags=N db=0 ") && info.contains(" resp=2 lib-name=redis-py "));
+    world.close(client, CloseReason::Eof);
     world.assert_idle();
 }
 
@@ -226,6 +227,7 @@ fn all_that_was_agreed_moves_with_the_client() {
     two.send(lane, "_\r\n");
     two.expect(client, "_\r\n");
     one.assert_idle();
+    two.close(client, CloseReason::Eof);
     two.assert_idle();
 }
 

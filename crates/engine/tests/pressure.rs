@@ -83,6 +83,35 @@ fn whatever_clients_hold_is_counted_and_goes_with_them() {
 }
 
 #[test]
+fn what_clients_say_of_themselves_is_held_too() {
+    let (mut world, _) = World::connected::<1>(&tight(""));
+    let long = "x".repeat(4096);
+    let say = |world: &mut World, words: &str| {
+        let client = world.client();
+        world.send(client, redis(words));
+        world.received(client);
+        client
+    };
+    let named = say(&mut world, &format!("HELLO 3 SETNAME {long}"));
+    let first = world.engine.held_bytes();
+    assert!(first >= 4096, "{first}");
+    world.send(named, redis(&format!("CLIENT SETINFO lib-name {long}")));
+    let second = world.engine.held_bytes();
+    assert!(second >= first + 4096, "{second}");
+    world.send(named, redis("RESET"));
+    assert!(world.engine.held_bytes() <= second - 4096);
+    world.close(named, cashew_engine::CloseReason::Eof);
+    world.assert_idle();
+    // Those who say so much that there is no room for it are closed like others who hold it.
+    for _ in 0..2 * MAX / 4096 {
+        say(&mut world, &format!("CLIENT SETNAME {long}"));
+        world.wait_ms(10);
+    }
+    world.wait_ms(3000);
+    assert!(world.engine.held_bytes() as u64 <= MAX, "{}", world.engine.held_bytes());
+}
+
+#[test]
 fn new_requests_wait_until_there_is_room_and_half_ones_go_on() {
     let (mut world, [lane]) = World::connected::<1>(&tight("client_output_pause: 1gb"));
     let half = world.client();

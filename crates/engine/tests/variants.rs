@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, ConnId};
+use cashew_engine::{Action, CloseReason, ConnId};
 use world::{World, pool, redis};
 
 const PLAIN: &str = "redis: true\npreconnect: true";
@@ -87,6 +87,7 @@ fn each_version_is_greeted_and_answered_in_its_own_way() {
     world.expect(old, greeting(3, 1) + "_\r\n");
     world.send(old, redis("RESET") + &redis("CLIENT GETNAME"));
     world.expect(old, "+RESET\r\n$-1\r\n");
+    world.close(new, CloseReason::Eof);
     world.assert_idle();
 }
 
