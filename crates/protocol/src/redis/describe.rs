@@ -11,9 +11,9 @@ use crate::resp::encode::{
     write_set_header, write_status,
 };
 
-/// Names that COMMAND INFO answers at once: what it says about one can be many times as long as its
-/// name.
-const NAMES_MAX: usize = 1024;
+/// Commands, with their subcommands, that COMMAND INFO tells of at once: what it says of one can be
+/// many times as long as its name. All commands together have fewer.
+const ENTRIES_MAX: usize = 1024;
 
 /// Answers the COMMAND that `args` (of `buf`) are, to a client of this version. `custom` are the
 /// commands besides those of the table.
@@ -44,7 +44,7 @@ impl Answer<'_> {
                 }
                 "command|getkeys" => self.getkeys(&args[2..], false),
                 "command|getkeysandflags" => self.getkeys(&args[2..], true),
-                "command|info" if args.len() - 2 > NAMES_MAX => {
+                "command|info" if self.tells_too_much(&args[2..]) => {
                     write_error(self.out, b"ERR too many command names");
                 }
                 "command|info" => self.info(&args[2..]),
@@ -57,6 +57,14 @@ impl Answer<'_> {
             Lookup::WrongArity(command) => wrong_arity_error(self.out, command),
             Lookup::UnknownCommand => self.info(&[]),
         }
+    }
+
+    fn tells_too_much(&self, names: &[Span]) -> bool {
+        let entries = |name: &Span| {
+            let named = self.named(name.of(self.buf));
+            1 + named.map_or(0, |command| self.subcommands(command).len())
+        };
+        names.len() > ENTRIES_MAX || names.iter().map(entries).sum::<usize>() > ENTRIES_MAX
     }
 
     /// All but the subcommands.
@@ -471,7 +479,13 @@ mod tests {
         for (call, error) in cases {
             assert_eq!(answer(call), format!("-{error}\r\n").as_bytes(), "{call}");
         }
-        let many = format!("COMMAND INFO {}", "x ".repeat(NAMES_MAX + 1));
-        assert_eq!(answer(&many), b"-ERR too many command names\r\n");
+        let many = |name: &str, count| format!("COMMAND INFO {}", format!("{name} ").repeat(count));
+        let too_many: &[u8] = b"-ERR too many command names\r\n";
+        assert_eq!(answer(&many("x", ENTRIES_MAX + 1)), too_many);
+        assert_ne!(answer(&many("x", ENTRIES_MAX)), too_many);
+        // It has over a dozen subcommands.
+        assert_eq!(answer(&many("client", ENTRIES_MAX / 12)), too_many);
+        let all: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
+        assert_ne!(answer(&format!("COMMAND INFO {}", all.join(" "))), too_many);
     }
 }
