@@ -21,7 +21,8 @@ pub(crate) const REQUEST_SIZE: usize = size_of::<Request>() + 2 * size_of::<crat
 
 /// How long nothing may become better.
 const STALL_MS: u64 = 1000;
-/// Who holds less is not closed for a stall: it would make no difference.
+/// Who holds less is not closed for a stall: it would make no difference, unless there are so many
+/// of them that what is held is theirs.
 const STALL_HOLDING_MIN: usize = 64 * 1024;
 
 /// Limits of what is held, and whether the first is passed.
@@ -176,13 +177,18 @@ impl Engine {
         self.publish_held();
         if self.pressure.since.is_some_and(|since| self.now.micros_since(since) >= STALL_MS * 1000)
         {
-            self.shed(self.pressure.low(), STALL_HOLDING_MIN);
+            let low = self.pressure.low();
+            let is_of_few = self.shed(low, STALL_HOLDING_MIN);
+            if !is_of_few && self.held_by_clients() >= self.held_bytes().saturating_sub(low) {
+                self.shed(low, 1);
+            }
         }
     }
 
     /// Closes those who hold most, and at least `least` bytes each, until no more than `target` is
-    /// held. Who asked to be spared by CLIENT NO-EVICT comes after all others.
-    fn shed(&mut self, target: usize, least: usize) {
+    /// held. Who asked to be spared by CLIENT NO-EVICT comes after all others. Returns whether there
+    /// was anybody.
+    fn shed(&mut self, target: usize, least: usize) -> bool {
         let before = self.held_bytes();
         let mut holders: Vec<(bool, usize, u32)> = self
             .clients
@@ -203,6 +209,12 @@ impl Engine {
             let bytes = before.saturating_sub(self.held_bytes()) as u64;
             self.actions.push_back(Action::Shed { clients, bytes });
         }
+        clients > 0
+    }
+
+    /// Bytes that go when all clients go, about.
+    fn held_by_clients(&self) -> usize {
+        self.clients.indices().map(|index| self.holding(index)).sum()
     }
 
     /// Bytes that go when this client goes, about.

@@ -141,6 +141,22 @@ fn new_requests_wait_until_there_is_room_and_half_ones_go_on() {
 }
 
 #[test]
+fn a_stall_of_many_who_hold_little_is_ended_too() {
+    let (mut world, [lane]) = World::connected::<1>(&tight(""));
+    let clients: Vec<ConnId> = (0..200).map(|_| world.client()).collect();
+    for &client in &clients {
+        world.send(client, half_set(30_000, 12_000));
+    }
+    assert!(is_pressed(&world) && world.closed.is_empty());
+    let other = world.client();
+    world.send(other, redis("GET a"));
+    world.wait_ms(3000);
+    world.expect(lane, redis("GET a"));
+    assert!((1..100).contains(&shed(&world)), "{}", shed(&world));
+    assert!(!world.closed.contains(&other));
+}
+
+#[test]
 fn a_stall_is_ended_by_closing_who_holds_most() {
     let (mut world, [lane]) = World::connected::<1>(&tight("client_output_pause: 1gb"));
     let small = stuck_client(&mut world, lane, 10_000);
