@@ -220,7 +220,12 @@ impl Engine {
         match question {
             Question::List(selection) => {
                 let mut lines = Vec::new();
+                let limit = self.pools[pool as usize].limits.client_output_max;
                 for client in self.selected(pool, by, selection, place) {
+                    if lines.len() as u64 > limit {
+                        // Whoever asks is closed for it.
+                        break;
+                    }
                     let place = place(self.client_conn(client));
                     let is_asker = self.clients[client].session.id == by;
                     let command = if is_asker { "client|list" } else { "NULL" };

@@ -384,10 +384,14 @@ impl Engine {
         self.exert(text.len());
         self.clients[index].held += text.len() as u64;
         let slot = &mut self.requests[request];
-        slot.hold(&text, &mut self.bufs);
         slot.done = true;
-        text.shrink_to(LARGE);
-        self.scratch.text = text;
+        if text.len() < LARGE {
+            slot.hold(&text, &mut self.bufs);
+            self.scratch.text = text;
+        } else {
+            self.bufs.charge(text.capacity());
+            self.bufs.give(std::mem::replace(&mut slot.reply, text));
+        }
         self.client_ready(index);
     }
 

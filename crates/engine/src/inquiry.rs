@@ -89,11 +89,19 @@ pub(crate) enum Answer {
 
 impl Answer {
     /// As it is told to other workers.
-    fn to_bytes(&self) -> Vec<u8> {
+    fn into_bytes(self) -> Vec<u8> {
         match self {
-            Self::Lines(lines) => lines.clone(),
+            Self::Lines(lines) => lines,
             Self::Count(0) | Self::AnyOf(0) | Self::Done | Self::Executed(_) => Vec::new(),
             Self::Count(count) | Self::AnyOf(count) => count.to_string().into_bytes(),
+        }
+    }
+
+    /// Bytes allocated.
+    fn size(&self) -> usize {
+        match self {
+            Self::Lines(lines) => lines.capacity(),
+            Self::Count(_) | Self::AnyOf(_) | Self::Done | Self::Executed(_) => 0,
         }
     }
 
@@ -110,7 +118,7 @@ impl Answer {
 
     fn write(&self, resp: Version, out: &mut Vec<u8>) {
         match self {
-            Self::Lines(lines) => encode::write_verbatim(out, resp, *b"txt", &in_order(lines)),
+            Self::Lines(lines) => encode::write_verbatim_of(out, resp, *b"txt", &in_order(lines)),
             Self::Count(count) => encode::write_integer(out, *count as i64),
             Self::AnyOf(0) => out.extend_from_slice(b"-ERR No such client\r\n"),
             Self::AnyOf(_) | Self::Done | Self::Executed(_) => out.extend_from_slice(b"+OK\r\n"),
@@ -120,7 +128,7 @@ impl Answer {
 
 /// Lines by the ids that they begin with. A client that went from one worker to another meanwhile
 /// may have been told of by both.
-fn in_order(lines: &[u8]) -> Vec<u8> {
+fn in_order(lines: &[u8]) -> Vec<&[u8]> {
     let id = |line: &[u8]| -> u64 {
         let digits = line.iter().skip(b"id=".len()).take_while(|byte| byte.is_ascii_digit());
         digits.fold(0, |id, digit| id.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
@@ -129,7 +137,7 @@ fn in_order(lines: &[u8]) -> Vec<u8> {
         lines.split_inclusive(|&byte| byte == b'\n').map(|line| (id(line), line)).collect();
     lines.sort_by_key(|&(id, _)| id);
     lines.dedup_by_key(|&mut (id, _)| id);
-    lines.into_iter().flat_map(|(_, line)| line).copied().collect()
+    lines.into_iter().map(|(_, line)| line).collect()
 }
 
 impl Engine {
@@ -219,7 +227,7 @@ impl Engine {
             return Vec::new();
         };
         match Question::parse(command, request, parser.args()) {
-            Ok(question) => self.census(pool, by, &question, place).to_bytes(),
+            Ok(question) => self.census(pool, by, &question, place).into_bytes(),
             Err(_) => Vec::new(),
         }
     }
@@ -229,10 +237,24 @@ impl Engine {
         self.now = now;
         let mut open = self.inquiries.open.iter_mut();
         let Some(at) = open.position(|inquiry| inquiry.ticket == ticket) else { return };
-        self.inquiries.open[at].answer.add(answer);
-        if rest != Rest::Awaited {
+        let inquiry = &mut self.inquiries.open[at];
+        self.bufs.discharge(inquiry.answer.size());
+        inquiry.answer.add(answer);
+        let size = inquiry.answer.size();
+        self.bufs.charge(size);
+        if rest != Rest::Awaited || self.is_too_long(at) {
             self.conclude(at, rest);
         }
+    }
+
+    /// Whether the client is to be closed for what it has asked for.
+    fn is_too_long(&self, at: usize) -> bool {
+        let Inquiry { client, answer, .. } = &self.inquiries.open[at];
+        let client = self.clients.get(client.index(), client.generation());
+        client.is_some_and(|client| {
+            let limit = self.pools[client.pool as usize].limits.client_output_max;
+            matches!(answer, Answer::Lines(lines) if lines.len() as u64 > limit)
+        })
     }
 
     /// The client that asks is to be closed, as it asked for.
@@ -259,6 +281,7 @@ impl Engine {
     fn conclude(&mut self, at: usize, rest: Rest) {
         let Inquiry { client: conn, request, answer, ends, .. } =
             self.inquiries.open.swap_remove(at);
+        self.bufs.discharge(answer.size());
         let client = conn.index();
         if !self.clients.is_current(client, conn.generation()) {
             return;
@@ -330,7 +353,7 @@ mod tests {
             answer.add(bytes);
         }
         assert_eq!(answer, Answer::Count(42));
-        assert_eq!(answer.to_bytes(), b"42");
+        assert_eq!(answer.into_bytes(), b"42");
         let mut out = Vec::new();
         Answer::AnyOf(0).write(Version::Resp3, &mut out);
         assert_eq!(out, b"-ERR No such client\r\n");

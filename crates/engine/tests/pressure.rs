@@ -4,7 +4,7 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, ConnId};
+use cashew_engine::{Action, CloseReason, ConnId, Rest};
 use cashew_metrics::PoolCounter;
 use world::{World, pool, redis};
 
@@ -109,6 +109,39 @@ fn what_clients_say_of_themselves_is_held_too() {
     }
     world.wait_ms(3000);
     assert!(world.engine.held_bytes() as u64 <= MAX, "{}", world.engine.held_bytes());
+}
+
+#[test]
+fn answers_of_workers_are_held_and_no_longer_than_their_client_may_take() {
+    let (mut world, _) =
+        World::connected::<1>(&tight("client_output_max: 64kb\nclient_output_pause: 64kb"));
+    world.has_others = true;
+    let (asker, other) = (world.client(), world.client());
+    let ask = |world: &mut World| {
+        world.send(asker, redis("CLIENT LIST"));
+        world.question().0
+    };
+    let ticket = ask(&mut world);
+    let held = world.engine.held_bytes();
+    let line = |id: usize| format!("id={id} {}\n", "x".repeat(1000));
+    let answer = |ids: std::ops::Range<usize>| ids.map(line).collect::<String>();
+    world.answered(ticket, answer(10..40).as_bytes(), Rest::Awaited);
+    assert!(world.engine.held_bytes() >= held + 30_000);
+    world.answered(ticket, answer(40..50).as_bytes(), Rest::None);
+    assert!(world.received(asker).len() > 40_000);
+    world.assert_idle();
+    let ticket = ask(&mut world);
+    world.answered(ticket, answer(10..80).as_bytes(), Rest::Awaited);
+    assert_eq!(world.closed, [asker], "it is not waited for more");
+    assert_eq!(world.engine.held_bytes(), 0);
+    // Nor is more told to another worker, since nobody could take it.
+    for _ in 0..30 {
+        let client = world.client();
+        world.send(client, redis(&format!("CLIENT SETNAME {}", "x".repeat(4096))));
+    }
+    let own = world.answer(0, 99, redis("CLIENT LIST").as_bytes());
+    assert!((65_536..75_000).contains(&own.len()), "{}", own.len());
+    world.close(other, CloseReason::Eof);
 }
 
 #[test]

@@ -101,16 +101,23 @@ pub fn write_big_number(out: &mut Vec<u8>, version: Version, digits: &[u8]) {
 
 /// Text that is meant to be shown as it is; `format` is `txt` or `mkd`.
 pub fn write_verbatim(out: &mut Vec<u8>, version: Version, format: [u8; 3], text: &[u8]) {
+    write_verbatim_of(out, version, format, &[text]);
+}
+
+/// As [`write_verbatim`], of a text in pieces.
+pub fn write_verbatim_of(out: &mut Vec<u8>, version: Version, format: [u8; 3], pieces: &[&[u8]]) {
+    let len = pieces.iter().map(|piece| piece.len()).sum::<usize>();
+    out.reserve(len + 32);
     match version {
-        Version::Resp2 => write_bulk(out, text),
+        Version::Resp2 => length(out, b'$', len),
         Version::Resp3 => {
-            length(out, b'=', text.len() + 4);
+            length(out, b'=', len + 4);
             out.extend_from_slice(&format);
             out.push(b':');
-            out.extend_from_slice(text);
-            out.extend_from_slice(b"\r\n");
         }
     }
+    pieces.iter().for_each(|piece| out.extend_from_slice(piece));
+    out.extend_from_slice(b"\r\n");
 }
 
 pub fn write_status(out: &mut Vec<u8>, text: &[u8]) {
