@@ -61,7 +61,7 @@ pub struct RequestParser {
 }
 
 impl RequestParser {
-    /// Data blocks of more than `value_size_max` bytes are refused.
+    /// Data blocks of more than `value_size_max` bytes are refused, and lines of `get`.
     pub fn new(value_size_max: u64) -> Self {
         Self {
             value_size_max: value_size_max.min(VALUE_SIZE_LIMIT),
@@ -77,7 +77,8 @@ impl RequestParser {
         }
     }
 
-    /// From the next request on, data blocks of more than `value_size_max` bytes are refused.
+    /// From the next request on, data blocks of more than `value_size_max` bytes are refused, and
+    /// lines of `get`.
     pub fn set_value_size_max(&mut self, value_size_max: u64) {
         self.value_size_max = value_size_max.min(VALUE_SIZE_LIMIT);
     }
@@ -198,17 +199,25 @@ impl RequestParser {
     /// Where the line feed is, if it has come.
     #[inline]
     fn find_line(&mut self, buf: &[u8]) -> Result<Option<usize>, Refusal> {
-        let window = &buf[..buf.len().min(MULTIGET_SIZE_MAX)];
+        let multiget_size_max = self.multiget_size_max();
+        let window = &buf[..buf.len().min(multiget_size_max)];
         let end = self.find_line_feed(window);
         let size = end.map_or(window.len(), |end| end + 1);
         if size > COMMAND_SIZE_MAX || (end.is_none() && size == COMMAND_SIZE_MAX) {
             // It decides by bytes that have come in any case, and so always alike.
-            let size_max = if opens_multiget(buf) { MULTIGET_SIZE_MAX } else { COMMAND_SIZE_MAX };
+            let size_max = if opens_multiget(buf) { multiget_size_max } else { COMMAND_SIZE_MAX };
             if size > size_max || (end.is_none() && size == size_max) {
                 return Err(Refusal::closing(LINE_TOO_LONG));
             }
         }
         Ok(end)
+    }
+
+    /// A line is no larger than a value may be, though that may be less than memcached takes in any
+    /// case.
+    #[inline]
+    fn multiget_size_max(&self) -> usize {
+        (self.value_size_max as usize).clamp(COMMAND_SIZE_MAX, MULTIGET_SIZE_MAX)
     }
 
     #[inline]
@@ -739,6 +748,16 @@ mod tests {
             let (head, rest) = (&fits.as_bytes()[..size_max - 1], long.as_bytes());
             assert_eq!(parser.parse(head), Parsed::Partial { need: size_max }, "{start}");
             assert!(refused(parser.parse(&rest[..size_max])), "{start}");
+        }
+        for (value_size_max, size_max) in [(3000, 3000), (100, COMMAND_SIZE_MAX)] {
+            let line = |size: usize| format!("get a{}\r\n", " ".repeat(size - 7));
+            let mut parser = RequestParser::new(value_size_max);
+            assert_eq!(parser.parse(line(size_max).as_bytes()), Parsed::Complete { len: size_max });
+            for len in [size_max, size_max + 1] {
+                let mut parser = RequestParser::new(value_size_max);
+                let parsed = parser.parse(&line(size_max + 1).as_bytes()[..len]);
+                assert!(matches!(parsed, Parsed::Reject { close: true, .. }), "{len}");
+            }
         }
         let indented = format!("{}get {}\r\n", " ".repeat(101), "a ".repeat(1024));
         let parsed = RequestParser::default().parse(indented.as_bytes());
