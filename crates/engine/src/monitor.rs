@@ -465,7 +465,7 @@ impl Engine {
                 monitor.strained_since = self.now;
             }
         }
-        self.cut_overflowed(overflowed);
+        self.cut_all(overflowed, PoolCounter::ClientsOverflowed);
     }
 
     /// As it is done to subscribers.

@@ -72,6 +72,12 @@ impl Engine {
         self.bufs.held() - self.requests.kept() + self.requests.len() * REQUEST_SIZE
     }
 
+    /// What buffers and the like may come to as long as requests are as many as now.
+    pub(crate) fn buffers_max(&self) -> usize {
+        let requests = self.requests.len() * REQUEST_SIZE;
+        self.pressure.max.saturating_add(self.requests.kept()).saturating_sub(requests)
+    }
+
     /// Acts if a limit is passed. Clients may be gone afterwards.
     #[inline(always)]
     pub(crate) fn check_pressure(&mut self) {

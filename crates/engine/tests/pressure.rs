@@ -145,6 +145,32 @@ fn answers_of_workers_are_held_and_no_longer_than_their_client_may_take() {
 }
 
 #[test]
+fn a_message_is_copied_for_as_many_as_there_is_room_for() {
+    let (mut world, _) = World::connected::<1>(&tight(""));
+    let confirmed = "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n";
+    let first = world.client();
+    world.send(first, redis("SUBSCRIBE c"));
+    let feed = world.accept(0);
+    world.send(feed, confirmed);
+    let others: Vec<ConnId> = (0..19).map(|_| world.client()).collect();
+    for &client in &others {
+        world.send(client, redis("SUBSCRIBE c"));
+        world.expect(client, confirmed);
+    }
+    world.stuck.push(first);
+    world.stuck.extend(&others);
+    let message = format!("*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n${}\r\n", 1 << 20);
+    for piece in [message.as_bytes(), &vec![b'x'; 1 << 20], b"\r\n"] {
+        world.send(feed, piece);
+    }
+    let pool = world.metrics.pool(0);
+    let delivered = world.metrics.pool_counter(pool, PoolCounter::MessagesDelivered);
+    assert!((5..8).contains(&delivered), "{delivered}");
+    assert_eq!(shed(&world), 20 - delivered);
+    assert_eq!(world.closed.len() as u64, 20 - delivered);
+}
+
+#[test]
 fn new_requests_wait_until_there_is_room_and_half_ones_go_on() {
     let (mut world, [lane]) = World::connected::<1>(&tight("client_output_pause: 1gb"));
     let half = world.client();

@@ -79,14 +79,20 @@ impl Engine {
         if self.is_heard_twice(source, index) {
             return;
         }
+        // Those for whom there is no room are closed before each has its copy, not after.
+        let room = self.buffers_max();
         let pool = &mut self.pools[source.home as usize];
         let limits = pool.limits;
         let allowed = limits.pubsub_output_max.min(limits.client_output_max);
         let subscribers = &pool.pubsub.topics.get(index).subscribers;
-        let mut overflowed = Vec::new();
+        let (mut overflowed, mut shed) = (Vec::new(), Vec::new());
         for &client in subscribers {
             let (owner, generation) = self.clients.entry(client);
             let conn = ConnId::client(client, generation);
+            if self.bufs.held() + message.len() > room {
+                shed.push(conn);
+                continue;
+            }
             let kind: &[u8] = if owner.session.dialect == Dialect::Resp3 { b">" } else { b"*" };
             let is_amid_reply = owner.head != NONE && self.requests[owner.head].streaming;
             if is_amid_reply {
@@ -111,9 +117,11 @@ impl Engine {
                 }
             }
         }
-        let count = subscribers.len() as u64;
-        self.metrics.add_pool(pool.metrics, PoolCounter::MessagesDelivered, count);
-        self.cut_overflowed(overflowed);
+        let count = subscribers.len() - shed.len();
+        self.metrics.add_pool(pool.metrics, PoolCounter::MessagesDelivered, count as u64);
+        self.exert(message.len().saturating_mul(count));
+        self.cut_all(overflowed, PoolCounter::ClientsOverflowed);
+        self.cut_all(shed, PoolCounter::ClientsShed);
     }
 
     /// A message of the topic was larger than anybody may be sent: they would have missed it.
@@ -124,14 +132,14 @@ impl Engine {
         if let Some(topic) = topic {
             let subscribers = topics.get(topic).subscribers.iter();
             let conns = subscribers.map(|&client| self.client_conn(client)).collect();
-            self.cut_overflowed(conns);
+            self.cut_all(conns, PoolCounter::ClientsOverflowed);
         }
     }
 
-    pub(crate) fn cut_overflowed(&mut self, clients: Vec<ConnId>) {
+    pub(crate) fn cut_all(&mut self, clients: Vec<ConnId>, counter: PoolCounter) {
         for conn in clients {
             if self.clients.is_current(conn.index(), conn.generation()) {
-                self.cut_client(conn.index(), PoolCounter::ClientsOverflowed);
+                self.cut_client(conn.index(), counter);
             }
         }
     }
