@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -57,8 +58,13 @@ pub(crate) struct Instance {
 
 impl Instance {
     pub(crate) fn new(scenario: &'static str) -> Self {
-        let directory =
-            std::env::temp_dir().join(format!("cashew-{}-{scenario}", std::process::id()));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        // Two tests may play one scenario, at one time.
+        let number = COUNT.fetch_add(1, Relaxed);
+        let name = format!("cashew-{}-{number}-{scenario}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        // Another process may have had the number, and left it behind.
+        let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
         Self { scenario, address: free_address(), directory, master: None }
     }
