@@ -169,6 +169,7 @@ impl Worker {
     }
 
     fn handle(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
+        self.beat();
         match message {
             ToChild::Init { slot, rank, workers } => {
                 self.slot = slot;
@@ -316,13 +317,20 @@ impl Worker {
         let (_, directory) = super::scenario().expect("a process has one");
         fs::write(directory.join("committing"), "").unwrap();
         while !directory.join("confirm").exists() {
-            self.serving().writer.beat(monotonic_ms());
+            self.beat();
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     fn serving(&self) -> &Serving {
         self.serving.as_ref().expect("the first message tells")
+    }
+
+    /// Whatever it does that takes its time: who is slow does not hang.
+    fn beat(&self) {
+        if let Some(serving) = &self.serving {
+            serving.writer.beat(monotonic_ms());
+        }
     }
 
     fn say(&self, message: &ToMaster) {
@@ -333,7 +341,10 @@ impl Worker {
         loop {
             match self.channel.send(message, descriptors) {
                 Ok(()) => return,
-                Err(SendError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+                Err(SendError::WouldBlock) => {
+                    self.beat();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 Err(SendError::Closed) => std::process::exit(0),
                 Err(error) => panic!("{error}"),
             }
@@ -359,9 +370,7 @@ impl Worker {
     }
 
     fn turn(&mut self) {
-        if let Some(serving) = &self.serving {
-            serving.writer.beat(monotonic_ms());
-        }
+        self.beat();
         let mut fds = vec![PollFd::new(&self.channel, PollFlags::IN)];
         if self.started && !self.held {
             let listeners = self.listeners.values().map(|(_, socket)| socket.as_fd());
@@ -475,7 +484,7 @@ impl Worker {
                 Ok(0) => break,
                 Ok(_) => line.push(byte[0]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.serving().writer.beat(monotonic_ms());
+                    self.beat();
                 }
                 Err(error) => return Err(error),
             }
