@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+#[path = "../../../tests/rust/addresses.rs"]
+mod addresses;
+
+use addresses::free_address;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -304,7 +309,7 @@ fn an_instance_serves_statistics_until_it_is_stopped() {
         TcpStream::connect(place.address).unwrap();
         kill(master.0.id(), Signal::TERM);
         assert_eq!(master.0.wait().unwrap().code(), Some(0));
-        assert!(TcpStream::connect(place.address).is_err());
+        wait_until(|| TcpStream::connect(place.address).is_err());
         assert!(!Path::new(&place.file("pid")).exists());
     }
 }
@@ -372,10 +377,6 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn free_address() -> SocketAddr {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
-}
-
 /// A directory and addresses of a test's own.
 struct Place {
     directory: PathBuf,
@@ -386,6 +387,8 @@ struct Place {
 impl Place {
     fn new(name: &str) -> Self {
         let directory = std::env::temp_dir().join(format!("cashew-{}-{name}", std::process::id()));
+        // Another process may have had the number, and left it behind.
+        let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
         Self { directory, address: free_address(), statistics: free_address() }
     }

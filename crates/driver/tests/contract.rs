@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bench::{Bench, Event, QUIET, SocketPath, client, pattern, reset, server};
+use bench::{Bench, Event, QUIET, SocketPath, client, free_address, pattern, reset, server};
 use cashew_driver::{Address, CloseKind, Driver, Token};
 use rustix::net::SendFlags;
 use rustix::process::{Resource, Rlimit};
@@ -672,15 +672,10 @@ fn connects_to_a_server_that_speaks_first<D: Driver>(new: fn() -> D) {
     assert_eq!(bench.recorder.story(conn)[0], Event::Connected(conn));
 }
 
-/// Where nobody listens.
-fn nowhere() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 fn is_refused<D: Driver>(new: fn() -> D) {
     let mut bench = Bench::new(new);
     let conn = server(0, 1);
-    assert_eq!(bench.connect(conn, &Address::Tcp(nowhere())), Some(CloseKind::Refused));
+    assert_eq!(bench.connect(conn, &Address::Tcp(free_address())), Some(CloseKind::Refused));
     assert!(bench.recorder.events.len() <= 1, "{:?}", bench.recorder.events);
     // The token is free for another attempt.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

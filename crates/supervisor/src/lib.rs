@@ -5,6 +5,9 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod activation;
+#[cfg(test)]
+#[path = "../../../tests/rust/addresses.rs"]
+mod addresses;
 mod balance;
 mod child;
 mod command;

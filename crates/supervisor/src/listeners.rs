@@ -440,9 +440,11 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
+    use std::time::{Duration, Instant};
 
-    use super::sockets::tests::{Directory, free_address};
+    use super::sockets::tests::Directory;
     use super::*;
+    use crate::addresses::free_address;
 
     #[test]
     fn a_port_that_somebody_shares_is_in_use_all_the_same() {
@@ -453,6 +455,7 @@ mod tests {
         let refused = Listeners::bind(&snapshot, 2, false, Vec::new()).unwrap_err();
         assert!(matches!(refused.why, Why::InUse));
         drop(theirs);
+        wait_refused(&address.to_string());
         Listeners::bind(&snapshot, 2, false, Vec::new()).unwrap();
     }
 
@@ -477,7 +480,7 @@ mod tests {
         listeners.adopt(bound, &after);
         let expected = [named(&[0, 1, 4], "a"), named(&[5, 6, 7], "b")].concat();
         assert_eq!(ids(&listeners), expected);
-        assert!(TcpStream::connect(&other).is_err());
+        wait_refused(&other);
         TcpStream::connect(&third).unwrap();
         drop(waiting);
 
@@ -537,7 +540,7 @@ mod tests {
         TcpStream::connect(&other).unwrap();
         UnixStream::connect(&path).unwrap();
         drop(bound);
-        assert!(TcpStream::connect(&other).is_err());
+        wait_refused(&other);
         assert!(!Path::new(&path).exists());
         TcpStream::connect(&one).unwrap();
     }
@@ -562,12 +565,29 @@ mod tests {
         snapshot
     }
 
-    /// Whether it gets from a client to the socket of the statistics.
+    /// Whether it gets from a client to the socket of the statistics, which it may take a moment to.
     fn tells(listeners: &Listeners, address: SocketAddr) -> bool {
-        let socket = listeners.of_stats().unwrap().try_clone().unwrap();
+        let socket = TcpListener::from(listeners.of_stats().unwrap().try_clone().unwrap());
         let Ok(client) = TcpStream::connect(address) else { return false };
-        let accepted = TcpListener::from(socket).accept();
-        accepted.is_ok_and(|(_, peer)| peer == client.local_addr().unwrap())
+        let client = client.local_addr().unwrap();
+        comes_true(|| socket.accept().is_ok_and(|(_, peer)| peer == client))
+    }
+
+    /// Waits until nobody listens there: a process that another test has just started has what this one
+    /// had open until it executes its program.
+    fn wait_refused(address: &str) {
+        assert!(comes_true(|| TcpStream::connect(address).is_err()), "{address} is served");
+    }
+
+    fn comes_true(mut condition: impl FnMut() -> bool) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !condition() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
     }
 
     #[test]
@@ -579,7 +599,8 @@ mod tests {
         assert!(tells(&listeners, one));
         let after = with_stats(other, &[]);
         drop(listeners.bind_new(&after, 1).unwrap());
-        assert!(TcpStream::connect(other).is_err() && tells(&listeners, one));
+        wait_refused(&other.to_string());
+        assert!(tells(&listeners, one));
         let bound = listeners.bind_new(&after, 1).unwrap();
         listeners.adopt(bound, &after);
         assert_eq!(listeners.stats_address(), Some(other));
@@ -587,7 +608,7 @@ mod tests {
         // Up to whoever has it.
         TcpStream::connect(one).unwrap();
         drop(admin);
-        assert!(TcpStream::connect(one).is_err());
+        wait_refused(&one.to_string());
     }
 
     #[test]

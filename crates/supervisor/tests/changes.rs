@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use fake::{Config, Guest, Instance, fake_processes, free_address, is_alive, kill, wait_until};
+use fake::{
+    Config, Guest, Instance, PATIENCE, fake_processes, free_address, is_alive, kill, wait_refused,
+    wait_until,
+};
 use rustix::process::Signal;
 
 fake_processes!();
@@ -81,14 +84,16 @@ fn what_cannot_take_effect_leaves_everything_as_it_is() {
 
     let with = |name| Config { pools: vec![(name, other.to_string())], ..config.clone() };
     fails(&with("refused"), "worker 1 refuses it: it is too hard");
-    assert!(TcpStream::connect(other).is_err(), "what was bound is closed again");
+    // What was bound is closed again.
+    wait_refused(other);
 
     fails(&with("deadly"), "worker 1 died meanwhile");
-    assert!(TcpStream::connect(other).is_err());
+    wait_refused(other);
 
     let theirs = TcpListener::bind(other).unwrap();
     fails(&with("second"), "pool 'second': cannot listen on");
     drop(theirs);
+    wait_refused(other);
 
     fails(&Config { workers: 0, ..config.clone() }, "worker_processes cannot change from 2 to 0");
 
@@ -113,7 +118,7 @@ fn addresses_come_go_and_move() {
     guest.pid();
     TcpStream::connect(before).unwrap();
     instance.reload(&Config { pools: Vec::new(), ..instance.config() });
-    wait_until(|| TcpStream::connect(before).is_err());
+    wait_refused(before);
     guest.pid();
     assert_eq!(instance.places(2).len(), 2);
 }

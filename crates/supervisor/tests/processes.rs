@@ -3,11 +3,11 @@
 mod fake;
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use fake::{Config, Instance, PATIENCE, fake_processes, is_alive, kill, wait_until};
+use fake::{Config, Instance, PATIENCE, fake_processes, is_alive, kill, wait_refused, wait_until};
 use rustix::process::Signal;
 
 fake_processes!();
@@ -81,7 +81,7 @@ fn sigterm_stops_gracefully() {
     assert_eq!(fs::read_to_string(instance.path("pid")).unwrap(), format!("{}\n", instance.id()));
     assert_eq!(instance.stop(Signal::TERM).code(), Some(0));
     assert!(!instance.path("pid").exists());
-    assert!(TcpStream::connect(instance.address).is_err());
+    wait_refused(instance.address);
     assert!(workers.iter().all(|pid| !is_alive(*pid)));
     assert!(!instance.path("socket").exists());
 }

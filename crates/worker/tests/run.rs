@@ -1,5 +1,7 @@
 //! One worker, from its start to its end.
 
+#[path = "../../../tests/rust/addresses.rs"]
+mod addresses;
 mod harness;
 
 use std::io::{Read, Write};
@@ -253,8 +255,7 @@ fn quick_acknowledgements_spare_clients_a_wait() {
 
 #[test]
 fn it_reports_a_server_that_fails() {
-    let (listener, address) = server();
-    drop(listener);
+    let address = addresses::free_address().to_string();
     let options = "auto_eject_hosts: true\n    server_failure_limit: 1";
     let mut worker = Worker::start(&address, options);
     let mut client = worker.client();

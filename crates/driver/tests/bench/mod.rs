@@ -14,6 +14,11 @@ use cashew_driver::{
     Address, CloseKind, Driver, EpollDriver, Handler, Refusal, Token, UringDriver,
 };
 
+#[path = "../../../../tests/rust/addresses.rs"]
+mod addresses;
+
+pub(crate) use addresses::free_address;
+
 /// Tests that every driver passes.
 macro_rules! contract {
     ($($name:ident)*) => {
@@ -277,7 +282,12 @@ impl<D: Driver> Bench<D> {
 
     /// Listens as number `id`; returns where.
     pub(crate) fn listen(&mut self, id: u32, address: &str) -> SocketAddr {
-        let listener = TcpListener::bind(address).expect("a free port");
+        let listener = match address {
+            // So that nobody else gets it when it is let go of.
+            "127.0.0.1:0" => TcpListener::bind(free_address()),
+            _ => TcpListener::bind(address),
+        };
+        let listener = listener.expect("a free port");
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         self.driver.listen(id, listener.into()).unwrap();

@@ -165,13 +165,14 @@ impl From<Errno> for Why {
 #[cfg(test)]
 pub(super) mod tests {
     use std::fs;
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::net::TcpStream;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::Barrier;
     use std::thread;
 
     use super::*;
+    use crate::addresses::free_address;
 
     #[test]
     fn a_group_shares_one_port() {
@@ -246,10 +247,6 @@ pub(super) mod tests {
         let _theirs = UnixListener::bind(&path).unwrap();
         drop(group);
         UnixStream::connect(&path).unwrap();
-    }
-
-    pub(crate) fn free_address() -> SocketAddr {
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
     }
 
     pub(crate) struct Directory(pub(crate) PathBuf);

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -17,8 +17,11 @@ use std::time::{Duration, Instant};
 use cashew_supervisor::{CommandLine, Options, Program, Role, Spawn, TakeOver};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
+#[path = "../../../../tests/rust/addresses.rs"]
+mod addresses;
 mod child;
 
+pub(crate) use addresses::free_address;
 pub(crate) use child::{admin, worker};
 
 /// Longer than anything here takes, on a machine that is busy with something else.
@@ -265,8 +268,10 @@ impl Drop for Instance {
     }
 }
 
-pub(crate) fn free_address() -> SocketAddr {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
+/// Waits until nobody listens there. A process that another thread has just started has what this one
+/// had open until it executes its program, so that what is closed here may be open there for a moment.
+pub(crate) fn wait_refused(address: SocketAddr) {
+    wait_until(|| TcpStream::connect(address).is_err());
 }
 
 pub(crate) fn kill(pid: u32, signal: Signal) {
