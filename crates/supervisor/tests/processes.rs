@@ -309,6 +309,18 @@ fn inquiry_of_another(instance: &Instance, how: &str, pid: u32) -> (u32, Vec<u32
     heard.unwrap()
 }
 
+/// The first inquiry that nobody was too late for, as workers may be that wait for a processor: who asked
+/// and whom it heard.
+fn full(mut inquire: impl FnMut() -> (u32, Vec<u32>, String)) -> (u32, Vec<u32>) {
+    let mut heard = None;
+    wait_until(|| {
+        let (asker, others, rest) = inquire();
+        heard = (rest == "None").then_some((asker, others));
+        heard.is_some()
+    });
+    heard.unwrap()
+}
+
 #[test]
 fn questions_of_one_worker_are_answered_by_all_others() {
     let instance = Instance::new("inquiries");
@@ -320,16 +332,19 @@ fn questions_of_one_worker_are_answered_by_all_others() {
         workers.iter().copied().filter(|&pid| pid != asker && pid != missing).collect()
     };
     for _ in 0..10 {
-        let (asker, heard, rest) = inquiry(&instance, "who");
-        assert_eq!((heard, &rest[..]), (others(asker, 0), "None"));
+        let (asker, heard) = full(|| inquiry(&instance, "who"));
+        assert_eq!(heard, others(asker, 0));
     }
-    let (asker, heard, rest) = inquiry_of_another(&instance, "shrug", workers[0]);
-    assert_eq!((heard, &rest[..]), (others(asker, workers[0]), "None"));
+    let (asker, heard) = full(|| inquiry_of_another(&instance, "shrug", workers[0]));
+    assert_eq!(heard, others(asker, workers[0]));
     // Who hangs is not waited for any longer than that.
-    let (asker, heard, rest) = inquiry_of_another(&instance, "hang", workers[1]);
-    assert_eq!((heard, &rest[..]), (others(asker, workers[1]), "Missing"));
-    let (asker, heard, rest) = inquiry(&instance, "who");
-    assert_eq!((heard, &rest[..]), (others(asker, 0), "None"));
+    wait_until(|| {
+        let (asker, heard, rest) = inquiry_of_another(&instance, "hang", workers[1]);
+        assert_eq!(rest, "Missing");
+        heard == others(asker, workers[1])
+    });
+    let (asker, heard) = full(|| inquiry(&instance, "who"));
+    assert_eq!(heard, others(asker, 0));
     // Who dies has no clients, and who comes in its place is asked.
     let (asker, heard, rest) = inquiry_of_another(&instance, "die", workers[2]);
     assert_eq!((heard, &rest[..]), (others(asker, workers[2]), "None"));
