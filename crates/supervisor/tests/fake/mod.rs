@@ -399,7 +399,12 @@ fn snapshot(scenario: &str, directory: &Path) -> cashew_config::Snapshot {
     if !path.exists() {
         let address = std::env::var("CASHEW_ADDRESS").unwrap().parse().unwrap();
         let workers = if scenario.starts_with("threads") { 0 } else { 2 };
-        let timeout = if scenario.ends_with("long") { 300 } else { 1 };
+        let timeout = match scenario {
+            _ if scenario.ends_with("long") => 300,
+            // Nobody is waited for who stops when told to.
+            _ if scenario.starts_with("stubborn") => 1,
+            _ => 20,
+        };
         Config { workers, timeout, ..Config::new(address) }.write(directory);
     }
     cashew_config::load(&path).unwrap_or_else(|errors| panic!("{errors}")).snapshot
@@ -425,7 +430,7 @@ impl Config {
     pub(crate) fn new(address: SocketAddr) -> Self {
         Self {
             workers: 2,
-            timeout: 10,
+            timeout: 20,
             global: String::new(),
             address,
             servers: vec!["a", "b"],
