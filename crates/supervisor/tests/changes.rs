@@ -132,6 +132,7 @@ fn workers_come_and_go_without_anybody_noticing() {
     let mut guests: Vec<Guest> = (0..40).map(|_| instance.stay()).collect();
     let (stop, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     scope(|scope| {
+        let _stop = Stop(&stop);
         for _ in 0..4 {
             scope.spawn(|| {
                 while !stop.load(Relaxed) {
@@ -154,7 +155,6 @@ fn workers_come_and_go_without_anybody_noticing() {
             assert_eq!(served.len(), 40);
             wait_until(|| instance.log().matches("has stopped").count() == retired);
         }
-        stop.store(true, Relaxed);
     });
     assert!(asked.load(Relaxed) > 20);
     assert_eq!(instance.ask("taken"), "40");
@@ -196,7 +196,9 @@ fn fifty_reloads_in_two_seconds() {
     let configs = [vec!["a"], vec!["a", "b", "c"]];
     let configs = configs.map(|servers| Config { servers, ..instance.config() });
     let stop = AtomicBool::new(false);
+    let epochs = || instance.log().matches("is in effect").count();
     scope(|scope| {
+        let _stop = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Relaxed) {
                 instance.pid();
@@ -204,20 +206,23 @@ fn fifty_reloads_in_two_seconds() {
         });
         let mut guest = instance.stay();
         let begin = Instant::now();
-        for round in 0..50 {
+        let mut reload = |round: usize| {
             configs[round % 2].write(&instance.directory);
             instance.signal(Signal::HUP);
             guest.pid();
             let due = Duration::from_millis(40) * (round as u32 + 1);
             sleep(due.saturating_sub(begin.elapsed()));
+        };
+        (0..50).for_each(&mut reload);
+        // Where the machine has other things to do more of them became one.
+        for pair in (25..).take_while(|_| epochs() <= 3) {
+            assert!(begin.elapsed() < PATIENCE, "only {} epochs", epochs());
+            (2 * pair..2 * pair + 2).for_each(&mut reload);
         }
         wait_until(|| instance.live(2) == ["111"]);
-        stop.store(true, Relaxed);
     });
-    let log = instance.log();
-    let epochs = log.matches("is in effect").count();
-    eprintln!("{epochs} epochs");
-    assert!(epochs > 3 && !log.contains("ERROR"));
+    eprintln!("{} epochs", epochs());
+    assert!(!instance.log().contains("ERROR"));
 }
 
 #[test]
@@ -344,6 +349,15 @@ fn one_process_reloads_too() {
     wait_until(|| instance.log().contains("worker 0 (a thread) has stopped"));
     guest.pid();
     assert_eq!(instance.places(1), ["epoch 3, 0 of 1"]);
+}
+
+/// Set when it is dropped, be it by a failed test: a scope waits for its threads.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// Kills a worker and waits for the next.
