@@ -9,14 +9,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cashew_control::ToChild;
-use harness::{Instance, Record, Server, Worker, listener};
+use harness::{Instance, PATIENCE, Record, Server, Worker, listener};
 
 const CLIENTS: usize = 120;
 
 fn lost(io_engine: &str) -> usize {
     let server = Server::start('a', &Record::default());
     let yaml = format!(
-        "global:\n  worker_shutdown_timeout: 2\n  io_engine: {io_engine}\npools:\n  p:\n    \
+        "global:\n  worker_shutdown_timeout: 20\n  io_engine: {io_engine}\npools:\n  p:\n    \
          listen: 127.0.0.1:1\n    redis: true\n    servers:\n    - {}:1\n",
         server.address
     );
@@ -30,11 +30,11 @@ fn lost(io_engine: &str) -> usize {
         worker.listen(0, 0, &socket);
         let start = Instant::now();
         while start.elapsed() < Duration::from_micros(round * 20) {}
-        worker.tell(ToChild::Retire { timeout_ms: 2000 });
+        worker.tell(ToChild::Retire { timeout_ms: 20_000 });
         // The sessions that it hands over, and who still waits for somebody else to accept.
         let mut kept = Vec::new();
         let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(150) {
+        while start.elapsed() < PATIENCE {
             match worker.master.as_mut().unwrap().receive() {
                 Ok(Some((_, descriptors))) => kept.extend(descriptors),
                 Ok(None) => thread::sleep(Duration::from_millis(1)),

@@ -116,8 +116,9 @@ fn exchange_under_load(io_engine: &str) {
     }
     eprintln!("{io_engine}: {} sessions in {:?}", ROUNDS * CLIENTS, start.elapsed());
     load.stop();
-    pair.wait("all are gone", |pair| pair.instance.shared.taken(0) == 0);
-    assert_eq!(pair.clients(0) + pair.clients(1), 0);
+    pair.wait("all are gone", |pair| {
+        pair.instance.shared.taken(0) == 0 && pair.clients(0) + pair.clients(1) == 0
+    });
     let headers = [0, 1].map(|slot| pair.instance.segments.header(slot));
     let moved = (ROUNDS * CLIENTS / 2) as u64;
     assert_eq!(headers.map(|header| header.sessions_out), [moved; 2]);
@@ -202,14 +203,21 @@ fn a_part_of_the_load_can_be_shed() {
     load.wait(2000);
     let start = Instant::now();
     let mut moved = 1;
-    while start.elapsed() < Duration::from_millis(300) {
-        if let Some((ToMaster::HandOver { session }, descriptors)) = pair.workers[0].try_receive() {
-            pair.workers[1].send(ToChild::Adopt { session }, &descriptors);
-            moved += 1;
+    // All have moved, and no more come.
+    while start.elapsed() < Duration::from_millis(300)
+        || (pair.clients(0), pair.clients(1)) != (8 - moved, moved)
+    {
+        assert!(start.elapsed() < PATIENCE, "{moved} moved, {} there", pair.clients(1));
+        match pair.workers[0].try_receive() {
+            Some((ToMaster::HandOver { session }, descriptors)) => {
+                pair.workers[1].send(ToChild::Adopt { session }, &descriptors);
+                moved += 1;
+            }
+            Some((other, _)) => panic!("{other:?}"),
+            None => thread::sleep(Duration::from_millis(1)),
         }
     }
     assert!((1..=4).contains(&moved), "{moved}");
-    pair.wait("all have moved", |pair| (pair.clients(0), pair.clients(1)) == (8 - moved, moved));
     load.stop();
 }
 
