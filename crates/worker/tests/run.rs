@@ -27,9 +27,13 @@ struct Worker {
 impl Worker {
     /// Serves a pool with the options over one server, and is ready.
     fn start(server: &str, options: &str) -> Self {
+        Self::start_to_stop_within(PATIENCE.as_secs(), server, options)
+    }
+
+    fn start_to_stop_within(seconds: u64, server: &str, options: &str) -> Self {
         let (socket, address) = harness::listener();
         let yaml = format!(
-            "global:\n  worker_shutdown_timeout: 1\npools:\n  p:\n    listen: {address}\n    \
+            "global:\n  worker_shutdown_timeout: {seconds}\npools:\n  p:\n    listen: {address}\n    \
              redis: true\n    {options}\n    servers:\n    - {server}:1\n    - 127.0.0.1:1:1 spare\n"
         );
         let instance = Instance::new(&yaml);
@@ -136,13 +140,14 @@ fn a_shutdown_finishes_what_is_in_flight() {
 #[test]
 fn a_shutdown_waits_no_longer_than_it_may() {
     let (listener, address) = server();
-    let worker = Worker::start(&address, "");
+    let worker = Worker::start_to_stop_within(1, &address, "");
     let (mut client, mut server) = exchange(&worker, &listener);
     client.write_all(GET).unwrap();
     expect(&mut server, GET);
+    let at = Instant::now();
     worker.tell(ToChild::Shutdown);
-    let took = worker.join();
-    assert!(took >= Duration::from_millis(500), "{took:?}");
+    worker.join();
+    assert!(at.elapsed() >= Duration::from_millis(990), "{:?}", at.elapsed());
     expect_end(server);
 }
 
@@ -183,19 +188,27 @@ fn it_shows_that_it_lives_and_how_busy_it_is() {
     let (_listener, address) = server();
     let worker = Worker::start(&address, "");
     let header = || worker.instance.segments.header(0);
-    let first = header().heartbeat_ms;
-    let start = Instant::now();
-    let mut beats = vec![first];
-    while start.elapsed() < Duration::from_millis(1200) {
-        let beat = header().heartbeat_ms;
-        if beats.last() != Some(&beat) {
-            beats.push(beat);
+    let measure = || {
+        let start = Instant::now();
+        let mut beats = vec![header().heartbeat_ms];
+        while start.elapsed() < Duration::from_millis(1200) {
+            let beat = header().heartbeat_ms;
+            if beats.last() != Some(&beat) {
+                beats.push(beat);
+            }
+            thread::sleep(Duration::from_millis(5));
         }
-        thread::sleep(Duration::from_millis(5));
+        (beats, header().busy)
+    };
+    let begin = Instant::now();
+    loop {
+        // Every 100 ms; a busy machine may swallow some, or almost all: then again.
+        let (beats, busy) = measure();
+        if (6..=13).contains(&beats.len()) && busy < 500 {
+            break;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{beats:?}, busy: {busy}");
     }
-    // Every 100 ms; a busy machine may swallow some.
-    assert!((6..=13).contains(&beats.len()), "{beats:?}");
-    assert!(header().busy < 500, "{}", header().busy);
 }
 
 #[test]
@@ -247,7 +260,7 @@ fn time_in_two_parts(options: &str) -> Duration {
 fn quick_acknowledgements_spare_clients_a_wait() {
     let delayed = time_in_two_parts("");
     // Again where the machine has other things to do.
-    let mut quick = (0..5).map(|_| time_in_two_parts("tcp_quickack: true"));
+    let mut quick = (0..20).map(|_| time_in_two_parts("tcp_quickack: true"));
     let quick = quick.find(|time| *time < Duration::from_millis(20));
     eprintln!("delayed: {delayed:?}, quick: {quick:?}");
     assert!(quick.is_some(), "as long as {delayed:?}");
