@@ -153,6 +153,8 @@ fn accepts_many_also_where_more_is_ready_than_one_wait_tells<D: Driver>(new: fn(
         bench.driver.watch(watch, reader.as_fd()).unwrap();
     }
     let peers = [(); 60].map(|()| TcpStream::connect(address).unwrap());
+    // Until all of them can be accepted, which is a little later than that they are connected.
+    thread::sleep(QUIET);
     for _ in 0..40 {
         bench.tick(Duration::from_millis(1));
     }
@@ -166,7 +168,9 @@ fn closes_whom_the_handler_does_not_want<D: Driver>(new: fn() -> D) {
     let mut peers = [(); 100].map(|()| TcpStream::connect(address).unwrap());
     for peer in &mut peers {
         peer.write_all(b"unread").unwrap();
+        peer.set_read_timeout(Some(bench::PATIENCE)).unwrap();
     }
+    bench.until(|recorder| recorder.refused == 100);
     bench.linger();
     for mut peer in peers {
         let mut heard = String::new();

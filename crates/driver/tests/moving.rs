@@ -391,6 +391,8 @@ fn accepts_all_who_wait_before_it_stops_listening<D: Driver>(new: fn() -> D) {
     bench.tick(Duration::ZERO);
     let mut peers: Vec<TcpStream> =
         (0..CLIENTS).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // Until all of them can be accepted, which is a little later than that they are connected.
+    thread::sleep(QUIET);
     bench.tick(Duration::ZERO);
     bench.driver.unlisten(7, true, &mut bench.recorder);
     assert_eq!(bench.recorder.accepted().len(), CLIENTS);
@@ -442,6 +444,8 @@ fn reports_whom_the_kernel_accepted_when_it_stops_listening<D: Driver>(new: fn()
     bench.driver.listen(1, listener.try_clone().unwrap().into()).unwrap();
     bench.tick(Duration::ZERO);
     let _peers: Vec<TcpStream> = (0..90).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // Until all of them can be accepted, which is a little later than that they are connected.
+    thread::sleep(QUIET);
     bench.tick(Duration::ZERO);
     bench.driver.unlisten(1, false, &mut bench.recorder);
     let accepted = bench.recorder.accepted().len();

@@ -93,6 +93,8 @@ pub(crate) struct Recorder {
     accepted: u64,
     /// Accepts nobody.
     pub(crate) is_full: bool,
+    /// How many it has not accepted.
+    pub(crate) refused: usize,
     pub(crate) events: Vec<Event>,
     /// Sockets the driver has let go of.
     pub(crate) detached: HashMap<Token, OwnedFd>,
@@ -165,6 +167,7 @@ impl Handler for Recorder {
 
     fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {
         if self.is_full {
+            self.refused += 1;
             return Err(b"full");
         }
         let conn = self.tokens.pop_front().unwrap_or_else(|| client(self.accepted, 7));
