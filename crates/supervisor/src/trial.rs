@@ -364,8 +364,11 @@ mod tests {
         }
 
         fn file(&self, name: &str, content: &[u8]) -> PathBuf {
-            let path = self.0.join(name);
-            fs::write(&path, content).unwrap();
+            let (path, source) = (self.0.join(name), self.0.join(format!("{name}.source")));
+            fs::write(&source, content).unwrap();
+            // What another test starts at this moment has what this process has open for writing, and what
+            // somebody has open for writing cannot be executed.
+            assert!(Command::new("cp").args([&source, &path]).status().unwrap().success());
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
             path
         }
