@@ -319,7 +319,7 @@ class Storm:
 
     def _once(self, number):
         reply = bulk(value(number))
-        with connect(self.address, 5.0) as client:
+        with connect(self.address, PATIENCE) as client:
             client.sendall(resp("GET", key(number)))
             got = b""
             while len(got) < len(reply):

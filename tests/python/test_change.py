@@ -82,7 +82,9 @@ def test_everything_at_once(place, deaths):
         {"alpha": {"redis": True, "servers": server_lines(servers)},
          "beta": {"redis": True, "servers": server_lines(servers[:1]),
                   "listen": str(place.directory / "beta.sock")}},
-        {"worker_processes": 2, "rebalance_threshold": 5, "worker_shutdown_timeout": 3})
+        {"worker_processes": 2, "rebalance_threshold": 5,
+         # Where nobody may be lost everybody must have the time to come to rest.
+         "worker_shutdown_timeout": 3 if deaths else 15})
     gateway.wait_serving()
     kinds = ["reload", "reload", "hang up", "resize", "upgrade", "upgrade by signal", "both"]
     kinds += ["kill", "stop"] if deaths else []

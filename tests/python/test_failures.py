@@ -18,6 +18,8 @@ from harness import (
     commands,
     config_text,
     free_port,
+    in_time,
+    measured,
     resp,
     server_lines,
     silent,
@@ -90,7 +92,8 @@ class Watch:
 
     def check(self, seconds):
         assert not self.errors, self.errors
-        assert self.count > 0 and self.slowest < seconds, (self.count, self.slowest)
+        assert self.count > 0
+        in_time(self.slowest, seconds, f"for one of {self.count}")
 
 
 # ------------------------------------------------------------------------------------ server down
@@ -221,6 +224,7 @@ def _line(conn, request):
 
 
 @pytest.mark.alone
+@measured
 def test_a_silent_server_times_out_and_no_other_waits(place):
     fake = place.keep(FakeServer(silent))
     server = place.redis()
@@ -239,11 +243,13 @@ def test_a_silent_server_times_out_and_no_other_waits(place):
             for _ in range(3):
                 # It fails sooner now that the server is known to be unwell.
                 error, seconds = timed(lambda: conn.error("GET", dead))
-                assert error == SILENT and seconds < 0.9, seconds
+                assert error == SILENT
+                in_time(seconds, 0.9)
         watch.check(0.8)
         # Gathered from a server that answers and one that does not.
         error, seconds = timed(lambda: conn.error("MGET", *keys))
-        assert error == SILENT and seconds < 0.9
+        assert error == SILENT
+        in_time(seconds, 0.9)
 
 
 def test_a_timeout_costs_only_what_is_behind_it_on_its_connection(place):
@@ -264,7 +270,7 @@ def test_a_timeout_costs_only_what_is_behind_it_on_its_connection(place):
         assert conn.call("GET", "warm") == b"fine"
     assert 2 <= len(fake.clients) <= 4
     conns[0].send(resp("GET", "before") + resp("GET", "be-silent") + resp("GET", "behind"))
-    conns[0].expect(b"$4\r\nfine\r\n", 2.0)
+    conns[0].expect(b"$4\r\nfine\r\n")
     for conn in conns[1:]:
         conn.send(resp("GET", "x"))
     served = 0
@@ -282,6 +288,7 @@ def test_a_timeout_costs_only_what_is_behind_it_on_its_connection(place):
 
 
 @pytest.mark.alone
+@measured
 def test_a_slow_script_times_out_and_a_fast_one_does_not(place):
     servers = [place.redis() for _ in range(2)]
     gateway = place.cashew({"alpha": pool_of(servers, timeout=1500)}, {"worker_processes": 1})
@@ -296,7 +303,8 @@ def test_a_slow_script_times_out_and_a_fast_one_does_not(place):
         assert conn.call("EVAL", loop, 1, by_server[0][0], 50) == b"done"
         with Watch(gateway, "GET", by_server[1][0]) as watch:
             error, seconds = timed(lambda: conn.error("EVAL", loop, 1, by_server[0][0], 5000))
-        assert error == TIMED_OUT and 1.4 < seconds < 4.5
+        assert error == TIMED_OUT and 1.4 < seconds
+        in_time(seconds, 4.5)
         watch.check(1.2)
         wait_until(lambda: _get(conn, by_server[0][0]) == b"v", "the server answers again")
         # The answer of the script, given up long ago, goes to nobody.
@@ -321,6 +329,7 @@ def test_without_a_timeout_a_slow_server_is_waited_for(place):
 
 
 @pytest.mark.alone
+@measured
 def test_a_connection_that_never_completes(place):
     full = place.keep(FullListener())
     server = place.redis()
@@ -337,7 +346,8 @@ def test_a_connection_that_never_completes(place):
         with Watch(gateway, "GET", living) as watch:
             for _ in range(3):
                 error, seconds = timed(lambda: conn.error("GET", dead))
-                assert error == SILENT and seconds < 0.9
+                assert error == SILENT
+                in_time(seconds, 0.9)
         watch.check(0.8)
 
 

@@ -137,7 +137,7 @@ def test_a_server_that_dies_is_connected_again(gateway):
 def test_an_ending_worker_answers_what_is_in_flight(gateway):
     worker = gateway.workers()[0]
     with gateway.connect() as conn:
-        conn.send(resp("EVAL", "local t = redis.call('TIME')[1] + 1; "
+        conn.send(resp("EVAL", "local t = redis.call('TIME')[1] + 3; "
                        "while redis.call('TIME')[1] + 0 <= t do end; return 1", "1", "k"))
         wait_until(gateway.under_way, "the server is asked", pause=0)
         gateway.process.signal(signal.SIGTERM)

@@ -195,17 +195,17 @@ def test_half_a_gigabyte_passes_in_bounded_memory(place, kind):
 def test_a_client_that_reads_slowly_is_waited_for(place, kind):
     server = kind.server(place)
     # Redis copies so much for some hundred milliseconds, and the small requests wait for that.
-    gateway = kind.gateway(place, server, timeout=1000)
+    gateway = kind.gateway(place, server, timeout=2000)
     with gateway.connect(timeout=60) as conn:
         upload(conn, kind, b"large", 64 * MIB)
         conn.expect(kind.stored)
         with Small(gateway, kind), Memory(gateway) as memory:
             conn.send(kind.ask(b"large"))
-            time.sleep(3)
+            time.sleep(4)
             conn.expect(kind.reply_head(b"large", 64 * MIB))
             for number in range(64):
                 assert conn.read(MIB) == piece(number)
-                time.sleep(2 if number == 32 else 0)
+                time.sleep(3 if number == 32 else 0)
             conn.expect(kind.reply_end)
         assert memory.growth < MEMORY_MAX, f"{memory.growth >> 20} MiB more"
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from harness import HOST, Conn, resp, server_lines, wait_until, worker_processes
+from harness import HOST, PATIENCE, Conn, resp, server_lines, wait_until, worker_processes
 
 PROTOCOLS = [2, 3]
 
@@ -156,7 +156,7 @@ STEPS = [
 
 def transcript(address):
     """What three clients are told, step by step; messages are waited for."""
-    conns = {name: Conn(address, 5.0) for name in "abc"}
+    conns = {name: Conn(address) for name in "abc"}
     said = []
     for name, replies, *words in STEPS:
         conns[name].send(resp(*words))
@@ -174,7 +174,7 @@ def transcript(address):
 def messages(conns, count):
     """So many messages, by client; those of one client in any order, as patterns are."""
     found = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while len(found) < count:
         assert time.monotonic() < deadline, f"{len(found)} of {count} messages"
         for name in "ac":
@@ -361,7 +361,7 @@ def test_a_reload_that_moves_channels_loses_and_doubles_nothing(place, workers):
         gateway.reload()
         wait_until(
             lambda: all(p.published > b + 20 for p, b in zip(publishers, before)),
-            "publishing goes on", seconds=30,
+            "publishing goes on",
         )
     for publisher in publishers:
         publisher.stop()
@@ -379,7 +379,7 @@ def test_a_reload_that_moves_channels_loses_and_doubles_nothing(place, workers):
 def test_subscribers_of_a_worker_that_retires_are_closed_in_time(place):
     """Others of its clients move; subscribers stay as long as `worker_shutdown_timeout` lets them."""
     servers = [place.redis()]
-    settings = {"worker_processes": 2, "worker_shutdown_timeout": 2}
+    settings = {"worker_processes": 2, "worker_shutdown_timeout": 5}
     gateway = place.cashew({"alpha": pool(servers)}, settings)
     gateway.wait_serving()
     plain = [place.keep(gateway.connect()) for _ in range(8)]
@@ -393,7 +393,7 @@ def test_subscribers_of_a_worker_that_retires_are_closed_in_time(place):
         publisher.call("PUBLISH", "news", "hi")
         for conn in subscribed:
             assert conn.reply() == [b"message", b"news", b"hi"]
-    wait_until(lambda: len(worker_processes(gateway.pid)) == 1, "it has gone", seconds=20)
+    wait_until(lambda: len(worker_processes(gateway.pid)) == 1, "it has gone")
     for conn in plain:
         assert conn.call("PING") == "PONG"
     with gateway.connect() as publisher:

@@ -137,7 +137,8 @@ def test_two_servers_change_places(place):
 
 
 def test_a_memcached_pool_flips(place):
-    servers = place.memcached(), place.memcached()
+    servers = [place.memcached("-o", "watcher_logbuf_size=16384,worker_logbuf_size=16384")
+               for _ in range(2)]
     fill(*servers)
     pools = [{"alpha": {"servers": server_lines([server])}} for server in servers]
     gateway = place.cashew(pools[0], {"worker_processes": 2})
@@ -239,7 +240,7 @@ def test_what_is_in_flight_is_answered_by_whom_it_was_asked(place):
             conn.send(resp("GET", key(1)))
             conns.append(conn)
             with contextlib.suppress(AssertionError):
-                wait_until(lambda: len(asked) == len(conns), "the fake is asked", 2)
+                wait_until(lambda: len(asked) == len(conns), "the fake is asked", 5)
             return len(asked) == len(conns)
 
         assert ask()

@@ -243,7 +243,7 @@ def test_who_never_comes_to_rest_is_closed_at_the_shutdown_timeout(place):
     server, fake = place.redis(), place.keep(FakeServer(silent))
     fill(server)
     gateway = place.cashew({"alpha": pool(fake), "beta": pool(server)},
-                           {"worker_processes": 4, "worker_shutdown_timeout": 1})
+                           {"worker_processes": 4, "worker_shutdown_timeout": 4})
     gateway.wait_serving()
     with contextlib.ExitStack() as stack:
         conns = [stack.enter_context(gateway.connect("alpha")) for _ in range(16)]
@@ -259,7 +259,7 @@ def test_who_never_comes_to_rest_is_closed_at_the_shutdown_timeout(place):
             load.turn()
             begin = time.monotonic()
             resize(gateway, 1)
-            assert time.monotonic() - begin > 0.8
+            assert time.monotonic() - begin > 3.5
             load.turn()
         left, = worker_processes(gateway.pid)
         cut = [conn for conn in conns if before[conn.socket.getsockname()[1]] != left]

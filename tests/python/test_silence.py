@@ -6,7 +6,7 @@ import time
 import pytest
 import redis as redis_py
 
-from harness import HOST, ReplyError, resp, server_lines, wait_until
+from harness import HOST, PATIENCE, ReplyError, resp, server_lines, wait_until
 
 TIMED_OUT = "ERR Connection timed out"
 SILENT = "ERR Server does not answer"
@@ -22,9 +22,13 @@ def timed(work):
 
 def at_once(work, times=20):
     """If it waited it would take four times as long at least."""
-    results, seconds = timed(lambda: [work() for _ in range(times)])
-    assert seconds < times * TIMEOUT / 4
-    assert all(result == results[0] for result in results)
+    took = []
+    # Again where the machine stands still.
+    while not took or (took[-1] >= times * TIMEOUT / 4 and len(took) < 3):
+        results, seconds = timed(lambda: [work() for _ in range(times)])
+        assert all(result == results[0] for result in results)
+        took.append(seconds)
+    assert took[-1] < times * TIMEOUT / 4, took
     return results[0]
 
 
@@ -64,7 +68,7 @@ def shards(place):
 
 def pipeline(conn, keys):
     conn.send(b"".join(resp("GET", key) for key in keys))
-    replies = [conn.reply(10) for _ in keys]
+    replies = [conn.reply() for _ in keys]
     return [str(r) if isinstance(r, ReplyError) else r for r in replies]
 
 
@@ -82,7 +86,7 @@ def test_the_first_pipeline_waits_and_the_next_ones_do_not(shards):
             assert at_once(lambda: pipeline(one, keys)) == [b"v", SILENT, b"v"]
         shards.go_on()
         begin = time.monotonic()
-        wait_until(lambda: pipeline(conn, keys) == [b"v"] * 3, "it serves again", 10)
+        wait_until(lambda: pipeline(conn, keys) == [b"v"] * 3, "it serves again")
         assert time.monotonic() - begin < 8.0
     assert not shards.is_silent()
     lines = [line for line in shards.gateway.log().splitlines() if "server one" in line]
@@ -93,7 +97,7 @@ def test_the_first_pipeline_waits_and_the_next_ones_do_not(shards):
 def test_what_needs_the_silent_server_fails_and_the_rest_goes_on(shards):
     dead, *well = shards.keys()
     client = redis_py.Redis(host=HOST, port=shards.gateway.addresses["alpha"], retry=None,
-                            socket_timeout=10)
+                            socket_timeout=PATIENCE)
     shards.stop()
     with pytest.raises(redis_py.ResponseError, match="timed out"):
         client.get(dead)
@@ -124,7 +128,7 @@ def test_what_needs_the_silent_server_fails_and_the_rest_goes_on(shards):
     assert transaction.execute() == [b"v"]
     assert client.info("cashew")["server0"] == {"name": "one", "state": "silent"}
     shards.go_on()
-    wait_until(lambda: not shards.is_silent(), "it has answered", 10)
+    wait_until(lambda: not shards.is_silent(), "it has answered")
     assert client.get(dead) == b"v"
     assert client.mget([dead, *well]) == [b"v"] * 3
 
@@ -138,7 +142,7 @@ def test_a_slow_command_is_no_silence(shards):
             ends = ends[1] * 1000 + ends[2] / 1000 + tonumber(ARGV[1])
             repeat local now = redis.call('TIME') until now[1] * 1000 + now[2] / 1000 > ends"""
         assert conn.error("EVAL", script, 1, dead, slow) == TIMED_OUT
-        wait_until(lambda: pipeline(conn, [dead]) == [b"v"], "it serves again", 10)
+        wait_until(lambda: pipeline(conn, [dead]) == [b"v"], "it serves again")
         assert direct.call("PING") == "PONG"
 
 
@@ -153,20 +157,20 @@ def test_reads_pass_over_a_silent_replica_and_writes_to_a_silent_master_fail(pla
     with gateway.connect() as conn:
         for key in keys:
             conn.call("SET", key, "v")
-        wait_until(lambda: all(r.call("GET", keys[-1]) == b"v" for r in replicas), "in step", 20)
+        wait_until(lambda: all(r.call("GET", keys[-1]) == b"v" for r in replicas), "in step")
         replicas[0].process.signal(signal.SIGSTOP)
         pipeline(conn, keys)
-        wait_until(lambda: stats("one") == 1, "its silence is noticed", 10)
+        wait_until(lambda: stats("one") == 1, "its silence is noticed")
         assert pipeline(conn, keys) == [b"v"] * 20
         replicas[0].process.signal(signal.SIGCONT)
-        wait_until(lambda: stats("one") == 0, "it answers", 10)
+        wait_until(lambda: stats("one") == 0, "it answers")
         master.process.signal(signal.SIGSTOP)
         assert conn.error("SET", "a", "1") == TIMED_OUT
-        wait_until(lambda: stats("master") == 1, "its silence is noticed", 10)
+        wait_until(lambda: stats("master") == 1, "its silence is noticed")
         assert at_once(lambda: conn.error("SET", "a", "1")) == SILENT
         assert pipeline(conn, keys) == [b"v"] * 20
         master.process.signal(signal.SIGCONT)
-        wait_until(lambda: stats("master") == 0, "it answers", 10)
+        wait_until(lambda: stats("master") == 0, "it answers")
         assert conn.call("SET", "a", "1") == "OK"
 
 
@@ -182,14 +186,14 @@ def test_a_silent_memcached(place):
             conn.send(b"".join(b"get %b\r\n" % key for key in keys))
             found = []
             for _ in keys:
-                line = conn.read_line(10)
+                line = conn.read_line()
                 found.append(line.decode() if line.startswith(b"SERVER_ERROR") else "")
                 if line.startswith(b"VALUE"):
                     conn.expect(b"v\r\nEND\r\n")
             return set(found)
 
         assert gets() == {"", "SERVER_ERROR Connection timed out"}
-        wait_until(shards.is_silent, "its version is not told either", 10)
+        wait_until(shards.is_silent, "its version is not told either")
         assert at_once(gets) == {"", "SERVER_ERROR Server does not answer"}
         shards.go_on()
-        wait_until(lambda: gets() == {""}, "it serves again", 10)
+        wait_until(lambda: gets() == {""}, "it serves again")
