@@ -58,8 +58,9 @@ def test_the_demo_does_what_it_says(place):
         assert "STORED" in said[3] and "VALUE colour 0 3" in said[3] and "red" in said[3]
         assert '"redis"' in said[4] and '"memcached"' in said[4]
         assert "cashew_request_duration_seconds_count" in said[5]
-        shell(next(line for line in lines if line.startswith("kill ")))
-        time.sleep(0.3)
+        line = next(line for line in lines if line.startswith("kill "))
+        shell(line)
+        wait_until(lambda: not alive(int(line.split()[1])), "the server ends")
         replies = shell(next(line for line in lines if "INCR" in line)).split("\n")
         assert "Connection refused" in replies[0]
         assert [line for line in replies if line.isdigit()] == ["3", "4", "5"], replies

@@ -12,6 +12,7 @@ import redis
 
 from harness import (
     HOST,
+    PATIENCE,
     ReplyError,
     resp,
     server_lines,
@@ -61,10 +62,10 @@ def is_clean(server):
                for multi, watch, waits in watched(server))
 
 
-def all_clean(gateway, seconds=10):
+def all_clean(gateway):
     wait_until(lambda: all(is_clean(server) for server in gateway.servers),
-               "no server has anything open", seconds)
-    wait_until(lambda: sum(sessions(gateway)) == 0, "all leases are given back", seconds)
+               "no server has anything open")
+    wait_until(lambda: sum(sessions(gateway)) == 0, "all leases are given back")
 
 
 def sessions(gateway, name="sessions"):
@@ -308,8 +309,8 @@ def pop_later(gateway, key, results, timeout=0):
 def test_elements_reach_those_who_wait(gateway):
     results = []
     threads = [pop_later(gateway, f"{{{n}}}q", results) for n in range(40)]
-    wait_until(lambda: all_blocked(gateway) == 40, "all wait", 20)
-    assert sum(sessions(gateway)) == 40
+    wait_until(lambda: all_blocked(gateway) == 40, "all wait")
+    wait_until(lambda: sum(sessions(gateway)) == 40, "all are counted")
     with client(gateway) as r:
         # Others are not held up.
         started = time.monotonic()
@@ -318,7 +319,7 @@ def test_elements_reach_those_who_wait(gateway):
         for n in range(40):
             assert r.rpush(f"{{{n}}}q", n) == 1
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert sorted(results) == sorted((f"{{{n}}}q", (f"{{{n}}}q", str(n))) for n in range(40))
     all_clean(gateway)
 
@@ -368,8 +369,8 @@ def test_more_wait_than_there_are_connections(place):
     gateway.servers = [server]
     results = []
     threads = [pop_later(gateway, f"q{n % 3}", results) for n in range(24)]
-    wait_until(lambda: sum(sessions(gateway, "in_line")) == 20, "twenty are in line", 20)
-    assert blocked(server) == 4 and sessions(gateway) == [4]
+    wait_until(lambda: sum(sessions(gateway, "in_line")) == 20, "twenty are in line")
+    wait_until(lambda: blocked(server) == 4 and sessions(gateway) == [4], "four wait at the server")
     with client(gateway) as r:
         done = 0
         deadline = time.monotonic() + 60
@@ -381,14 +382,14 @@ def test_more_wait_than_there_are_connections(place):
             time.sleep(0.01)
             done = len(results)
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     all_clean(gateway)
 
 
 def test_who_finds_no_connection_is_told(place):
     server = place.redis()
     gateway = place.cashew(
-        {"alpha": pool(server, session_connections=1, session_wait_timeout=300)},
+        {"alpha": pool(server, session_connections=1, session_wait_timeout=1500)},
         {"worker_processes": 1})
     gateway.servers = [server]
     with gateway.connect() as holder, gateway.connect() as late:
@@ -413,7 +414,7 @@ def test_a_reload_that_moves_keys(place):
     gateway.servers = servers
     results = []
     threads = [pop_later(gateway, f"{{{n}}}q", results) for n in range(30)]
-    wait_until(lambda: all_blocked(gateway) == 30, "all wait", 20)
+    wait_until(lambda: all_blocked(gateway) == 30, "all wait")
     with gateway.connect() as queueing, gateway.connect() as watching:
         assert watching.call("WATCH", "w") == "OK"
         assert queueing.call("MULTI") == "OK"
@@ -423,7 +424,7 @@ def test_a_reload_that_moves_keys(place):
         gateway.reload()
         assert time.monotonic() - started < 5
         assert "not answered in time" not in gateway.log()
-        wait_until(lambda: all_blocked(gateway) == 30, "all wait again", 20)
+        wait_until(lambda: all_blocked(gateway) == 30, "all wait again")
         assert blocked(servers[2]) > 0
         assert queueing.call("SET", "m", "2") == "QUEUED"
         assert "EXECABORT" in queueing.error("EXEC")
@@ -435,7 +436,7 @@ def test_a_reload_that_moves_keys(place):
         for n in range(30):
             r.rpush(f"{{{n}}}q", n)
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert len(results) == 30
     all_clean(gateway)
 
@@ -448,24 +449,24 @@ def test_a_resize_takes_along_who_waits(place):
     gateway.servers = [server]
     results = []
     threads = [pop_later(gateway, f"q{n}", results) for n in range(30)]
-    wait_until(lambda: blocked(server) == 30, "all wait", 20)
+    wait_until(lambda: blocked(server) == 30, "all wait")
     with gateway.connect() as conn:
         assert conn.call("MULTI") == "OK"
         assert conn.call("SET", "a", "1") == "QUEUED"
         gateway.configure(worker_processes=1)
         gateway.reload()
-        wait_until(lambda: blocked(server) == 30, "all wait again", 20)
+        wait_until(lambda: blocked(server) == 30, "all wait again")
         # Wherever it is by now, it ends as it was begun.
         assert conn.call("INCR", "a") == "QUEUED"
         assert conn.call("EXEC") == ["OK", 2]
-        wait_until(lambda: len(worker_processes(gateway.pid)) == 1, "one worker is left", 30)
+        wait_until(lambda: len(worker_processes(gateway.pid)) == 1, "one worker is left")
         assert conn.call("GET", "a") == b"2"
-    wait_until(lambda: blocked(server) == 30, "all wait with it", 20)
+    wait_until(lambda: blocked(server) == 30, "all wait with it")
     with client(gateway) as r:
         for n in range(30):
             r.rpush(f"q{n}", n)
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert len(results) == 30
     all_clean(gateway)
 
@@ -478,16 +479,16 @@ def test_an_upgrade_takes_along_who_waits(place):
     gateway.servers = [server]
     results = []
     threads = [pop_later(gateway, f"q{n}", results) for n in range(20)]
-    wait_until(lambda: blocked(server) == 20, "all wait", 20)
+    wait_until(lambda: blocked(server) == 20, "all wait")
     before = set(worker_processes(gateway.pid))
     done = gateway.order("upgrade")
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: not before & set(worker_processes(gateway.pid)), "new workers only", 30)
-    wait_until(lambda: blocked(server) == 20, "all wait again", 20)
+    wait_until(lambda: not before & set(worker_processes(gateway.pid)), "new workers only")
+    wait_until(lambda: blocked(server) == 20, "all wait again")
     with client(gateway) as r:
         for n in range(20):
             r.rpush(f"q{n}", n)
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert len(results) == 20
     all_clean(gateway)
