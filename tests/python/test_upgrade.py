@@ -252,6 +252,45 @@ def test_no_ring_changes_while_a_worker_cannot_be_told(place):
     wait_until(lambda: taken() == len(keys), "the ring changes")
 
 
+@pytest.mark.skipif(not os.path.exists(BUMPED), reason="needs scripts/bumped")
+@pytest.mark.parametrize("binary", [CASHEW, BUMPED], ids=["same", "other"])
+def test_who_retires_serves_while_another_program_takes_over(place, binary):
+    """As when an upgrade is followed by the way back at once, and that takes its time: a worker of
+    the first program still retires."""
+    server = place.redis()
+    gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 1,
+                                                     "worker_shutdown_timeout": 60})
+    gateway.wait_serving()
+    held = place.keep(gateway.connect(timeout=5))
+    assert held.call("MULTI") == "OK" and held.call("SET", "mine", "1") == "QUEUED"
+    done = gateway.order("upgrade", "--binary", binary)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    old = set(worker_processes(gateway.pid))
+    words = [gateway.binary, "upgrade", "-c", str(gateway.config_path), "--binary", CASHEW]
+    while True:
+        order = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        new = wait_until(lambda: set(worker_processes(gateway.pid)) - old or
+                         order.poll() is not None, "a new worker", pause=0.0005)
+        # Unless it serves already.
+        if isinstance(new, set):
+            end(min(new), signal.SIGSTOP)
+            time.sleep(0.1)
+            if order.poll() is None:
+                break
+            end(min(new), signal.SIGCONT)
+        assert order.wait(30) == 0
+        old = set(worker_processes(gateway.pid))
+    assert held.call("EXEC") == ["OK"]
+    for _ in range(5):
+        assert held.call("GET", "mine") == b"1"
+        time.sleep(0.05)
+    assert order.poll() is None
+    end(min(new), signal.SIGCONT)
+    assert order.wait(30) == 0
+    wait_until(lambda: set(worker_processes(gateway.pid)) == new, "the others go")
+    assert held.call("GET", "mine") == b"1"
+
+
 def fail_upgrade(gateway):
     """A worker of the new program dies before it serves; false when it was too late for that."""
     old = set(worker_processes(gateway.pid))

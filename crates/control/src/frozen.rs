@@ -18,13 +18,13 @@ pub trait Frozen {
 
 impl Frozen for ToChild {
     fn is_frozen(&self) -> bool {
-        matches!(self, Self::Retire { .. } | Self::Shutdown)
+        matches!(self, Self::Retire { .. } | Self::Keep | Self::Shutdown)
     }
 }
 
 impl Frozen for ToMaster {
     fn is_frozen(&self) -> bool {
-        matches!(self, Self::HandOver { .. })
+        matches!(self, Self::HandOver { .. } | Self::Kept)
     }
 }
 
@@ -41,10 +41,13 @@ mod tests {
     /// As the first version wrote it. A change that breaks this test breaks upgrades.
     const HAND_OVER: &str = r#"{"type":"hand_over","session":{"version":1,"pool":"alpha","id":7,"authenticated":true,"name":[97],"swallow":0,"input":3,"output":2}}"#;
 
+    const KEPT: &str = r#"{"type":"kept"}"#;
+
     #[test]
     fn what_is_frozen_is_written_as_ever() {
         let expected = [
             (ToChild::Retire { timeout_ms: 5 }, r#"{"type":"retire","timeout_ms":5}"#),
+            (ToChild::Keep, r#"{"type":"keep"}"#),
             (ToChild::Shutdown, r#"{"type":"shutdown"}"#),
         ];
         for (message, json) in expected {
@@ -75,6 +78,8 @@ mod tests {
         };
         assert_eq!(message, ToMaster::HandOver { session });
         assert!(message.is_frozen());
+        assert_eq!(serde_json::to_string(&ToMaster::Kept).unwrap(), KEPT);
+        assert!(ToMaster::Kept.is_frozen());
     }
 
     #[test]
@@ -101,8 +106,10 @@ mod tests {
         say(other, r#"{"type":"held","pool":1,"version":1}"#);
         say(other, r#"["not even an object"]"#);
         say(other, HAND_OVER);
+        say(other, KEPT);
         let (message, _) = master.receive().unwrap().unwrap();
         assert!(matches!(message, ToMaster::HandOver { .. }));
+        assert_eq!(master.receive().unwrap().unwrap().0, ToMaster::Kept);
         assert!(master.receive().unwrap().is_none());
 
         say(VERSION, r#"{"type":"ready"}"#);

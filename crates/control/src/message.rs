@@ -67,6 +67,9 @@ pub enum ToChild {
     Retire { timeout_ms: u64 },
     /// Go on serving after all. [`ToChild::Listen`] follows.
     Unretire,
+    /// Nobody takes sessions for a while: hand no more over, as if never told to retire or to shed,
+    /// until told so again. Answered by [`ToMaster::Kept`] when none is on its way any more.
+    Keep,
     /// Hand sessions over that together caused at most this share of this worker's requests lately.
     Shed { permille: u32 },
     /// Serve a session of another worker. Carries its socket, and a sealed memfd with what was
@@ -185,4 +188,6 @@ pub enum ToMaster {
     },
     /// The next of the sessions it was told to adopt is its own from now on.
     Adopted,
+    /// Hands nothing over any more, as it was told by [`ToChild::Keep`]: no session follows.
+    Kept,
 }

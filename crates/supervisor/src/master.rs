@@ -444,6 +444,11 @@ impl Master {
                     running.adopted();
                 }
             }
+            (ToMaster::Kept, Role::Worker { .. }) => {
+                if let Some(running) = &mut self.member(role).running {
+                    running.kept();
+                }
+            }
             (ToMaster::Monitors { pool, any }, Role::Worker { slot }) => {
                 self.take_monitors(slot, pool, any, now);
             }
@@ -464,7 +469,8 @@ impl Master {
                 | ToMaster::HandOver { .. }
                 | ToMaster::Ask { .. }
                 | ToMaster::Answer { .. }
-                | ToMaster::Adopted),
+                | ToMaster::Adopted
+                | ToMaster::Kept),
                 Role::Admin,
             ) => warn!("admin has no business to say {message:?}"),
         }

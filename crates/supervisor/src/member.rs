@@ -48,11 +48,20 @@ pub(crate) struct Running {
     pub(crate) is_ready: bool,
     /// It has handed sessions over, and may go on to.
     pub(crate) hands_over: bool,
+    /// Whether it hands none over while there is nobody to take them.
+    keeping: Keeping,
     /// What it speaks, which may be of another version than this program.
     control_version: u8,
     pub(crate) session_version: u32,
     /// Whether it counts in the metrics in use: one that another version started may not.
     pub(crate) counts: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keeping {
+    No,
+    Asked,
+    Confirmed,
 }
 
 /// A session on its way, with what comes along.
@@ -245,6 +254,7 @@ impl Running {
             failed: None,
             is_ready: false,
             hands_over: false,
+            keeping: Keeping::No,
             control_version: VERSION,
             session_version: SESSION_VERSION,
             counts: true,
@@ -311,6 +321,32 @@ impl Running {
         let waiting = self.outbox.iter().filter(is_session).map(|it| it.descriptors.len());
         let sent = self.unconfirmed.iter().map(|(_, descriptors)| descriptors.len());
         waiting.chain(sent).sum()
+    }
+
+    /// It is to hand nothing over. Whether it is still to be told so.
+    pub(crate) fn keep(&mut self) -> bool {
+        let is_news = self.keeping == Keeping::No;
+        if is_news {
+            self.keeping = Keeping::Asked;
+        }
+        is_news
+    }
+
+    /// What it said before was its last session.
+    pub(crate) fn kept(&mut self) {
+        if self.keeping == Keeping::Asked {
+            self.keeping = Keeping::Confirmed;
+        }
+    }
+
+    /// It may hand sessions over again.
+    pub(crate) fn let_go(&mut self) {
+        self.keeping = Keeping::No;
+    }
+
+    /// Whether no session is to be expected of it.
+    pub(crate) fn keeps(&self) -> bool {
+        self.keeping == Keeping::Confirmed
     }
 
     /// It has taken over the first of the sessions that were sent.

@@ -140,6 +140,11 @@ impl Slot {
         self.retire_by.map(|deadline| deadline.saturating_duration_since(now))
     }
 
+    /// It has that much more time, if it retires.
+    pub(crate) fn postpone(&mut self, by: Duration) {
+        self.retire_by = self.retire_by.map(|deadline| deadline + by);
+    }
+
     pub(crate) fn unretire(&mut self) {
         self.retire_by = None;
     }
@@ -384,6 +389,18 @@ mod tests {
         let mut slot = Slot::new(now);
         slot.retire(now);
         assert_eq!((slot.life(), slot.poll(now)), (Life::Coming, Some(Order::Spawn)));
+    }
+
+    #[test]
+    fn who_retires_may_be_given_more_time() {
+        let (mut slot, now) = serving();
+        slot.postpone(Duration::from_secs(1));
+        assert_eq!(slot.life(), Life::Serving);
+        slot.retire(now + Duration::from_millis(300));
+        slot.postpone(Duration::from_millis(200));
+        assert_eq!(slot.retire_within(now), Some(Duration::from_millis(500)));
+        assert_eq!(slot.poll(now + Duration::from_millis(499)), None);
+        assert_eq!(slot.poll(now + Duration::from_millis(500)), Some(Order::Kill));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::thread::sleep;
+use std::time::Duration;
 
 use cashew_supervisor::Verdict;
 use fake::{Instance, PATIENCE, fake_processes, is_alive, kill, wait_until};
@@ -155,6 +157,42 @@ fn clients_keep_their_connections() {
         for guest in &mut guests {
             assert!(!before.contains(&guest.pid()));
         }
+    }
+}
+
+#[test]
+fn a_worker_that_retires_serves_its_clients_while_another_program_takes_over() {
+    for is_to_fail in [false, true] {
+        let instance = Instance::new("upgrade-lingering-long").start();
+        let mut guest = instance.stay();
+        let first = guest.pid();
+        assert_eq!(ask(&instance, r#"{"command":"upgrade"}"#).last().unwrap(), DONE);
+        assert_eq!(guest.pid(), first, "it is not at rest");
+        let second = instance.workers(2);
+        wait_until(|| children_of(instance.id()).len() == 3);
+
+        fs::write(instance.path("wait"), "").unwrap();
+        instance.signal(Signal::USR2);
+        wait_until(|| children_of(instance.id()).len() == 5);
+        fs::write(instance.path("rest"), "").unwrap();
+        // More than one turn of who serves it, which would hand it over now.
+        sleep(Duration::from_millis(300));
+        assert_eq!(guest.pid(), first, "nobody else takes it yet");
+        assert_eq!(instance.log().matches("the upgrade ").count(), 1, "{}", instance.log());
+
+        if is_to_fail {
+            fs::write(instance.path("fail"), "").unwrap();
+            wait_until(|| instance.log().contains("the upgrade has failed, nothing is changed"));
+            instance.gather(std::slice::from_mut(&mut guest), 2);
+            assert!(second.contains(&guest.pid()));
+        } else {
+            fs::remove_file(instance.path("wait")).unwrap();
+            wait_until(|| instance.log().matches("the upgrade is done").count() == 2);
+            wait_until(|| !second.iter().any(|&pid| is_alive(pid)));
+            instance.gather(std::slice::from_mut(&mut guest), 2);
+            assert!(!second.contains(&guest.pid()));
+        }
+        wait_until(|| !is_alive(first));
     }
 }
 

@@ -81,6 +81,8 @@ pub(crate) struct Worker<D> {
     unlistened: Vec<u32>,
     /// Set while another process takes over.
     retiring: Option<Retiring>,
+    /// Told to hand nothing over, which is still to be confirmed.
+    is_to_keep: bool,
     /// Set while stopping: when to stop waiting for what is in flight.
     deadline: Option<Time>,
 }
@@ -195,6 +197,7 @@ impl<D: Driver> Worker<D> {
             spares: Vec::new(),
             unlistened: Vec::new(),
             retiring: None,
+            is_to_keep: false,
             deadline: None,
         };
         for ring in rings {
@@ -305,6 +308,9 @@ impl<D: Driver> Worker<D> {
         self.core.give_quotas();
         if !(self.leaving.is_empty() && self.core.detached.is_empty()) {
             self.move_sessions();
+        }
+        if self.is_to_keep {
+            self.confirm_kept();
         }
         for conn in self.core.unacknowledged.drain(..) {
             self.driver.acknowledge(conn);

@@ -193,6 +193,49 @@ fn a_worker_that_retires_may_be_asked_to_stay() {
 }
 
 #[test]
+fn a_worker_that_is_to_keep_its_sessions_says_when_the_last_one_has_gone() {
+    for (io_engine, delay_us) in [("epoll", 0), ("epoll", 300), ("uring", 0), ("uring", 300)] {
+        // One client is not at rest: nobody answers it.
+        let (silent, address) = listener();
+        let mut pair = Pair::start(io_engine, &Server { address });
+        let mut busy = pair.client();
+        busy.write_all(&get(1)).unwrap();
+        let mut server = patient(silent.accept().unwrap().0);
+        expect(&mut server, &get(1));
+        let mut idle: Vec<TcpStream> = (0..90).map(|_| pair.client()).collect();
+        pair.wait("all are there", |pair| pair.clients(0) == 91);
+        pair.workers[0].tell(ToChild::Retire { timeout_ms: 60_000 });
+        thread::sleep(Duration::from_micros(delay_us));
+        pair.workers[0].tell(ToChild::Keep);
+        let mut moved = Vec::new();
+        loop {
+            match pair.workers[0].receive() {
+                (ToMaster::HandOver { session }, descriptors) => moved.push((session, descriptors)),
+                (ToMaster::Kept, _) => break,
+                (other, _) => panic!("{other:?}"),
+            }
+        }
+        let left = 90 - moved.len();
+        eprintln!("{io_engine}: {left} of 90 are kept");
+        assert_eq!(pair.clients(0), left as u64 + 1);
+        for (session, descriptors) in moved {
+            pair.workers[1].send(ToChild::Adopt { session }, &descriptors);
+        }
+        server.write_all(&value(1)).unwrap();
+        expect(&mut busy, &value(1));
+        for client in &mut idle {
+            client.write_all(b"PING\r\n").unwrap();
+            expect(client, b"+PONG\r\n");
+        }
+        assert_eq!(pair.workers[0].try_receive().map(|(message, _)| message), None);
+        // It retires when it is told so again.
+        pair.workers[0].tell(ToChild::Retire { timeout_ms: 60_000 });
+        pair.move_from(0, left + 1);
+        pair.wait("all have moved", |pair| pair.clients(1) == 91);
+    }
+}
+
+#[test]
 fn a_part_of_the_load_can_be_shed() {
     let server = Server::start('a', &Record::default());
     let mut pair = Pair::start("auto", &server);

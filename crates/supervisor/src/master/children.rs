@@ -312,7 +312,7 @@ impl Master {
             return;
         }
         // Again when that is over.
-        if self.epochs.is_changing() {
+        if self.epochs.is_changing() || self.upgrade.is_keeping() {
             return;
         }
         let worker = |(slot, member): (u32, &Member)| fleet::Worker {

@@ -33,13 +33,14 @@ use crate::deal::Deal;
 use crate::inquiries::Inquiries;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
-use crate::member::{Member, Running};
+use crate::member::{Letter, Member, Running};
 use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
 use crate::rehearsal::{Kit, understands_sessions};
 use crate::ring::Rings;
 use crate::signals::Signals;
+use crate::slots::KILL_GRACE;
 use crate::state::{FORMAT, Head, Pack, REHEARSED, State, Unpack};
 use crate::status::Outcome;
 use crate::trial::{Candidate, Trial};
@@ -58,6 +59,9 @@ pub(super) struct Upgrade {
     fallback: Option<Fallback>,
     /// Who serves meanwhile, untouched.
     held: BTreeMap<Role, Member>,
+    /// Since when workers hand no sessions over: nobody would take them before another program
+    /// serves, or this one goes on.
+    kept_since: Option<Instant>,
     /// Rings and epochs stay as they are while there are workers who cannot be told of them.
     frozen: bool,
     /// How the last one ended.
@@ -162,6 +166,11 @@ impl Upgrade {
         self.frozen
     }
 
+    /// Whether workers are told to hand nothing over.
+    pub(super) fn is_keeping(&self) -> bool {
+        self.kept_since.is_some()
+    }
+
     /// Whether nothing may be begun that changes what workers go by.
     pub(super) fn is_in_the_way(&self) -> bool {
         self.frozen || matches!(self.stage, Stage::Resting { .. })
@@ -203,7 +212,7 @@ impl Master {
             }
             Err(why) => {
                 self.upgrade.askers.push(reply);
-                self.upgrade_failed(&why);
+                self.upgrade_failed(&why, now);
             }
         }
     }
@@ -236,7 +245,7 @@ impl Master {
                         self.upgrade.stage = Stage::Resting { candidate, deadline };
                         self.advance_upgrade(now);
                     }
-                    Some(Err(why)) => self.upgrade_failed(&why),
+                    Some(Err(why)) => self.upgrade_failed(&why, now),
                 }
             }
             Stage::Resting { candidate, deadline } => self.rest(candidate, deadline, now),
@@ -249,14 +258,14 @@ impl Master {
         if !self.reload.is_under_way() {
             self.rings.freeze();
         }
-        match self.unrest() {
+        match self.unrest().or_else(|| self.keep_sessions(now)) {
             None => {}
             Some(what) if deadline <= now => {
                 let why = format!("the instance does not come to rest: {what}");
                 if !self.reload.is_under_way() {
                     self.thaw_rings(now);
                 }
-                return self.upgrade_failed(&why);
+                return self.upgrade_failed(&why, now);
             }
             Some(_) => {
                 self.upgrade.stage = Stage::Resting { candidate, deadline };
@@ -276,7 +285,7 @@ impl Master {
             Some(error) => {
                 self.thaw_rings(now);
                 let path = candidate.path.display();
-                self.upgrade_failed(&format!("{path} cannot take over: {error}"));
+                self.upgrade_failed(&format!("{path} cannot take over: {error}"), now);
             }
             None => {
                 self.upgrade.stage = Stage::Resting { candidate, deadline };
@@ -313,10 +322,59 @@ impl Master {
         restless.map(|(role, _)| format!("{role} is starting, stopping or slow to read"))
     }
 
+    /// Has the workers hand nothing over until [`Self::let_sessions_go`]. What still comes until all
+    /// have confirmed that is passed on as ever; `None` when nothing does.
+    fn keep_sessions(&mut self, now: Instant) -> Option<String> {
+        self.upgrade.kept_since.get_or_insert(now);
+        let mut late = None;
+        for (&role, member) in self.members.iter_mut().filter(|(role, _)| **role != Role::Admin) {
+            let Some(running) = &mut member.running else { continue };
+            if running.keeps() {
+                continue;
+            }
+            late = Some(format!("{role} still hands sessions over"));
+            if running.keep() {
+                member.post(Letter { message: ToChild::Keep, descriptors: Vec::new() }, now);
+            }
+        }
+        late
+    }
+
+    /// Who was to go is told so again. The time for that has stood still meanwhile.
+    fn let_sessions_go(&mut self, now: Instant) {
+        self.postpone_retirements(now);
+        if self.upgrade.kept_since.take().is_none() {
+            return;
+        }
+        let mut retiring = Vec::new();
+        for (&role, member) in &mut self.members {
+            if let Some(running) = &mut member.running {
+                running.let_go();
+            }
+            if let (true, Some(left)) = (member.slot.is_retiring(), member.slot.retire_within(now))
+            {
+                retiring.push((role, left.saturating_sub(KILL_GRACE)));
+            }
+        }
+        for (role, left) in retiring {
+            let farewell = self.farewell(role, left.as_millis() as u64);
+            self.post(role, farewell, Vec::new(), now);
+        }
+        self.is_unsettled = true;
+    }
+
+    fn postpone_retirements(&mut self, now: Instant) {
+        let Some(since) = &mut self.upgrade.kept_since else { return };
+        let kept_for = now.saturating_duration_since(*since);
+        *since = now;
+        self.members.values_mut().for_each(|member| member.slot.postpone(kept_for));
+    }
+
     fn exchange(&mut self, candidate: &Candidate, now: Instant) -> io::Error {
         let path = candidate.path.display();
         info!("becoming cashew {} from {path}", candidate.verdict.version);
         self.operators.deliver(now);
+        self.postpone_retirements(now);
         match self.state(candidate.path.clone(), now) {
             Ok((text, pack)) => {
                 self.files.restore();
@@ -478,6 +536,7 @@ impl Master {
         master.allow_mail();
         // Where workers were that the program before this one has killed.
         master.vacate_free_slots();
+        master.upgrade.kept_since = Some(now);
         master.upgrade.askers =
             askers.into_iter().map(|socket| crate::command::resume(socket)).collect();
         match state.failed {
@@ -485,7 +544,7 @@ impl Master {
                 // It was itself just after an upgrade, with workers that it could not tell of rings.
                 master.upgrade.frozen = master.has_foreigners();
                 master.thaw_rings(now);
-                master.upgrade_failed(&why);
+                master.upgrade_failed(&why, now);
             }
             None => master.hold_members(workers, now),
         }
@@ -537,6 +596,7 @@ impl Master {
         self.upgrade.last = Some(Outcome::new(None));
         let version = self.program.version.clone();
         info!("the upgrade is done: this is cashew {version}, the workers before it retire");
+        self.let_sessions_go(now);
         // It is started anew, by this program.
         self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
         let done = format!("this is cashew {version}");
@@ -561,7 +621,7 @@ impl Master {
 
     pub(super) fn cancel_upgrade(&mut self, why: &str, now: Instant) {
         if !matches!(self.upgrade.stage, Stage::Idle) {
-            self.upgrade_failed(why);
+            self.upgrade_failed(why, now);
         }
         for asker in std::mem::take(&mut self.upgrade.askers) {
             asker.failed(why);
@@ -569,10 +629,11 @@ impl Master {
         self.end_take_over(now);
     }
 
-    fn upgrade_failed(&mut self, why: &str) {
+    fn upgrade_failed(&mut self, why: &str, now: Instant) {
         error!("the upgrade has failed, nothing is changed: {why}");
         self.upgrade.stage = Stage::Idle;
         self.upgrade.last = Some(Outcome::new(Some(why.to_owned())));
+        self.let_sessions_go(now);
         for asker in std::mem::take(&mut self.upgrade.askers) {
             asker.failed(why);
         }

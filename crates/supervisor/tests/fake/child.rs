@@ -73,6 +73,11 @@ fn note(line: &str) {
     io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
+/// Whether there is a file of that name.
+fn is_said(what: &str) -> bool {
+    super::scenario().is_some_and(|(_, directory)| directory.join(what).exists())
+}
+
 /// A worker that answers one line per connection, see [`Worker::answer`]; or many, to who asks to
 /// `stay`.
 struct Worker {
@@ -217,9 +222,15 @@ impl Worker {
             ToChild::Retire { .. } => {
                 self.listeners.clear();
                 self.retiring = true;
-                self.hand_over(self.clients.len());
+                if self.scenario != "upgrade-lingering-long" {
+                    self.hand_over(self.clients.len());
+                }
             }
             ToChild::Unretire => self.retiring = false,
+            ToChild::Keep => {
+                self.retiring = false;
+                self.say(&ToMaster::Kept);
+            }
             ToChild::Shed { permille } => {
                 self.hand_over(self.clients.len() * permille as usize / 1000);
             }
@@ -273,10 +284,22 @@ impl Worker {
             }
             "upgrade-dying" if self.rank == 1 => std::process::exit(3),
             "upgrade-slow" => return,
+            "upgrade-lingering-long" => self.wait_to_start(),
             _ => {}
         }
         self.started = true;
         self.say(&ToMaster::Ready);
+    }
+
+    /// While there is a file that says so; until then it may be told to fail.
+    fn wait_to_start(&self) {
+        while is_said("wait") {
+            if is_said("fail") {
+                self.say(&ToMaster::Failed { why: "no luck today".into() });
+                std::process::exit(1);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Pools of certain names make a worker of rank 1 misbehave.
@@ -370,6 +393,10 @@ impl Worker {
     }
 
     fn turn(&mut self) {
+        // Its clients have come to rest.
+        if self.retiring && !self.clients.is_empty() && is_said("rest") {
+            return self.hand_over(self.clients.len());
+        }
         self.beat();
         let mut fds = vec![PollFd::new(&self.channel, PollFlags::IN)];
         if self.started && !self.held {

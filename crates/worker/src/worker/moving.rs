@@ -27,6 +27,18 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    /// Says that nothing is handed over any more, behind the last session that was.
+    #[inline(never)]
+    pub(super) fn confirm_kept(&mut self) {
+        let core = &self.core;
+        let has_gone =
+            self.leaving.is_empty() && core.detaching.is_empty() && core.detached.is_empty();
+        if has_gone {
+            self.is_to_keep = false;
+            self.outbox.say(ToMaster::Kept);
+        }
+    }
+
     fn hand_over(&mut self, conn: ConnId, socket: OwnedFd) {
         let export = self.core.engine.export(conn, self.core.now);
         let Some(Export { pool, parts, input, output }) = export else { return };

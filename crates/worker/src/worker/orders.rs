@@ -98,6 +98,11 @@ impl<D: Driver> Worker<D> {
                 self.retiring = None;
                 self.core.engine.stay_all(now);
             }
+            ToChild::Keep => {
+                self.retiring = None;
+                self.core.engine.stay_all(now);
+                self.is_to_keep = true;
+            }
             ToChild::Shed { permille } => {
                 self.core.engine.leave_share(permille, now);
             }
