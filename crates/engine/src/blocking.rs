@@ -11,10 +11,10 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{Access, Command, Wait};
+use cashew_protocol::redis::{self, Access, Command, Fan, Lookup, Rule, Wait};
 use cashew_protocol::resp::{self, Parsed, Reply, RequestParser, encode};
 
-use crate::client::{Skip, State};
+use crate::client::{Departure, Skip, State};
 use crate::clients::Plan;
 use crate::dispatch::Payload;
 use crate::engine::{Closed, Engine};
@@ -25,6 +25,7 @@ use crate::lease::{Lease, Turn};
 use crate::request::{Own, Role};
 use crate::slab::NONE;
 use crate::time::Time;
+use crate::variant::Dialect;
 
 /// So much may come of a client while it is blocked before it is not read any more. It is read at
 /// all so that its end is noticed.
@@ -40,21 +41,26 @@ pub(crate) struct Blocking {
     ends: Time,
     /// The request as it came.
     text: Vec<u8>,
-    /// The server was told to end the wait.
+    /// The server was told to end the wait, and the call is asked anew.
     pub(crate) is_withdrawn: bool,
+    /// Somebody wished that it ends, and was told that it does: it is not asked anew.
+    ending: Option<Ending>,
     /// It is to be told as soon as it has said what to call the connection.
-    due: Due,
+    is_due: bool,
     /// The server may still be about to do as it was told, so that nobody else may wait there.
     is_marked: bool,
 }
 
-/// What a server is to be told as soon as that is possible.
+/// How a call ends at somebody's wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
-    No,
-    Withdrawal,
-    End { with_error: bool },
+pub(crate) enum Ending {
+    /// As if its time were up.
+    TimeOver,
+    Error,
 }
+
+/// As Redis says it.
+const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 
 impl Engine {
     /// A command that may wait.
@@ -67,6 +73,9 @@ impl Engine {
     ) -> Plan {
         if self.clients[client].requests > 0 {
             return Plan::Wait;
+        }
+        if let Some(ending) = self.clients[client].modes.take_ending() {
+            return self.say_ended(client, command, ending);
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
             let pool = engine.clients[client].pool;
@@ -152,7 +161,8 @@ impl Engine {
             ends,
             text,
             is_withdrawn: false,
-            due: Due::No,
+            ending: None,
+            is_due: false,
             is_marked: false,
         };
         let state = &mut self.clients[client];
@@ -164,35 +174,105 @@ impl Engine {
         self.send(lane, request, Payload::Bytes(sent));
     }
 
-    /// Ends the wait of a client, at somebody's wish: it is answered as if its time were up, or by
-    /// an error. Returns whether it waited.
-    pub(crate) fn end_wait(&mut self, client: u32, with_error: bool) -> bool {
-        // One that was withdrawn is about to wait elsewhere.
-        let blocking = self.clients[client].modes.blocking.as_ref();
-        let Some(blocking) = blocking.filter(|it| !it.is_withdrawn) else { return false };
-        let (lane, request) = (self.lane(blocking.lane), blocking.request);
-        let is_nameless = self.is_engaged(blocking.lane) && lane.peer_id == 0;
-        let is_to_be_named = is_nameless && lane.head != request;
-        if !is_to_be_named && !self.tell_to_end(client, with_error) {
+    /// Ends the wait of a client, at somebody's wish. Returns whether it waited.
+    pub(crate) fn end_wait(&mut self, client: u32, ending: Ending) -> bool {
+        let Some(blocking) = &self.clients[client].modes.blocking else {
+            return self.end_before(client, ending);
+        };
+        if blocking.ending.is_some() {
+            return false;
+        }
+        let (index, request, is_withdrawn) =
+            (blocking.lane, blocking.request, blocking.is_withdrawn);
+        let lane = self.lane(index);
+        let is_known = self.is_engaged(index);
+        let is_to_be_named = is_known && lane.peer_id == 0 && lane.head != request;
+        // One that is withdrawn ends, and has only to stay so.
+        if is_known && !is_to_be_named && !is_withdrawn && !self.tell_to_end(client, ending) {
             return false;
         }
         self.shorten_tour(client);
-        if !is_to_be_named {
-            return true;
+        if let Some(blocking) = self.clients[client].modes.blocking() {
+            blocking.ending = Some(ending);
+            // The server is about to say what to call the connection.
+            blocking.is_due |= is_to_be_named;
         }
-        // The server is about to say what to call the connection.
-        if let Some(blocking) = self.clients[client].modes.blocking()
-            && blocking.due == Due::No
-        {
-            blocking.due = Due::End { with_error };
+        if !is_known {
+            self.break_session(index, Failure::Removed);
         }
         true
+    }
+
+    /// The same for a client whose call no server knows of: it waits for a lane, or for the end of a
+    /// change.
+    fn end_before(&mut self, client: u32, ending: Ending) -> bool {
+        let state = &self.clients[client];
+        let is_next = state.paused
+            && state.requests == 0
+            && state.state == State::Open
+            && state.departure != Departure::HandedOff
+            && matches!(state.modes.turn, Turn::No | Turn::Waits | Turn::Has { .. })
+            && state.modes.ending.is_none()
+            && !self.is_queueing(client);
+        if !is_next || !self.is_call_in_front(client) {
+            return false;
+        }
+        self.leave_line(client);
+        self.shorten_tour(client);
+        self.clients[client].modes.enter().ending = Some(ending);
+        self.unblock(client);
+        true
+    }
+
+    /// Whether what the client has sent begins with a call that may wait.
+    fn is_call_in_front(&self, client: u32) -> bool {
+        let state = &self.clients[client];
+        let input = &state.input;
+        let mut parser = RequestParser::default();
+        if !matches!(state.session.dialect, Dialect::Resp2 | Dialect::Resp3) {
+            return false;
+        }
+        let Parsed::Complete { len } = parser.parse(input, input.len()) else { return false };
+        let bytes = parser.inline_encoded().unwrap_or(&input[..len]);
+        let args = parser.args();
+        if args.is_empty() {
+            return false;
+        }
+        matches!(redis::find(bytes, args), Lookup::Found(command) if command.blocks(bytes, args))
+    }
+
+    /// Answers a call that is over before a server knew of it, or before all did.
+    pub(crate) fn say_ended(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        ending: Ending,
+    ) -> Plan {
+        let tour = self.tours.remove(&client);
+        match (ending, command.rule) {
+            (Ending::Error, _) => self.say_error(client, UNBLOCKED),
+            (Ending::TimeOver, Rule::Fan(fan)) => self.say_with(client, |out| match tour {
+                Some(tour) if tour.has_heard() => tour.write_reply(out),
+                // No replica is known to have anything.
+                _ => match fan {
+                    Fan::LeastEach => out.extend_from_slice(b"*2\r\n:0\r\n:0\r\n"),
+                    _ => encode::write_integer(out, 0),
+                },
+            }),
+            (Ending::TimeOver, _) => {
+                let version = self.resp_of(client);
+                self.say_with(client, |out| encode::write_null_array(out, version))
+            }
+        }
     }
 
     /// Has the server end the wait of a client, whose request is put back then. It does nothing
     /// where the server cannot be told.
     pub(crate) fn withdraw(&mut self, client: u32) {
         let Some(blocking) = &self.clients[client].modes.blocking else { return };
+        if blocking.ending.is_some() {
+            return;
+        }
         let (index, request) = (blocking.lane, blocking.request);
         if !self.is_engaged(index) {
             // The server knows nothing of it yet.
@@ -202,18 +282,18 @@ impl Engine {
         let lane = self.lane(index);
         if lane.head != request && lane.peer_id == 0 {
             if let Some(blocking) = self.clients[client].modes.blocking() {
-                blocking.due = Due::Withdrawal;
+                blocking.is_due = true;
             }
             return;
         }
-        if self.tell_to_end(client, false)
+        if self.tell_to_end(client, Ending::TimeOver)
             && let Some(blocking) = self.clients[client].modes.blocking()
         {
             blocking.is_withdrawn = true;
         }
     }
 
-    fn tell_to_end(&mut self, client: u32, with_error: bool) -> bool {
+    fn tell_to_end(&mut self, client: u32, ending: Ending) -> bool {
         let Some(blocking) = &self.clients[client].modes.blocking else { return false };
         let (lane, is_told) = (self.lane(blocking.lane), blocking.is_marked);
         let (peer, pool, server) = (lane.peer_id, lane.pool, lane.server);
@@ -231,7 +311,11 @@ impl Engine {
             self.connect(messenger);
         }
         let peer = peer.to_string();
-        let words = ["CLIENT", "UNBLOCK", &peer, if with_error { "ERROR" } else { "TIMEOUT" }];
+        let how = match ending {
+            Ending::TimeOver => "TIMEOUT",
+            Ending::Error => "ERROR",
+        };
+        let words = ["CLIENT", "UNBLOCK", &peer, how];
         self.ask(messenger, Own::Whatever, &words);
         if let Some(blocking) = self.clients[client].modes.blocking() {
             blocking.is_marked = true;
@@ -241,16 +325,16 @@ impl Engine {
 
     /// The server has said, or not, what to call the connection where the next request waits.
     pub(crate) fn withdraw_due(&mut self, lane: u32) {
-        let due = self.blocked_at(lane).map_or(Due::No, |blocking| blocking.due);
-        let client = match due {
-            Due::No => return,
-            Due::Withdrawal | Due::End { .. } => self.requests[self.lane(lane).head].client,
+        let Some(blocking) = self.blocked_at(lane).filter(|blocking| blocking.is_due) else {
+            return;
         };
-        match due {
-            Due::End { with_error } => {
-                self.tell_to_end(client, with_error);
+        let ending = blocking.ending;
+        let client = self.requests[self.lane(lane).head].client;
+        match ending {
+            Some(ending) => {
+                self.tell_to_end(client, ending);
             }
-            Due::No | Due::Withdrawal => self.withdraw(client),
+            None => self.withdraw(client),
         }
     }
 
@@ -296,8 +380,9 @@ impl Engine {
         request.role = Role::Single;
         // One that is to ask nothing more has to make do with it.
         let may_ask = self.clients[client].state != State::Closing;
+        let may_go_on = may_ask && blocking.ending != Some(Ending::TimeOver);
         let is_vain = blocking.is_withdrawn
-            && (is_nil(&reply) || (may_ask && blocking.is_cut_short(&reply, self.now)));
+            && (is_nil(&reply) || (may_go_on && blocking.is_cut_short(&reply, self.now)));
         let is_for_nothing = is_vain || self.end_leg(client, &reply);
         if !is_for_nothing {
             self.bufs.give(blocking.text);
@@ -306,7 +391,7 @@ impl Engine {
         }
         self.clients[client].held -= reply.len() as u64;
         self.bufs.give(reply);
-        self.put_back(client, index, blocking.text);
+        self.put_back(client, index, blocking.text, blocking.ending);
     }
 
     /// A request that the server did not get to answer.
@@ -316,11 +401,12 @@ impl Engine {
         let Some(blocking) = self.clients[client].modes.end_blocking() else { return };
         self.crowd.come_back();
         self.requests[index].role = Role::Single;
-        self.put_back(client, index, blocking.text);
+        self.put_back(client, index, blocking.text, blocking.ending);
     }
 
-    /// Takes the client's only request back, as if it had just been received.
-    fn put_back(&mut self, client: u32, index: u32, mut text: Vec<u8>) {
+    /// Takes the client's only request back, as if it had just been received, or to be answered here
+    /// if it has come to its end.
+    fn put_back(&mut self, client: u32, index: u32, mut text: Vec<u8>, ending: Option<Ending>) {
         debug_assert_eq!(self.clients[client].head, index);
         debug_assert_eq!(self.clients[client].requests, 1);
         let is_silent = self.requests[index].silent;
@@ -334,6 +420,9 @@ impl Engine {
         let state = &mut self.clients[client];
         if self.pools[state.pool as usize].is_monitored {
             state.modes.enter().is_overheard = true;
+        }
+        if ending.is_some() {
+            state.modes.enter().ending = ending;
         }
         self.crowd.leave();
         self.free_request(index);

@@ -6,6 +6,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp;
 
+use crate::blocking::Ending;
 use crate::client::{Client, Profile, State};
 use crate::client_pause::ClientPause;
 use crate::engine::{Closed, Engine};
@@ -259,7 +260,8 @@ impl Engine {
             }
             &Question::Unblock { id, with_error } => {
                 let client = self.client_called(pool, id);
-                let has_ended = client.is_some_and(|client| self.end_wait(client, with_error));
+                let ending = if with_error { Ending::Error } else { Ending::TimeOver };
+                let has_ended = client.is_some_and(|client| self.end_wait(client, ending));
                 Answer::Count(u64::from(has_ended))
             }
         }

@@ -306,7 +306,8 @@ impl Engine {
             || (client.departure != Departure::No
                 && client.state != State::Uploading
                 && client.modes.transaction.is_none()
-                && client.modes.many.is_none())
+                && client.modes.many.is_none()
+                && client.modes.ending.is_none())
             || matches!(client.modes.turn, Turn::Waits | Turn::HeldBack)
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max

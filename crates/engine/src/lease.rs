@@ -345,7 +345,12 @@ impl Engine {
     /// keys came together or apart meanwhile, is for others.
     #[inline]
     pub(crate) fn end_unused_turn(&mut self, client: u32) {
-        if matches!(self.clients[client].modes.turn, Turn::Has { .. } | Turn::Over) {
+        let modes = &mut self.clients[client].modes;
+        // It was for this request only, which was answered in another way.
+        if modes.ending.is_some() {
+            modes.take_ending();
+        }
+        if matches!(modes.turn, Turn::Has { .. } | Turn::Over) {
             self.leave_line(client);
         }
     }

@@ -4,7 +4,7 @@
 
 use std::ops::Deref;
 
-use crate::blocking::Blocking;
+use crate::blocking::{Blocking, Ending};
 use crate::lease::Turn;
 use crate::memcached::Many;
 use crate::monitor::Monitor;
@@ -31,6 +31,8 @@ pub(crate) struct Rare {
     pub(crate) turn: Turn,
     /// Monitors have been told of the request at the front, which is to be asked anew.
     pub(crate) is_overheard: bool,
+    /// The call at the front, which may wait, is over before it is asked.
+    pub(crate) ending: Option<Ending>,
 }
 
 static NONE: Rare = Rare::new();
@@ -45,6 +47,7 @@ impl Rare {
             monitor: None,
             turn: Turn::No,
             is_overheard: false,
+            ending: None,
         }
     }
 
@@ -56,6 +59,7 @@ impl Rare {
             && self.monitor.is_none()
             && self.turn == Turn::No
             && !self.is_overheard
+            && self.ending.is_none()
     }
 }
 
@@ -121,6 +125,10 @@ impl Modes {
     /// Whether the request that is dispatched has been told to monitors before; forgets it.
     pub(crate) fn end_overheard(&mut self) -> bool {
         self.leave(|rare| Some(std::mem::take(&mut rare.is_overheard))).unwrap_or_default()
+    }
+
+    pub(crate) fn take_ending(&mut self) -> Option<Ending> {
+        self.leave(|rare| rare.ending.take())
     }
 
     /// Takes something out, and the memory back when nothing is left.

@@ -259,7 +259,8 @@ impl Engine {
         let client = &self.clients[index];
         let is_amidst = client.state == State::Uploading
             || client.modes.transaction.is_some()
-            || client.modes.many.is_some();
+            || client.modes.many.is_some()
+            || client.modes.ending.is_some();
         if client.head != NONE || is_amidst {
             return false;
         }

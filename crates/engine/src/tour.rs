@@ -41,6 +41,9 @@ impl Engine {
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
+        if let Some(ending) = self.clients[client].modes.take_ending() {
+            return self.say_ended(client, command, ending);
+        }
         let wait = command.wait(bytes, args);
         let tour = self.tours.remove(&client).filter(|tour| self.is_tour_valid(client, tour));
         let tour = tour.unwrap_or_else(|| self.new_tour(client, wait));
@@ -150,7 +153,11 @@ impl Tour {
         true
     }
 
-    fn write_reply(&self, out: &mut Vec<u8>) {
+    pub(crate) fn has_heard(&self) -> bool {
+        !self.least.is_empty()
+    }
+
+    pub(crate) fn write_reply(&self, out: &mut Vec<u8>) {
         if self.is_array {
             encode::write_array_header(out, self.least.len());
         }

@@ -453,3 +453,189 @@ fn a_wait_for_replicas_of_several_servers_ends_with_the_one_it_is_at() {
     world.expect(waiting, ":0\r\n");
     assert!(!world.connects_to(1));
 }
+
+const UNBLOCKED: &str = "-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n";
+
+/// A pool with one connection for calls that wait, which a client has, and two more clients: who
+/// asks, and 3.
+fn taken(servers: usize) -> (World, ConnId, ConnId, ConnId) {
+    let options = format!("{OPTIONS}\nsession_connections: 1");
+    let mut world = World::connected::<1>(&pool(&options, servers)).0;
+    let [holder, client, waiting] = [(); 3].map(|()| world.client());
+    world.send(holder, redis("BLPOP a 0"));
+    let lane = world.accept(0);
+    world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
+    world.send(lane, ":77\r\n");
+    (world, client, waiting, lane)
+}
+
+#[test]
+fn a_call_that_waits_for_a_lane_is_ended_here() {
+    let nil = "*-1\r\n";
+    for (call, time_over) in [
+        (redis("BLPOP a 0"), nil),
+        (redis("BLMOVE a c LEFT RIGHT 0"), nil),
+        (redis("XREAD BLOCK 0 STREAMS a $"), nil),
+        ("BZPOPMIN a 0\r\n".to_owned(), nil),
+        (redis("WAIT 1 0"), ":0\r\n"),
+        (redis("WAITAOF 1 1 0"), "*2\r\n:0\r\n:0\r\n"),
+    ] {
+        for (how, answer) in [("TIMEOUT", time_over), ("ERROR", UNBLOCKED)] {
+            let (mut world, client, waiting, lane) = taken(1);
+            world.send(waiting, call.clone() + &redis("PING"));
+            let unblock = format!("CLIENT UNBLOCK 3 {how}");
+            assert_eq!(ask(&mut world, client, &unblock), ":1\r\n", "{call}");
+            world.expect(waiting, format!("{answer}+PONG\r\n"));
+            assert_eq!(ask(&mut world, client, &unblock), ":0\r\n");
+            world.expect(lane, "");
+            // The next one waits as ever.
+            world.send(waiting, redis("BLPOP c 0"));
+            world.expect(waiting, "");
+            world.send(lane, "*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+            world.expect(lane, redis("BLPOP c 0"));
+            world.send(lane, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+            world.expect(waiting, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+        }
+    }
+    let (mut world, client, waiting, _) = taken(1);
+    world.send(waiting, redis("HELLO 3"));
+    world.received(waiting);
+    world.send(waiting, redis("BLPOP a 0"));
+    assert_eq!(ask(&mut world, client, "CLIENT UNBLOCK 3"), ":1\r\n");
+    world.expect(waiting, "_\r\n");
+    // What waits for a lane and is no call that waits is not ended, as in Redis.
+    for lines in [&["WATCH a"][..], &["MULTI", "SET a 1"], &["MULTI", "BLPOP a 0"]] {
+        let (mut world, client, waiting, _) = taken(1);
+        world.send(waiting, all(lines));
+        world.received(waiting);
+        assert_eq!(ask(&mut world, client, "CLIENT UNBLOCK 3"), ":0\r\n", "{lines:?}");
+        world.expect(waiting, "");
+    }
+}
+
+#[test]
+fn a_call_whose_connection_is_being_made_is_ended_here() {
+    let (mut world, client, shared) = one_server();
+    let waiting = world.client();
+    world.send(waiting, redis("BLPOP a 0"));
+    assert!(world.connects_to(0));
+    assert_eq!(ask(&mut world, client, "CLIENT UNBLOCK 2"), ":1\r\n");
+    world.expect(waiting, "*-1\r\n");
+    world.expect(shared, "");
+    assert!(!world.connects_to(0));
+    world.assert_idle();
+}
+
+/// The servers of a pool that is held: their ring is about to change.
+fn hold(world: &mut World) {
+    world.engine.handle_hold(0, 1, 60_000, world.now);
+    world.tick();
+}
+
+fn release(world: &mut World) {
+    world.engine.handle_release(0, 1, &[true], world.now, 0);
+    world.tick();
+}
+
+#[test]
+fn a_call_that_was_ended_is_not_asked_anew_after_a_change() {
+    for (how, answer) in [("TIMEOUT", "*-1\r\n"), ("ERROR", UNBLOCKED)] {
+        let unblock = format!("CLIENT UNBLOCK 2 {how}");
+        let blocked = || {
+            let (mut world, client, shared) = one_server();
+            let waiting = world.client();
+            world.send(waiting, redis("BLPOP a 0"));
+            let lane = world.accept(0);
+            world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
+            (world, client, waiting, shared, lane)
+        };
+        // Just before the change.
+        let (mut world, client, waiting, shared, lane) = blocked();
+        world.send(lane, ":77\r\n");
+        assert_eq!(ask(&mut world, client, &unblock), ":1\r\n");
+        hold(&mut world);
+        world.expect(shared, redis(&format!("CLIENT UNBLOCK 77 {how}")));
+        world.send(shared, ":1\r\n");
+        world.send(lane, answer);
+        world.expect(waiting, answer);
+        release(&mut world);
+        assert!(!world.connects_to(0));
+        world.assert_idle();
+        // Before the server has said what to call the connection.
+        let (mut world, client, waiting, shared, lane) = blocked();
+        assert_eq!(ask(&mut world, client, &unblock), ":1\r\n");
+        hold(&mut world);
+        world.send(lane, ":77\r\n");
+        world.expect(shared, redis(&format!("CLIENT UNBLOCK 77 {how}")));
+        world.send(shared, ":1\r\n");
+        world.send(lane, answer);
+        world.expect(waiting, answer);
+        release(&mut world);
+        world.assert_idle();
+        // The server does not answer in time.
+        let (mut world, client, waiting, shared, lane) = blocked();
+        world.send(lane, ":77\r\n");
+        assert_eq!(ask(&mut world, client, &unblock), ":1\r\n");
+        hold(&mut world);
+        world.received(shared);
+        release(&mut world);
+        world.send(lane, answer);
+        world.expect(waiting, answer);
+        assert!(!world.connects_to(0));
+    }
+}
+
+/// Nobody can ask in the same pool while it is held, but at another worker.
+#[test]
+fn a_call_that_is_to_be_asked_anew_is_ended_instead() {
+    for (how, answer) in [("TIMEOUT", "*-1\r\n"), ("ERROR", UNBLOCKED)] {
+        let unblock = redis(&format!("CLIENT UNBLOCK 2 {how}"));
+        for is_put_back in [false, true] {
+            let (mut world, _, shared) = one_server();
+            let waiting = world.client();
+            world.send(waiting, redis("BLPOP a 0"));
+            let lane = world.accept(0);
+            world.send(lane, ":77\r\n");
+            hold(&mut world);
+            world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+            world.send(shared, ":1\r\n");
+            if is_put_back {
+                world.send(lane, "*-1\r\n");
+            }
+            assert_eq!(world.answer(0, 99, unblock.as_bytes()), b"1");
+            assert_eq!(world.answer(0, 99, unblock.as_bytes()), b"");
+            if !is_put_back {
+                world.send(lane, "*-1\r\n");
+            }
+            // It is not to be asked by another worker, either.
+            world.engine.handle_leave(waiting, world.now);
+            world.tick();
+            assert!(!world.is_handed_off(waiting));
+            release(&mut world);
+            world.expect(waiting, answer);
+            assert!(!world.connects_to(0));
+            world.tick();
+            assert!(world.is_handed_off(waiting));
+        }
+    }
+}
+
+/// What is known so far is the answer of a call that asks one server after the other.
+#[test]
+fn a_wait_for_replicas_of_several_servers_ends_while_it_waits_for_a_lane() {
+    let options = format!("{OPTIONS}\nsession_connections: 1");
+    let mut world = World::connected::<2>(&pool(&options, 2)).0;
+    let [holder, client, waiting] = [(); 3].map(|()| world.client());
+    // The second server's.
+    world.send(holder, redis("BLPOP b 0"));
+    let taken = world.accept(1);
+    world.received(taken);
+    world.send(waiting, redis("WAIT 1 0"));
+    let lane = world.accept(0);
+    world.received(lane);
+    world.send(lane, "+PONG\r\n:0\r\n:77\r\n:3\r\n");
+    world.expect(waiting, "");
+    assert_eq!(ask(&mut world, client, "CLIENT UNBLOCK 3"), ":1\r\n");
+    world.expect(waiting, ":3\r\n");
+    world.expect(taken, "");
+}
