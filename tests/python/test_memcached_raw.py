@@ -380,3 +380,33 @@ def test_a_slow_reader_does_not_delay_others(stack):
         in_time(slowest, 1.0)
         for _ in range(40):
             slow.expect(b"VALUE big 0 1000000\r\n" + b"x" * 1_000_000 + b"\r\nEND\r\n")
+
+
+def test_through_another_proxy(place):
+    """nutcracker answers a get of keys on several servers in another order where some are missing."""
+    behind = [place.memcached() for _ in range(3)]
+    servers = server_lines(behind, ["a", "b", "c"])
+    proxies = [place.nutcracker({"alpha": {"servers": servers, "hash": "crc32a"}}) for _ in range(2)]
+    proxies = server_lines([proxy.address for proxy in proxies], ["one", "two"])
+    gateway = place.cashew({"alpha": {"servers": proxies, "hash": "md5"}}, {"worker_processes": 1})
+    keys = [f"key{number}" for number in range(60)]
+    with gateway.connect() as conn:
+        for key in keys[::2]:
+            conn.send(f"set {key} 0 0 {len(key)}\r\n{key}\r\n".encode())
+            conn.expect(b"STORED\r\n")
+
+    def block(key):
+        return f"VALUE {key} 0 {len(key)}\r\n{key}\r\n" if key in keys[::2] else ""
+
+    rng = random.Random(7)
+    conns = [place.keep(gateway.connect()) for _ in range(8)]
+    for _ in range(40):
+        lines, replies = [], []
+        for _ in conns:
+            asked = [rng.sample(keys, rng.choice([1, 1, 1, 12])) for _ in range(5)]
+            lines.append("".join(f"get {' '.join(each)}\r\n" for each in asked))
+            replies.append("".join("".join(map(block, each)) + "END\r\n" for each in asked))
+        for conn, line in zip(conns, lines, strict=True):
+            conn.send(line.encode())
+        for conn, reply in zip(conns, replies, strict=True):
+            conn.expect(reply.encode())

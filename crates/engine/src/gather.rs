@@ -1,5 +1,7 @@
 //! Replies of fragments, dealt out to the positions of the keys that they answer.
 
+use std::collections::{HashMap, VecDeque};
+
 use cashew_protocol::memcached;
 use cashew_protocol::resp::{self, encode};
 
@@ -115,7 +117,8 @@ impl Requests {
     }
 
     /// Puts the VALUE blocks of the fragments' replies in the order of the keys. A server names
-    /// its hits in the order it was asked, so a key that is not the next hit is a miss.
+    /// its hits in the order it was asked, so a key that is not the next hit is a miss, if all hits
+    /// are found so.
     pub(crate) fn merge_values(
         &self,
         fragments: u32,
@@ -144,13 +147,44 @@ impl Requests {
                 return Some(());
             }
             if rest != b"END\r\n" {
-                return None;
+                out.truncate(start);
+                return self.merge_values_by_key(fragments, gather, out);
             }
         }
         if !gather.is_part {
             out.extend_from_slice(b"END\r\n");
         }
         Some(())
+    }
+
+    /// The same where a server names its hits in another order, as a proxy in its place may. `None` if
+    /// it names what it was not asked for. What has been dealt out in part cannot be put right.
+    #[cold]
+    fn merge_values_by_key(
+        &self,
+        fragments: u32,
+        gather: &Gather,
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
+        if gather.is_part || gather.dealt > 0 {
+            return None;
+        }
+        let mut hits: HashMap<(u32, &[u8]), VecDeque<&[u8]>> = HashMap::new();
+        for (owner, reply) in (0..).zip(self.replies(fragments)) {
+            let mut values = memcached::Values::new(reply);
+            for hit in values.by_ref() {
+                hits.entry((owner, hit.key)).or_default().push_back(hit.block);
+            }
+            if values.rest() != b"END\r\n" {
+                return None;
+            }
+        }
+        for (key, &owner) in gather.keys.iter().zip(&gather.owners) {
+            let found = hits.get_mut(&(owner, key.of(&gather.text)));
+            out.extend_from_slice(found.and_then(VecDeque::pop_front).unwrap_or_default());
+        }
+        out.extend_from_slice(b"END\r\n");
+        hits.values().all(VecDeque::is_empty).then_some(())
     }
 
     /// Where the values that are not dealt out begin in each fragment's reply.

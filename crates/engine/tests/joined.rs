@@ -373,8 +373,9 @@ fn what_is_no_reply_ends_the_connection() {
     let nonsense = [
         "STORED\r\n".to_string(),
         value("c", "1"),
-        value("b", "1") + &value("a", "1"),
         value("b", "1") + &value("b", "1"),
+        value("a", "1") + &value("a", "1"),
+        value("b", "1") + &value("a", "1") + &value("a", "1"),
         "VALUE a 0 1\r\nxx\r\n".into(),
         "VALUE a 0 99999999999\r\n".into(),
         "VALUE a\r\n".into(),
@@ -390,6 +391,83 @@ fn what_is_no_reply_ends_the_connection() {
         let got = [x, y].map(|client| String::from_utf8(world.received(client)).unwrap());
         assert!(got.iter().all(|got| got.ends_with("\r\n")), "{got:?}");
         assert!(!got[1].contains("VALUE a") && !got[0].contains("VALUE b"), "{got:?}");
+    }
+}
+
+/// As nutcracker does where keys of several servers are not there.
+#[test]
+fn whatever_order_the_hits_come_in_each_key_gets_its_own() {
+    let (mut world, [x, y, z], lane) = one_server();
+    let requests = "get b\r\nget c\r\n";
+    // A key may be asked for twice, and a set follows.
+    let all = [(x, "get a\r\n"), (y, requests), (z, "get a\r\nget d\r\nset a 0 0 1\r\n9\r\n")];
+    let keys = ["a", "b", "c", "a", "d"];
+    let mut orders = vec![Vec::new()];
+    while let Some(order) = orders.pop() {
+        for next in (0..keys.len()).filter(|next| !order.contains(next)) {
+            orders.push([order.clone(), vec![next]].concat());
+        }
+        together(&mut world, &all);
+        world.expect(lane, "get a b c a d\r\nset a 0 0 1\r\n9\r\n");
+        // The first of two of the same key is the first that is asked for.
+        let mut replies = [const { None }; 5];
+        let mut text = String::new();
+        for (number, &at) in order.iter().enumerate() {
+            let block = value(keys[at], &number.to_string());
+            text += &block;
+            let at = if at == 3 && replies[0].is_none() { 0 } else { at };
+            let at = if at == 0 && replies[0].is_some() { 3 } else { at };
+            replies[at] = Some(block);
+        }
+        let mut rest = (text + "END\r\nSTORED\r\n").into_bytes();
+        while !rest.is_empty() {
+            let behind = rest.split_off((7 + 9 * order.len()).min(rest.len()));
+            world.send(lane, std::mem::replace(&mut rest, behind));
+        }
+        let [a, b, c, again, d] = replies.map(|reply| reply.unwrap_or_default() + "END\r\n");
+        world.expect(x, a);
+        world.expect(y, b + &c);
+        world.expect(z, again + &d + "STORED\r\n");
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn many_hits_come_from_behind_or_in_pairs() {
+    let count = 180;
+    let in_pairs = |at: usize| at ^ 1;
+    let from_behind = move |at: usize| count - 1 - at;
+    let some = |at: usize| at * 7 % count;
+    for order in [&in_pairs as &dyn Fn(usize) -> usize, &from_behind, &some] {
+        let (mut world, [x, y], lane) = one_server();
+        let key = |at: usize| format!("k{at:0>3}");
+        let gets: Vec<String> = (0..count).map(|at| format!("get {}\r\n", key(at))).collect();
+        for round in 0..3 {
+            // Two gets: more keys than one has room for.
+            together(&mut world, &[(x, &gets.concat()), (y, &gets.concat())]);
+            let written = String::from_utf8(world.received(lane)).unwrap();
+            assert!(written.lines().count() == 1 || written.len() > 1900, "{written}");
+            let is_there = |at: usize| at % 3 != round;
+            let mut reply = String::new();
+            for line in written.lines() {
+                let asked: Vec<&str> = line.split(' ').skip(1).collect();
+                let found = (0..count).map(order).filter(|&at| is_there(at));
+                for key in found.map(key) {
+                    let times = asked.iter().filter(|&&it| it == key).count();
+                    reply += &value(&key, &key).repeat(times);
+                }
+                reply += "END\r\n";
+            }
+            for piece in reply.as_bytes().chunks(997) {
+                world.send(lane, piece);
+            }
+            let expected: String = (0..count)
+                .map(|at| if is_there(at) { hit(&key(at), &key(at)) } else { "END\r\n".into() })
+                .collect();
+            world.expect(x, &*expected);
+            world.expect(y, &*expected);
+            world.assert_idle();
+        }
     }
 }
 

@@ -234,6 +234,26 @@ fn values_that_nobody_asked_for_are_an_invalid_reply() {
     world.assert_idle();
 }
 
+/// As nutcracker does where keys of several servers are not there.
+#[test]
+fn values_in_another_order_than_asked_for_get_to_their_keys() {
+    let (mut world, client, [a, b, ..]) = four_servers();
+    let block = |key: &str, data: &str| format!("VALUE {key} 0 1\r\n{data}\r\n");
+    world.send(client, "get a e b i a\r\n");
+    world.expect(a, "get a e i a\r\n");
+    world.send(b, block("b", "5") + "END\r\n");
+    let [i, one, e, two] =
+        [("i", "1"), ("a", "2"), ("e", "3"), ("a", "4")].map(|(k, d)| block(k, d));
+    world.send(a, [&*i, &one, &e, &two, "END\r\n"].concat());
+    world.expect(client, [one, e, block("b", "5"), i, two, "END\r\n".into()].concat());
+    // Behind what is not there.
+    world.send(client, "get a e b i\r\n");
+    world.send(b, "END\r\n");
+    world.send(a, block("i", "1") + &block("e", "2") + "END\r\n");
+    world.expect(client, block("e", "2") + &block("i", "1") + "END\r\n");
+    world.assert_idle();
+}
+
 #[test]
 fn what_is_wrong_with_a_retrieval_changes_nothing_before_it() {
     let (mut world, client, [a, b, ..]) = four_servers();

@@ -10,6 +10,9 @@
 //! the order of its own requests allows: other clients' are on their way at the same time, so that
 //! they may be passed by. The stages are put behind the lane's output when that is about to be
 //! written, when there are no more of them, or when something comes that has to stand behind all.
+//!
+//! A server names its hits in the order of the keys, but a proxy in its place may not. So whose key is
+//! named comes to the front, and who is passed by has missed only when the reply ends.
 
 use cashew_protocol::memcached::{self, Expect, REPLY_LINE_SIZE_MAX};
 
@@ -38,13 +41,16 @@ const FRAME_LEN: usize = VERB.len() + LINE_END.len();
 pub(crate) const END: &[u8; 5] = b"END\r\n";
 
 /// A lane's gets of several keys.
-#[derive(Default)]
 pub(crate) struct Joined {
     /// Keys of those that are joined and in the output, or sent, in the order of the lane, each
     /// behind a space.
     keys: Vec<u8>,
     /// Where those begin that are not answered.
     answered: usize,
+    /// Bytes of keys from there on that the reply has passed by, or that were brought to the front.
+    passed: usize,
+    /// The last request of these, while there are any.
+    last_passed: u32,
     stages: Stages,
     /// The line of the reply that is to be looked at next, as far as it has come, when it has not
     /// come whole at once.
@@ -96,6 +102,20 @@ struct Stage {
     end: u32,
 }
 
+impl Default for Joined {
+    fn default() -> Self {
+        Self {
+            keys: Vec::new(),
+            answered: 0,
+            passed: 0,
+            last_passed: NONE,
+            stages: Stages::default(),
+            line: Vec::new(),
+            is_in_block: false,
+        }
+    }
+}
+
 /// One bit, which several clients may have.
 #[inline(always)]
 fn mark_of(client: u32) -> u128 {
@@ -133,7 +153,14 @@ impl Joined {
     /// The lane's head, which is joined, has left it.
     #[inline(always)]
     pub(crate) fn pop_key(&mut self, head: &Request, bufs: &mut BufPool) {
-        self.answered += word_len(head);
+        let len = word_len(head);
+        self.answered += len;
+        if self.passed > 0 {
+            self.passed -= len;
+            if self.passed == 0 {
+                self.last_passed = NONE;
+            }
+        }
         if self.answered == self.keys.len() || self.answered > ANSWERED_MAX {
             self.forget_answered(bufs);
         }
@@ -160,6 +187,10 @@ impl Joined {
         let (block, rest) = memcached::plain_block(self.key(head), buf)?;
         if head.expect == Expect::Joined {
             let is_hit = !block.is_empty();
+            if !is_hit && !rest.starts_with(END) {
+                // Another's value, which may come out of turn.
+                return None;
+            }
             return Some(Part { reply: if is_hit { block } else { END }, is_open: is_hit, rest });
         }
         let rest = rest.strip_prefix(END)?;
@@ -170,6 +201,7 @@ impl Joined {
     pub(crate) fn reset(&mut self) {
         self.line = Vec::new();
         self.is_in_block = false;
+        (self.passed, self.last_passed) = (0, NONE);
     }
 }
 
@@ -301,6 +333,70 @@ impl Lane {
         self.count_unsent(wire_len);
     }
 
+    /// Has the request with this key, of those in the get that is being answered, be the head: it is
+    /// answered before others. Returns whether there is one. In a reply that keeps the order of the
+    /// keys each is looked at once.
+    fn bring_forward(&mut self, key: &[u8], requests: &mut Requests) -> bool {
+        let Joined { answered, passed, last_passed, .. } = self.joined;
+        let first = (self.head, NONE, answered);
+        let found = if last_passed == NONE {
+            self.find_joined(key, first, requests)
+        } else {
+            let behind = match requests[last_passed].expect {
+                Expect::Joined => requests[last_passed].next_in_lane,
+                _ => NONE,
+            };
+            self.find_joined(key, (behind, last_passed, answered + passed), requests)
+                .or_else(|| self.find_joined(key, first, requests))
+        };
+        let Some((request, before, start)) = found.filter(|&(_, before, _)| before != NONE) else {
+            return false;
+        };
+        let len = word_len(&requests[request]);
+        let joined = &mut self.joined;
+        if start >= answered + passed {
+            (joined.passed, joined.last_passed) = (start - answered + len, before);
+        } else if last_passed == request {
+            joined.last_passed = before;
+        }
+        if requests[request].expect == Expect::JoinedLast {
+            requests[request].expect = Expect::Joined;
+            requests[request].wire_len -= FRAME_LEN as u64;
+            requests[before].expect = Expect::JoinedLast;
+            requests[before].wire_len += FRAME_LEN as u64;
+        }
+        joined.keys[answered..start + len].rotate_right(len);
+        requests[before].next_in_lane = requests[request].next_in_lane;
+        if self.tail == request {
+            self.tail = before;
+        }
+        requests[request].next_in_lane = std::mem::replace(&mut self.head, request);
+        true
+    }
+
+    /// The first request with this key from `at` on, `before` being in front of it, whose key is at
+    /// `start`: with where it stands in the same way.
+    fn find_joined(
+        &self,
+        key: &[u8],
+        (mut at, mut before, mut start): (u32, u32, usize),
+        requests: &Requests,
+    ) -> Option<(u32, u32, usize)> {
+        // Of what is not wholly written the server cannot know.
+        while at != NONE && at != self.first_unsent {
+            let request = &requests[at];
+            let end = start + word_len(request);
+            if &self.joined.keys[start + 1..end] == key {
+                return Some((at, before, start));
+            }
+            if request.expect != Expect::Joined {
+                return None;
+            }
+            (before, at, start) = (at, request.next_in_lane, end);
+        }
+        None
+    }
+
     /// Puts what waits into the output: from here on the gets take no more keys.
     #[inline(always)]
     pub(crate) fn close_gets(&mut self, bufs: &mut BufPool) {
@@ -335,7 +431,9 @@ impl Lane {
 enum Meaning {
     /// Its value follows.
     Value,
-    /// Its key is not there. What the line says is for the next request.
+    /// The value of another one follows, whose turn it is then.
+    Other,
+    /// Its key is not there, nor are others.
     Miss,
     /// It is the last line of the reply.
     Last,
@@ -380,6 +478,17 @@ impl Engine {
                     self.deliver_part(request, line);
                     return rest;
                 }
+                Meaning::Other => {
+                    let key = memcached::value_key(line).unwrap_or_default();
+                    let lane = &mut self.lanes[index as usize];
+                    if !lane.bring_forward(key, &mut self.requests) {
+                        break;
+                    }
+                    if line.as_ptr() == bytes.as_ptr() {
+                        // All of it is at hand, perhaps for the shortest way.
+                        return bytes;
+                    }
+                }
                 Meaning::Miss => self.part_answered(index, END),
                 Meaning::Error => self.part_answered(index, line),
                 Meaning::Last => {
@@ -403,7 +512,7 @@ impl Engine {
         match memcached::value_key(line) {
             Some(key) if key == lane.joined.key(request) && request.arrived == 0 => Meaning::Value,
             Some(_) if is_last => Meaning::Nonsense,
-            Some(_) => Meaning::Miss,
+            Some(_) => Meaning::Other,
             None if line == END && is_last => Meaning::Last,
             None if line == END => Meaning::Miss,
             None if !memcached::is_error(line) => Meaning::Nonsense,
