@@ -642,7 +642,7 @@ mod tests {
     #[test]
     fn meta_and_binary_replies_are_accepted_at_any_cut() {
         let packet = |opcode: u8, status: u8, body: &[u8]| {
-            let mut head = vec![0; PACKET_HEADER];
+            let mut head = [0; PACKET_HEADER];
             (head[0], head[1], head[7], head[11]) = (0x81, opcode, status, body.len() as u8);
             [&head[..], body].concat()
         };
