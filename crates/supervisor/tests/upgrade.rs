@@ -168,8 +168,13 @@ fn a_worker_that_retires_serves_its_clients_while_another_program_takes_over() {
         let first = guest.pid();
         assert_eq!(ask(&instance, r#"{"command":"upgrade"}"#).last().unwrap(), DONE);
         assert_eq!(guest.pid(), first, "it is not at rest");
-        let second = instance.workers(2);
         wait_until(|| children_of(instance.id()).len() == 3);
+        let mut second = Vec::new();
+        wait_until(|| {
+            second = instance.workers(2);
+            // It may take connections until it has heard that it retires.
+            !second.contains(&first)
+        });
 
         fs::write(instance.path("wait"), "").unwrap();
         instance.signal(Signal::USR2);
