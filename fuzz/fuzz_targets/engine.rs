@@ -523,7 +523,9 @@ impl World {
                         self.engine.handle_monitored(pool, self.now);
                     }
                 }
-                Action::Held { .. }
+                // A driver may tell of less all the same.
+                Action::SetLowWater { .. }
+                | Action::Held { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
                 | Action::Pressed { .. }
