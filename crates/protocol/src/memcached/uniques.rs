@@ -116,7 +116,9 @@ fn named<'r>(
     // The verb, the key, flags, expiry and size come first.
     let word = is_cas.then(|| words_of(line).nth(5)).flatten();
     let is_named = |flag: &Span| matches!(flag.of(line)[0], b'C' | b'E');
-    let flag = (!is_cas).then(|| flags(parser, request).filter(is_named));
+    // A key that looks like a flag is none.
+    let has_flags = !is_cas && Uniques::of(parser, request).named;
+    let flag = has_flags.then(|| flags(parser, request).filter(is_named));
     let flag = flag.into_iter().flatten();
     let flag = flag.map(|flag| Span::new(flag.start as usize + 1, flag.len as usize - 1));
     word.into_iter().chain(flag).filter_map(|span| Some((span, unsigned(span.of(line))?)))
@@ -370,7 +372,7 @@ mod tests {
         let tagged = on(17);
         for (request, uniques, cut, expected) in [
             ("get c\r\n", none, None, ""),
-            ("gets C7 c\r\n", asked, None, ""),
+            ("gets C7 c C7\r\n", asked, None, ""),
             ("gats 0 c\r\n", asked, None, ""),
             ("set c 0 0 1\r\nx\r\n", none, None, ""),
             ("cas a 0  0 1 TAG\r\nx\r\n", named, None, "cas a 0  0 1 17"),
