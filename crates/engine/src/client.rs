@@ -1,6 +1,5 @@
 //! A client's connection.
 
-use std::collections::VecDeque;
 use std::num::NonZero;
 
 use cashew_config::snapshot::Protocol;
@@ -8,6 +7,7 @@ use cashew_protocol::{memcached, resp};
 
 use crate::buffer::{BufPool, LARGE, Output};
 use crate::crowd::Crowd;
+use crate::fifo::Fifo;
 use crate::id::ConnId;
 use crate::modes::Modes;
 use crate::requests::Requests;
@@ -224,18 +224,18 @@ impl Client {
     pub(crate) fn mark(
         &mut self,
         conn: ConnId,
-        dirty: &mut VecDeque<ConnId>,
-        patient: &mut VecDeque<ConnId>,
+        dirty: &mut Fifo<ConnId>,
+        patient: &mut Fifo<ConnId>,
     ) {
         let is_patient = self.head != NONE && self.output.len() < LARGE as u64;
         match (self.dirty, is_patient) {
             (Dirty::No, true) => {
                 self.dirty = Dirty::Patient;
-                patient.push_back(conn);
+                patient.push(conn);
             }
             (Dirty::No | Dirty::Patient, false) => {
                 self.dirty = Dirty::Yes;
-                dirty.push_back(conn);
+                dirty.push(conn);
             }
             (Dirty::Yes, _) | (Dirty::Patient, true) => {}
         }

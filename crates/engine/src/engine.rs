@@ -15,6 +15,7 @@ use crate::client::{Client, Dirty, Selected, Session, State};
 use crate::crowd::Crowd;
 use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
+use crate::fifo::Fifo;
 use crate::id::ConnId;
 use crate::inquiry::Inquiries;
 use crate::lane::Lane;
@@ -112,10 +113,10 @@ pub struct Engine {
     pub(crate) rng: Rng,
     pub(crate) timers: Timers,
     pub(crate) actions: VecDeque<Action>,
-    pub(crate) dirty_clients: VecDeque<ConnId>,
+    pub(crate) dirty_clients: Fifo<ConnId>,
     /// Dirty clients that are owed more.
-    pub(crate) patient_clients: VecDeque<ConnId>,
-    pub(crate) dirty_lanes: VecDeque<ConnId>,
+    pub(crate) patient_clients: Fifo<ConnId>,
+    pub(crate) dirty_lanes: Fifo<ConnId>,
     /// Lanes that the statistics are behind of.
     pub(crate) unpublished_lanes: Vec<u32>,
     pub(crate) crowd: Crowd,
@@ -175,12 +176,6 @@ pub(crate) fn shrink<T>(list: &mut Vec<T>) {
     }
 }
 
-fn shrink_queue<T>(queue: &mut VecDeque<T>) {
-    if queue.capacity() > QUEUE_KEPT {
-        queue.shrink_to(QUEUE_KEPT.max(2 * queue.len()));
-    }
-}
-
 impl Engine {
     pub fn new(setup: Setup) -> Self {
         let Setup { plan, metrics, seed, slot, identity, now } = setup;
@@ -212,9 +207,9 @@ impl Engine {
             rng: Rng::new(seed),
             timers: Timers::default(),
             actions: VecDeque::new(),
-            dirty_clients: VecDeque::new(),
-            patient_clients: VecDeque::new(),
-            dirty_lanes: VecDeque::new(),
+            dirty_clients: Fifo::new(),
+            patient_clients: Fifo::new(),
+            dirty_lanes: Fifo::new(),
             unpublished_lanes: Vec::new(),
             crowd: Crowd::default(),
             resumable: Vec::new(),
@@ -468,9 +463,11 @@ impl Engine {
         shrink(&mut self.unpublished_lanes);
         shrink(&mut self.resumable);
         for dirty in [&mut self.dirty_clients, &mut self.patient_clients, &mut self.dirty_lanes] {
-            shrink_queue(dirty);
+            dirty.shrink(QUEUE_KEPT);
         }
-        shrink_queue(&mut self.actions);
+        if self.actions.capacity() > QUEUE_KEPT {
+            self.actions.shrink_to(QUEUE_KEPT.max(2 * self.actions.len()));
+        }
         for lane in &mut self.lanes {
             let batches = &mut lane.batches;
             if batches.capacity() > QUEUE_KEPT && batches.len() < batches.capacity() / 4 {
@@ -572,7 +569,7 @@ impl Engine {
     /// As [`Engine::poll_dirty`], for connections to servers only.
     #[inline]
     pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
-        let conn = self.dirty_lanes.pop_front()?;
+        let conn = self.dirty_lanes.pop()?;
         if let Some(lane) = self.current_lane(conn) {
             let lane = &mut self.lanes[lane as usize];
             lane.dirty = false;
@@ -591,13 +588,13 @@ impl Engine {
     /// Names the clients among them with the others from now on.
     #[inline]
     pub fn let_go(&mut self) {
-        self.dirty_clients.append(&mut self.patient_clients);
+        self.dirty_clients.take_over(&mut self.patient_clients);
     }
 
     /// As [`Engine::poll_dirty`], for connections of clients only.
     #[inline]
     pub fn poll_dirty_client(&mut self) -> Option<ConnId> {
-        let conn = self.dirty_clients.pop_front()?;
+        let conn = self.dirty_clients.pop()?;
         if let Some(client) = self.clients.get_mut(conn.index(), conn.generation()) {
             client.dirty = Dirty::No;
             if client.output.is_empty() {

@@ -8,6 +8,7 @@ use cashew_protocol::resp;
 
 use crate::buffer::Output;
 use crate::failure::Failure;
+use crate::fifo::Fifo;
 use crate::id::ConnId;
 use crate::low_water::LowWater;
 use crate::memcached::Joined;
@@ -336,10 +337,10 @@ impl Lane {
 
     /// Lists it among the connections with something to send, if it can be written to.
     #[inline]
-    pub(crate) fn mark(&mut self, dirty: &mut VecDeque<ConnId>) {
+    pub(crate) fn mark(&mut self, dirty: &mut Fifo<ConnId>) {
         if !self.dirty && matches!(self.link, Link::Handshaking { .. } | Link::Ready { .. }) {
             self.dirty = true;
-            dirty.push_back(self.conn);
+            dirty.push(self.conn);
         }
     }
 

@@ -30,6 +30,7 @@ mod express;
 mod express_parts;
 mod failure;
 mod fan;
+mod fifo;
 mod files;
 mod gather;
 mod handshake;
