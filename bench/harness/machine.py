@@ -1,5 +1,6 @@
 """What the kernel tells about processes and about the machine: CPU time, memory, versions."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ PACKAGES = {
     "valgrind": "valgrind",
     "cargo": "cargo",
 }
+#: Threads of the kernel that send, receive and free what others have asked them to.
+HELPERS = ("ksoftirqd/", "kworker/", "rcu")
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -73,6 +76,24 @@ def busy_ns():
     fields = [int(field) for field in read("/proc/stat").split("\n", 1)[0].split()[1:9]]
     user, nice, system, _idle, _iowait, irq, softirq, steal = fields
     return (user + nice + system + irq + softirq + steal) * TICK_NS
+
+
+def strangers(ours):
+    """Processes that are not ours, but for the kernel's own that work for everybody's requests."""
+    return [
+        pid
+        for pid in parents().keys() - set(ours)
+        if not read(f"/proc/{pid}/comm").startswith(HELPERS)
+    ]
+
+
+def cpu_of_each(pids):
+    """CPU time of each of some processes, without those that have ended."""
+    times = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            times[pid] = cpu_ns(pid)
+    return times
 
 
 def switches(pid):

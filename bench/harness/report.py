@@ -4,7 +4,7 @@ import json
 import os
 
 from . import chart, machine, targets
-from .measure import medians
+from .measure import DISTURBED, medians
 from .scenarios import BY_NAME
 
 CPU = "gateway_cpu"
@@ -44,7 +44,7 @@ def table(head, rows):
 def markdown(results, about, pictures):
     """The report; `pictures` are (title, file name)."""
     lines = ["# Benchmark", ""]
-    lines += machine_lines(about)
+    lines += machine_lines(about, results)
     lines += target_lines(results)
     loads = results.measured("load")
     if loads:
@@ -73,7 +73,7 @@ def markdown(results, about, pictures):
     return "\n".join(lines).rstrip() + "\n"
 
 
-def machine_lines(about):
+def machine_lines(about, results):
     host = about["machine"]
     parts = [
         f"{host['date']}; {host['cpu']}, {host['cores']} cores,",
@@ -82,6 +82,7 @@ def machine_lines(about):
         f"Gateway on CPU {about['gateway_cpus']}, servers and load on {about['other_cpus']}.",
         f"Medians of {round_count(about)} of {about['seconds']:g} s, contenders alternating;",
         "ratios are medians of the ratios within each round.",
+        *disturbance_lines(results),
         *stall_lines(host.get("stalls", {})),
         *(["**Interrupted before all rounds were done.**"] if about.get("interrupted") else []),
     ]
@@ -103,6 +104,24 @@ def round_count(about):
     tails = about["tail_rounds"]
     apart = f" ({tails} of `tails`)" if tails != about["rounds"] else ""
     return f"{about['rounds']} round(s){apart}"
+
+
+def disturbance_lines(results):
+    """How often other processes spoilt a round, and how often to the end."""
+    rounds = [
+        each
+        for scenario in results.measured("load")
+        for name in results.names(scenario.name)
+        for each in results.of(scenario.name, name).values()
+    ]
+    again = sum(each["tries"] - 1 for each in rounds)
+    if not again:
+        return []
+    left = sum(each["strangers"] > DISTURBED for each in rounds)
+    return [
+        f"{again} more rounds than the {len(rounds)} were measured, in the place of such in which",
+        f"processes of others used more than {percent(DISTURBED)} of a core; {left} were so to the last.",
+    ]
 
 
 def stall_lines(stalls):

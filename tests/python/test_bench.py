@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,9 +31,10 @@ def bench():
 
 
 def figures(p99):
-    counts = dict.fromkeys(("errors", "misses", "slow", "greedy_ops", "load_cpu", "foreign"), 0)
+    counts = dict.fromkeys(("errors", "misses", "slow", "greedy_ops", "load_cpu", "foreign", "strangers"), 0)
     return counts | {
         "requests": 1000,
+        "tries": 1,
         "timed": 1000,
         "ops": 1000.0,
         "p50": 100.0,
@@ -109,6 +111,54 @@ def test_only_tails_have_quiet_rounds_among_the_targets(bench):
     ]
     assert others
     assert not any(others)
+
+
+def tried(bench, *strangers):
+    """The round that is kept of such in which others used these shares of a core."""
+    left = [{"strangers": share, "p99": number} for number, share in enumerate(strangers)]
+    machine = bench.measure.Bench.__new__(bench.measure.Bench)
+    machine.measure = lambda *_: left.pop(0)
+    return machine.measure_undisturbed("cashew", "calm", [])
+
+
+def test_a_round_that_others_disturb_is_measured_again(bench):
+    assert tried(bench, 0.001, 0.0) == {"strangers": 0.001, "p99": 0, "tries": 1}
+    assert tried(bench, 0.03, 0.02, 0.01, 0.0) == {"strangers": 0.01, "p99": 2, "tries": 3}
+
+
+def test_of_rounds_that_are_all_disturbed_the_least_is_kept(bench):
+    assert tried(bench, 0.04, 0.02, 0.03, 0.05, 0.0) == {"strangers": 0.02, "p99": 1, "tries": 4}
+
+
+def test_what_others_use_is_counted_without_ours_and_the_kernels_helpers(bench):
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            ours = bench.machine.tree(os.getpid())
+            assert busy.pid in ours
+            assert not set(ours) & set(bench.machine.strangers(ours))
+            others = bench.machine.strangers([pid for pid in ours if pid != busy.pid])
+            assert busy.pid in others
+            before = bench.machine.cpu_of_each(others)
+            deadline = time.monotonic() + 10
+            while bench.machine.cpu_of_each([busy.pid])[busy.pid] < before[busy.pid] + 50_000_000:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            after = bench.machine.cpu_of_each(others)
+            assert bench.measure.grown(before, after) >= 50_000_000
+        finally:
+            busy.kill()
+    ended = bench.machine.cpu_of_each([busy.pid])
+    assert ended == {}
+    assert bench.measure.grown(before, ended) == 0
+
+
+def test_the_report_tells_of_rounds_that_were_measured_again(bench):
+    results = measured(bench, "calm", nutcracker=[1.0], cashew=[1.0])
+    assert "more rounds" not in bench.report.markdown(results, about(None), [])
+    results.rounds["calm"]["cashew"][1] |= {"tries": 4, "strangers": 0.02}
+    text = bench.report.markdown(results, about(None), [])
+    assert "3 more rounds than the 2 were measured" in text
+    assert "1 were so to the last" in text
 
 
 def spun(**given):
