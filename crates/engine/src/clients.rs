@@ -44,6 +44,7 @@ impl Engine {
     pub(crate) fn client_received(&mut self, conn: ConnId, bytes: &[u8]) {
         let index = conn.index();
         let Some(client) = self.clients.get(index, conn.generation()) else { return };
+        self.crowd.received += 1;
         if client.state != State::Open || client.input.capacity() > 0 || client.paused {
             self.keep_received(index, bytes);
             return;

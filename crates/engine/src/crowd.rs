@@ -13,6 +13,8 @@ const PERIODS_COUNTED: u32 = 256;
 pub struct Crowd {
     /// Clients that are owed an answer.
     pub waiting: u32,
+    /// How often something came from a client, since the start.
+    pub received: u64,
     /// How often a client asked that was owed nothing, since the start.
     pub asked: u64,
     /// How often a client sent something while it was still owed an answer, since the start.

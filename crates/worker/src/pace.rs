@@ -32,8 +32,11 @@ const REQUESTS_PER_CLIENT: u64 = 8;
 const SMOOTHING: u64 = 8;
 /// A window is wide that has so much, in percent, of the longest.
 const WIDE_PERCENT: u64 = 75;
-/// When so many of the active clients wait, in percent, the others are not waited for.
+/// When so many of the active clients wait, in percent, the others are not waited for …
 const WAITING_PERCENT: u64 = 95;
+/// … if as many of the active ones, in percent, have sent something since the last batch went.
+/// Where nearly all wait all the time, batches are otherwise of what a turn happens to find.
+const ANEW_PERCENT: u64 = 40;
 
 /// So many active clients, at least, are a crowd …
 const CROWD_MIN: u64 = 16;
@@ -84,6 +87,8 @@ pub(crate) struct Pace {
     window: u64,
     /// By when that goes that is held back.
     due: Option<Time>,
+    /// How often something had come from clients when the last batch went.
+    received: u64,
     elapsed_us: u64,
     worked_us: u64,
     sleeps: u64,
@@ -152,6 +157,7 @@ impl Pace {
             window_max_us,
             window: 0,
             due: None,
+            received: 0,
             elapsed_us: 0,
             worked_us: 0,
             sleeps: 0,
@@ -181,16 +187,19 @@ impl Pace {
     }
 
     /// Whether what is held back goes now: it has waited for the whole window, or so many clients
-    /// wait for answers that hardly anybody is left who could ask.
+    /// wait for answers that hardly anybody is left who could ask, many of them with something new.
     pub(crate) fn may_go(&mut self, crowd: &Crowd, now: Time) -> bool {
         let window = Duration::from_micros(self.window_us());
         let due = *self.due.get_or_insert(now + window);
         let (waiting, active) = (u64::from(crowd.waiting), u64::from(crowd.active()));
         self.was_full |= active >= CROWD_MIN && waiting * 100 >= active * CROWD_WAITING_PERCENT;
-        let is_complete = waiting * 100 >= active * WAITING_PERCENT;
+        let anew = crowd.received - self.received;
+        let is_complete =
+            waiting * 100 >= active * WAITING_PERCENT && anew * 100 >= active * ANEW_PERCENT;
         let may_go = is_complete || due <= now;
         if may_go {
             self.due = None;
+            self.received = crowd.received;
             self.complete += u64::from(is_complete);
             self.expired += u64::from(!is_complete);
         }
@@ -340,10 +349,13 @@ mod tests {
         asked: u64,
     ) -> u64 {
         let mut now = Time::from_micros(1_000_000);
+        let mut crowd = Crowd::with(waiting, 50);
+        crowd.received = pace.received;
         for _ in 0..periods {
-            pace.may_go(&Crowd::with(waiting, 50), now);
+            crowd.received += 50;
+            pace.may_go(&crowd, now);
             now = pace.due().unwrap_or(now);
-            pace.may_go(&Crowd::with(waiting, 50), now);
+            pace.may_go(&crowd, now);
             let mut work = pace.work;
             work.answered += 4;
             work.asked += asked;
@@ -539,6 +551,25 @@ mod tests {
         assert!(pace.may_go(&crowd, now + window));
         assert_eq!(pace.due(), None);
         crowd = Crowd::with(19, 20);
+        crowd.received = 8;
         assert!(pace.may_go(&crowd, now));
+    }
+
+    #[test]
+    fn a_batch_waits_for_much_of_the_crowd_to_have_asked_anew() {
+        let mut pace = Pace::new(600);
+        run(&mut pace, 2000, 12, true);
+        let now = Time::from_micros(1_000_000);
+        let mut crowd = Crowd::with(50, 50);
+        crowd.received = 20;
+        assert!(pace.may_go(&crowd, now));
+        crowd.received += 19;
+        assert!(!pace.may_go(&crowd, now));
+        crowd.received += 1;
+        assert!(pace.may_go(&crowd, now));
+        // The window bounds the wait.
+        crowd.received += 1;
+        assert!(!pace.may_go(&crowd, now));
+        assert!(pace.may_go(&crowd, pace.due().unwrap()));
     }
 }
