@@ -28,6 +28,8 @@ class Scenario:
     #: An open loop at this share of what the baseline serves in the scenario `saturation`.
     share: float = 0
     saturation: str = ""
+    #: How many requests of an open loop come at a time.
+    burst: int = 1
     #: Pipeline of one more client, whose figures are kept apart.
     greedy: int = 0
     #: load (a measured window), idle or peak (memory).
@@ -53,7 +55,7 @@ class Scenario:
         if self.mget:
             chosen.append(f"--mget={self.mget}")
         if self.rate:
-            chosen.append(f"--rate={self.rate:.0f}")
+            chosen += [f"--rate={self.rate:.0f}", f"--burst={self.burst}"]
         if self.greedy:
             chosen.append(f"--greedy={self.greedy}")
         if self.short:
@@ -161,6 +163,13 @@ SCENARIOS = [
     tails("calm", "10 clients, open loop", connections=10, share=0.1, saturation="p1"),
     tails("half", "50 clients, open loop", share=0.5, saturation="p1"),
     tails("high", "50 clients, open loop", share=0.9, saturation="p1"),
+    tails(
+        "bursts",
+        "50 clients, open loop in bursts of 100",
+        share=0.5,
+        saturation="p1",
+        burst=100,
+    ),
     tails("mix", "50 clients, values of 100 bytes and (5 %) 64 KiB", **MIX),
     tails("mix-half", "as `mix`, open loop", share=0.5, saturation="mix", **MIX),
     tails("mix-high", "as `mix`, open loop", share=0.9, saturation="mix", **MIX),

@@ -80,6 +80,9 @@ struct Arguments {
     /// Open loop: requests per second, timed from when each was due
     #[arg(long)]
     rate: Option<f64>,
+    /// Open loop: this many requests are due at a time, at the same rate all in all
+    #[arg(long, requires = "rate", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    burst: u32,
     /// One client more, not counted in the figures of the others: it always has this many GETs on
     /// their way
     #[arg(long, conflicts_with_all = ["fill", "short", "idle", "requests"], value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -107,6 +110,7 @@ pub struct Plan {
     pipeline: usize,
     sliding: bool,
     rate: Option<f64>,
+    burst: u64,
     greedy: Option<usize>,
     reset: bool,
     resp3: bool,
@@ -117,6 +121,12 @@ impl Plan {
     /// Where this connection of all goes.
     fn target(&self, connection: usize) -> SocketAddr {
         self.targets[connection % self.targets.len()]
+    }
+
+    /// Open loop: when a request is due, in nanoseconds from the start; never in a closed one.
+    fn due(&self, arrival: u64) -> u64 {
+        let first = arrival - arrival % self.burst;
+        self.rate.map_or(u64::MAX, |rate| (first as f64 * 1e9 / rate) as u64)
     }
 }
 
@@ -223,6 +233,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
         pipeline: if arguments.fill { fill_depth(arguments) } else { arguments.pipeline as usize },
         sliding: arguments.sliding,
         rate: arguments.rate,
+        burst: arguments.burst.into(),
         greedy: arguments.greedy.map(|depth| depth as usize),
         reset: arguments.reset,
         resp3: arguments.resp3,
@@ -269,4 +280,29 @@ fn fill_depth(arguments: &Arguments) -> usize {
 /// Spreads small seeds over all bits.
 fn scatter(seed: u64) -> u64 {
     seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_due_at_once_and_the_rate_is_kept() {
+        let plan = |rate, burst| Plan {
+            targets: Vec::new(),
+            connections: 1,
+            pipeline: 1,
+            sliding: false,
+            rate,
+            burst,
+            greedy: None,
+            reset: false,
+            resp3: false,
+            events: false,
+        };
+        let due = |rate, burst| [0, 1, 3, 4, 9].map(|arrival| plan(rate, burst).due(arrival));
+        assert_eq!(due(Some(1000.0), 1), [0, 1, 3, 4, 9].map(|ms| ms * 1_000_000));
+        assert_eq!(due(Some(1000.0), 4), [0, 0, 0, 4, 8].map(|ms| ms * 1_000_000));
+        assert_eq!(due(None, 4), [u64::MAX; 5]);
+    }
 }

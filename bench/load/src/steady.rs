@@ -1,5 +1,5 @@
 //! Connections that stay: closed loop (a reply allows the next request) and open loop (requests
-//! arrive at a constant rate, whatever the replies do).
+//! arrive at a constant rate, one by one or in bursts, whatever the replies do).
 
 use crate::meter::{Group, Meter};
 use crate::socket::{self, Poller};
@@ -209,7 +209,7 @@ impl Steady<'_> {
             }
         }
         while self.arrives_within_window() {
-            let since = self.due(self.arrivals);
+            let since = self.plan.due(self.arrivals);
             self.meter.abandon(Group::Main, now, Pending { since, op: Op::Get, key: 0 });
             self.arrivals += 1;
         }
@@ -268,10 +268,10 @@ impl Steady<'_> {
         let most = self.plan.connections * MOST_IN_FLIGHT;
         let first = self.arrivals;
         while self.arrives_within_window()
-            && self.due(self.arrivals) <= now
+            && self.plan.due(self.arrivals) <= now
             && self.in_flight < most
         {
-            let since = self.due(self.arrivals);
+            let since = self.plan.due(self.arrivals);
             self.meter.send();
             let connection = &mut self.connections[(self.arrivals % clients) as usize];
             let (op, key) = self.source.next(self.wire.key_count());
@@ -284,21 +284,16 @@ impl Steady<'_> {
             self.flush(((self.arrivals - back) % clients) as usize)?;
         }
         let wait = if self.arrives_within_window() && self.in_flight < most {
-            self.due(self.arrivals).saturating_sub(now)
+            self.plan.due(self.arrivals).saturating_sub(now)
         } else {
             u64::MAX
         };
         Ok(Duration::from_nanos(wait.min(20_000_000)))
     }
 
-    /// Open loop: when a request is due.
-    fn due(&self, arrival: u64) -> u64 {
-        self.plan.rate.map_or(u64::MAX, |rate| (arrival as f64 * 1e9 / rate) as u64)
-    }
-
     /// Open loop: whether requests that must be sent, now or later, are still to come.
     fn arrives_within_window(&self) -> bool {
-        self.plan.rate.is_some() && self.meter.wants(self.due(self.arrivals))
+        self.plan.rate.is_some() && self.meter.wants(self.plan.due(self.arrivals))
     }
 
     fn flush(&mut self, index: usize) -> Result<(), Failure> {
