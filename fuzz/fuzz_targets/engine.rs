@@ -531,6 +531,7 @@ impl World {
                 | Action::Pressed { .. }
                 | Action::Shed { .. }
                 | Action::ServerFailing { .. }
+                | Action::ServerHindered { .. }
                 | Action::ServerSilent { .. }
                 | Action::ServerSpeaks { .. }
                 | Action::ServerRecovered { .. } => {}

@@ -487,9 +487,8 @@ impl Driver for EpollDriver {
     }
 
     fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind> {
-        start_connecting(address)
-            .and_then(|descriptor| self.insert(conn, descriptor, true).map_err(|_| Errno::NOMEM))
-            .map_err(close_kind)
+        let descriptor = start_connecting(address)?;
+        self.insert(conn, descriptor, true).map_err(|_| CloseKind::NoMemory)
     }
 
     fn adopt(&mut self, conn: Token, socket: OwnedFd) -> io::Result<()> {

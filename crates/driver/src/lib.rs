@@ -56,8 +56,28 @@ pub enum CloseKind {
     Reset,
     TimedOut,
     Unreachable,
-    /// This process, or the system, is out of descriptors or of memory for sockets.
+    /// This process, or the system, is out of descriptors.
     Exhausted,
+    /// The kernel has no memory for it.
+    NoMemory,
+    /// No port of this machine is free to connect from, or it has no address to connect from.
+    NoPort,
+    /// This machine does not let this process connect there.
+    Forbidden,
+    /// This machine makes no such sockets.
+    NoSocket,
+}
+
+impl CloseKind {
+    /// Whether it says something of this machine only, and nothing of the peer.
+    pub fn is_local(self) -> bool {
+        match self {
+            Self::Refused | Self::Reset | Self::TimedOut | Self::Unreachable => false,
+            Self::Exhausted | Self::NoMemory | Self::NoPort | Self::Forbidden | Self::NoSocket => {
+                true
+            }
+        }
+    }
 }
 
 /// Whoever the driver works for.

@@ -34,7 +34,21 @@ const KEEPALIVE_PROBES: u32 = 3;
 
 /// A socket, non-blocking, that will be writable when it is connected, or not connected for a
 /// reason.
-pub(crate) fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {
+pub(crate) fn start_connecting(address: &Address) -> Result<OwnedFd, CloseKind> {
+    let socket = new_socket(address).map_err(socket_kind)?;
+    let result = match address {
+        Address::Tcp(address) => net::connect(&socket, address),
+        Address::Unix(path) => {
+            SocketAddrUnix::new(path).and_then(|address| net::connect(&socket, &address))
+        }
+    };
+    match result {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(errno) => Err(connect_kind(address, errno)),
+    }
+}
+
+fn new_socket(address: &Address) -> Result<OwnedFd, Errno> {
     let family = match address {
         Address::Tcp(address) if address.is_ipv4() => AddressFamily::INET,
         Address::Tcp(_) => AddressFamily::INET6,
@@ -42,22 +56,15 @@ pub(crate) fn start_connecting(address: &Address) -> Result<OwnedFd, Errno> {
     };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let descriptor = net::socket_with(family, SocketType::STREAM, flags, None)?;
-    let result = match address {
-        Address::Tcp(address) => {
-            sockopt::set_tcp_nodelay(&descriptor, true)?;
-            // A server whose host vanished must be noticed while nothing is being sent.
-            sockopt::set_socket_keepalive(&descriptor, true)?;
-            sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_IDLE)?;
-            sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_INTERVAL)?;
-            sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES)?;
-            net::connect(&descriptor, address)
-        }
-        Address::Unix(path) => net::connect(&descriptor, &SocketAddrUnix::new(path)?),
-    };
-    match result {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(descriptor),
-        Err(errno) => Err(errno),
+    if let Address::Tcp(_) = address {
+        sockopt::set_tcp_nodelay(&descriptor, true)?;
+        // A server whose host vanished must be noticed while nothing is being sent.
+        sockopt::set_socket_keepalive(&descriptor, true)?;
+        sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES)?;
     }
+    Ok(descriptor)
 }
 
 /// Whether an attempt to connect that is over has succeeded.
@@ -143,7 +150,82 @@ pub(crate) fn close_kind(errno: Errno) -> CloseKind {
         Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN => {
             CloseKind::Unreachable
         }
-        Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => CloseKind::Exhausted,
+        Errno::MFILE | Errno::NFILE => CloseKind::Exhausted,
+        Errno::NOBUFS | Errno::NOMEM => CloseKind::NoMemory,
         _ => CloseKind::Reset,
+    }
+}
+
+/// Why there is no socket to connect with: that has no peer yet.
+fn socket_kind(errno: Errno) -> CloseKind {
+    match errno {
+        Errno::ACCESS | Errno::PERM => CloseKind::Forbidden,
+        _ => match close_kind(errno) {
+            kind if kind.is_local() => kind,
+            _ => CloseKind::NoSocket,
+        },
+    }
+}
+
+/// Why connecting failed before anything was sent. The same errors may mean something else later:
+/// a router that forbids IPv6 packets makes EACCES, too.
+fn connect_kind(address: &Address, errno: Errno) -> CloseKind {
+    match (address, errno) {
+        (_, Errno::ADDRNOTAVAIL) | (Address::Tcp(_), Errno::AGAIN) => CloseKind::NoPort,
+        (_, Errno::ACCESS | Errno::PERM) => CloseKind::Forbidden,
+        (_, Errno::AFNOSUPPORT) => CloseKind::NoSocket,
+        _ => close_kind(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_this_machine_are_told_from_those_of_the_server() {
+        let tcp = Address::Tcp(([127, 0, 0, 1], 1).into());
+        let unix = Address::Unix("/nowhere".into());
+        for (errno, kind) in [
+            (Errno::ADDRNOTAVAIL, CloseKind::NoPort),
+            (Errno::PERM, CloseKind::Forbidden),
+            (Errno::ACCESS, CloseKind::Forbidden),
+            (Errno::NOBUFS, CloseKind::NoMemory),
+            (Errno::NOMEM, CloseKind::NoMemory),
+            (Errno::AFNOSUPPORT, CloseKind::NoSocket),
+        ] {
+            assert_eq!(connect_kind(&tcp, errno), kind, "{errno}");
+            assert!(kind.is_local());
+        }
+        for (errno, kind) in [
+            (Errno::CONNREFUSED, CloseKind::Refused),
+            (Errno::TIMEDOUT, CloseKind::TimedOut),
+            (Errno::HOSTUNREACH, CloseKind::Unreachable),
+            (Errno::NETUNREACH, CloseKind::Unreachable),
+            (Errno::CONNRESET, CloseKind::Reset),
+        ] {
+            assert_eq!(connect_kind(&tcp, errno), kind, "{errno}");
+            assert_eq!(close_kind(errno), kind, "{errno}");
+            assert!(!kind.is_local());
+        }
+        // The backlog of a Unix socket is its server's.
+        assert_eq!(connect_kind(&unix, Errno::AGAIN), CloseKind::Refused);
+        // What comes of packets that were sent is the network's answer.
+        assert!(!close_kind(Errno::ACCESS).is_local());
+    }
+
+    #[test]
+    fn a_socket_that_cannot_be_made_is_no_failure_of_the_server() {
+        for (errno, kind) in [
+            (Errno::MFILE, CloseKind::Exhausted),
+            (Errno::NFILE, CloseKind::Exhausted),
+            (Errno::NOBUFS, CloseKind::NoMemory),
+            (Errno::ACCESS, CloseKind::Forbidden),
+            (Errno::AFNOSUPPORT, CloseKind::NoSocket),
+            (Errno::PROTONOSUPPORT, CloseKind::NoSocket),
+        ] {
+            assert_eq!(socket_kind(errno), kind, "{errno}");
+            assert!(kind.is_local());
+        }
     }
 }

@@ -729,7 +729,7 @@ impl Driver for UringDriver {
     }
 
     fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind> {
-        let descriptor = start_connecting(address).map_err(close_kind)?;
+        let descriptor = start_connecting(address)?;
         self.insert(conn, descriptor, true);
         Ok(())
     }

@@ -96,6 +96,14 @@ pub enum Action {
         server: u32,
         why: Failure,
     },
+    /// News for the log: something that is wrong with this machine keeps it from connecting to a
+    /// server. Said again when the cause is another, or after a connection was made in between, every
+    /// ten seconds at most.
+    ServerHindered {
+        pool: u32,
+        server: u32,
+        why: Failure,
+    },
     /// News for the log: a server that let requests wait for too long gives no sign of life.
     ServerSilent {
         pool: u32,
@@ -107,7 +115,7 @@ pub enum Action {
         server: u32,
         lasted_ms: u64,
     },
-    /// News for the log: a failing server is connected again.
+    /// News for the log: a failing server, or one that could not be connected to, is again.
     ServerRecovered {
         pool: u32,
         server: u32,

@@ -434,9 +434,9 @@ impl Engine {
                 false
             }
             Action::Close { conn } => !never.contains(&conn),
-            Action::ServerFailing { pool: of, .. } | Action::ServerRecovered { pool: of, .. } => {
-                of != pool_index
-            }
+            Action::ServerFailing { pool: of, .. }
+            | Action::ServerHindered { pool: of, .. }
+            | Action::ServerRecovered { pool: of, .. } => of != pool_index,
             _ => true,
         });
     }
@@ -587,6 +587,7 @@ impl Engine {
                 }
             }
             Action::ServerFailing { pool, server, .. }
+            | Action::ServerHindered { pool, server, .. }
             | Action::ServerSilent { pool, server }
             | Action::ServerSpeaks { pool, server, .. }
             | Action::ServerRecovered { pool, server } => match places.server(*pool, *server) {

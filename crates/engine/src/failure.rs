@@ -16,6 +16,14 @@ pub enum CloseReason {
     Unresolved,
     /// There was no descriptor for it.
     Exhausted,
+    /// The kernel had no memory for it.
+    NoMemory,
+    /// This machine had no free port to connect from, or no address.
+    NoPort,
+    /// This machine does not let the gateway connect there.
+    Forbidden,
+    /// This machine makes no such sockets.
+    NoSocket,
 }
 
 /// Why the gateway itself has to answer a request, with an error.
@@ -28,6 +36,14 @@ pub enum Failure {
     Unresolved,
     /// The gateway has no descriptor to connect with.
     Exhausted,
+    /// The kernel has no memory for the connection.
+    NoMemory,
+    /// No port is free to connect from, or there is no address to connect from.
+    NoPort,
+    /// The gateway's own machine does not let it connect.
+    Forbidden,
+    /// The gateway's own machine has no sockets for such addresses.
+    NoSocket,
     /// The server closed the connection while a reply was owed.
     Closed,
     /// The server sent what is no reply, or a reply that nobody asked for.
@@ -63,6 +79,12 @@ impl Failure {
             Self::Unreachable => "No route to host",
             Self::Unresolved => "Host is down",
             Self::Exhausted => "Too many open files",
+            Self::NoMemory => "Cannot allocate memory for a connection to the server",
+            Self::NoPort => {
+                "Cannot assign requested address: no local port or address to connect from"
+            }
+            Self::Forbidden => "Permission denied to connect to the server",
+            Self::NoSocket => "Address family not supported: no socket to connect with",
             Self::Closed => "Server closed the connection",
             Self::BadReply => "Server sent an invalid reply",
             Self::HandshakeRefused => "Server refused AUTH or SELECT",
@@ -79,10 +101,18 @@ impl Failure {
         }
     }
 
-    /// Whether it shows that the server is not well. Being out of descriptors here does not, nor does
+    /// Whether it shows that the server is not well. What is wrong with this machine does not, nor does
     /// that it refuses what one client has asked for, or says what it is busy with.
     pub(crate) fn is_of_server(self) -> bool {
-        !matches!(self, Self::Exhausted | Self::Busy | Self::Loading) && !self.is_of_variant()
+        !matches!(self, Self::Busy | Self::Loading) && !self.is_local() && !self.is_of_variant()
+    }
+
+    /// Whether this machine kept the gateway from connecting, so that nothing is known of the server.
+    pub(crate) fn is_local(self) -> bool {
+        matches!(
+            self,
+            Self::Exhausted | Self::NoMemory | Self::NoPort | Self::Forbidden | Self::NoSocket
+        )
     }
 
     /// Whether something was there that said so, though no reply to what was asked.
@@ -137,6 +167,10 @@ impl From<CloseReason> for Failure {
             CloseReason::Unreachable => Self::Unreachable,
             CloseReason::Unresolved => Self::Unresolved,
             CloseReason::Exhausted => Self::Exhausted,
+            CloseReason::NoMemory => Self::NoMemory,
+            CloseReason::NoPort => Self::NoPort,
+            CloseReason::Forbidden => Self::Forbidden,
+            CloseReason::NoSocket => Self::NoSocket,
         }
     }
 }

@@ -135,12 +135,13 @@ impl Engine {
         lane.link = Link::Ready { since: self.now };
         let has_asked = std::mem::take(&mut lane.asks);
         let server = self.server_of(index);
+        let was_hindered = server.hindrance.take().is_some();
         if server.is_silent() {
             if has_asked {
                 let Lane { pool, server, .. } = self.lanes[index as usize];
                 self.end_silence(pool, server);
             }
-        } else if std::mem::take(&mut server.failing) {
+        } else if std::mem::take(&mut server.failing) || was_hindered {
             let Lane { pool, server, .. } = self.lanes[index as usize];
             self.actions.push_back(Action::ServerRecovered { pool, server });
         }

@@ -4,6 +4,8 @@
 //! next connection, unless the server cannot be reached. Failures in a row are counted, and lead to
 //! the server's ejection.
 
+use std::time::Duration;
+
 use cashew_config::snapshot::Protocol;
 use cashew_metrics::ServerCounter;
 use cashew_protocol::memcached::Expect;
@@ -23,6 +25,8 @@ const BACKOFF_MAX_MS: u64 = 1000;
 const SETTLED_AFTER_US: u64 = 1_000_000;
 /// How long the ejection of a server is waited for before it is asked for again.
 const ASK_AGAIN_MS: u64 = 1000;
+/// The log is told so seldom at most what keeps the gateway from connecting to a server.
+const HINDERED_AGAIN: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// The connection ended, or could not be made.
@@ -65,6 +69,9 @@ impl Engine {
         }
         if !is_clean && failure.is_of_server() {
             self.note_failure(index, failure);
+        }
+        if failure.is_local() {
+            self.note_hindrance(index, failure);
         }
         if self.lane(index).is_shared() && self.server_of(index).is_silent() {
             self.down_in_silence(index);
@@ -147,6 +154,22 @@ impl Engine {
             server.ask_at = now.plus_millis(ASK_AGAIN_MS);
             self.actions.push_back(Action::Eject {
                 pool: pool_index,
+                server: server_index,
+                why: failure,
+            });
+        }
+    }
+
+    /// This machine failed, which says nothing of the server. The log is told, but not of what goes on
+    /// or comes and goes.
+    fn note_hindrance(&mut self, index: u32, failure: Failure) {
+        let Lane { pool, server: server_index, .. } = self.lanes[index as usize];
+        let server = &mut self.pools[pool as usize].servers[server_index as usize];
+        let is_new = server.hindrance != Some(failure);
+        if is_new && server.hindered_at.is_none_or(|at| self.now - at >= HINDERED_AGAIN) {
+            (server.hindrance, server.hindered_at) = (Some(failure), Some(self.now));
+            self.actions.push_back(Action::ServerHindered {
+                pool,
                 server: server_index,
                 why: failure,
             });

@@ -11,6 +11,7 @@ use cashew_protocol::redis::{CustomCommands, Definition};
 use crate::bulk::LargeReplies;
 use crate::client::{Selected, Session};
 use crate::client_pause::ClientPause;
+use crate::failure::Failure;
 use crate::fan::Walk;
 use crate::id::ConnId;
 use crate::lane::Lane;
@@ -124,6 +125,10 @@ pub(crate) struct Server {
     pub(crate) failed_at: Time,
     /// The last attempt to reach it failed.
     pub(crate) failing: bool,
+    /// What of this machine the last attempt to reach it failed for, and when the log was last told
+    /// of such.
+    pub(crate) hindrance: Option<Failure>,
+    pub(crate) hindered_at: Option<Time>,
     /// When any bytes came from it last.
     pub(crate) heard_at: Time,
     /// Since when what is for it fails at once, since it answers nothing: see [`crate::silence`].
@@ -320,6 +325,8 @@ impl Server {
             failures: 0,
             failed_at: Time::NEVER,
             failing: false,
+            hindrance: None,
+            hindered_at: None,
             heard_at: Time::ZERO,
             silent_since: Time::NEVER,
             ejected: false,

@@ -467,6 +467,7 @@ impl Gateway {
                 }
                 Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
                 Action::ServerFailing { pool, server, .. }
+                | Action::ServerHindered { pool, server, .. }
                 | Action::ServerSilent { pool, server }
                 | Action::ServerSpeaks { pool, server, .. }
                 | Action::ServerRecovered { pool, server } => {

@@ -54,11 +54,16 @@ pub(crate) struct Attempt {
     pub(crate) address: Option<SocketAddr>,
     /// Those not tried yet.
     pub(crate) others: VecDeque<SocketAddr>,
+    /// How the server failed at an address tried before.
+    pub(crate) failure: Option<CloseKind>,
 }
 
 impl Attempt {
-    /// The address to try next, if one is left.
-    pub(crate) fn next(&mut self) -> Option<SocketAddr> {
+    /// The address to try next, if one is left, after this one has failed.
+    pub(crate) fn next(&mut self, why: CloseKind) -> Option<SocketAddr> {
+        if !why.is_local() {
+            self.failure = Some(why);
+        }
         self.address = self.others.pop_front();
         self.address
     }
@@ -232,6 +237,10 @@ fn close_reason(kind: CloseKind) -> CloseReason {
         CloseKind::TimedOut => CloseReason::TimedOut,
         CloseKind::Unreachable => CloseReason::Unreachable,
         CloseKind::Exhausted => CloseReason::Exhausted,
+        CloseKind::NoMemory => CloseReason::NoMemory,
+        CloseKind::NoPort => CloseReason::NoPort,
+        CloseKind::Forbidden => CloseReason::Forbidden,
+        CloseKind::NoSocket => CloseReason::NoSocket,
     }
 }
 

@@ -404,6 +404,14 @@ impl<D: Driver> Worker<D> {
                 let (pool, server) = self.names(pool, server);
                 tracing::warn!("pool {pool}: server {server} fails: {}", why.text());
             }
+            Action::ServerHindered { pool, server, why } => {
+                let (pool, server) = self.names(pool, server);
+                tracing::warn!(
+                    "pool {pool}: cannot connect to server {server} from this machine, which does \
+                     not count against the server: {}",
+                    why.text()
+                );
+            }
             Action::ServerSilent { pool, server } => {
                 let (pool, server) = self.names(pool, server);
                 tracing::warn!(
@@ -948,6 +956,33 @@ mod tests {
         assert_eq!(worker.driver.written[&client], b"-ERR Connection reset by peer\r\n");
         assert!(worker.driver.connects.is_empty());
         assert!(worker.core.attempts.is_empty());
+    }
+
+    #[test]
+    fn what_this_machine_cannot_connect_to_hides_no_failure_of_the_server() {
+        let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
+        let cases = [
+            ([CloseKind::Refused, CloseKind::NoPort, CloseKind::NoSocket], "Connection refused"),
+            ([CloseKind::NoSocket, CloseKind::NoPort, CloseKind::Refused], "Connection refused"),
+            ([CloseKind::NoPort, CloseKind::Refused, CloseKind::Unreachable], "No route to host"),
+            (
+                [CloseKind::NoPort, CloseKind::NoPort, CloseKind::Forbidden],
+                "Permission denied to connect to the server",
+            ),
+        ];
+        for (kinds, text) in cases {
+            let mut worker = with_name(addresses);
+            let client = worker.core.accepted(7).expect("it is welcome");
+            worker.core.received(client, &mut GET.to_vec());
+            for (kind, address) in kinds.into_iter().zip(addresses) {
+                let (conn, tried) = next_attempt(&mut worker);
+                assert_eq!(tried, Address::Tcp(address));
+                worker.core.closed(conn, kind);
+            }
+            worker.end_tick();
+            let told = String::from_utf8_lossy(&worker.driver.written[&client]);
+            assert_eq!(told, format!("-ERR {text}\r\n"));
+        }
     }
 
     #[test]

@@ -40,7 +40,8 @@ impl<D: Driver> Worker<D> {
         match &self.resolver {
             Some(resolver) => {
                 let name = (host.to_owned(), port);
-                let attempt = Attempt { name, address: None, others: VecDeque::new() };
+                let attempt =
+                    Attempt { name, address: None, others: VecDeque::new(), failure: None };
                 self.core.attempts.insert(conn, attempt);
                 resolver.ask(conn, host, port);
             }
@@ -87,7 +88,7 @@ impl<D: Driver> Worker<D> {
     pub(super) fn retry_connects(&mut self) {
         while let Some((conn, why)) = self.core.failed_connects.pop() {
             let attempt = self.core.attempts.get_mut(&conn);
-            let next = attempt.and_then(Attempt::next);
+            let next = attempt.and_then(|attempt| attempt.next(why));
             match next {
                 Some(address) => {
                     if let Err(why) = self.driver.connect(conn, &Address::Tcp(address)) {
@@ -95,8 +96,10 @@ impl<D: Driver> Worker<D> {
                     }
                 }
                 None => {
-                    self.core.attempts.remove(&conn);
-                    self.core.report_closed(conn, why);
+                    // What this machine cannot connect to, as where it has no IPv6, hides no failure.
+                    let attempt = self.core.attempts.remove(&conn);
+                    let failure = attempt.and_then(|attempt| attempt.failure);
+                    self.core.report_closed(conn, failure.unwrap_or(why));
                 }
             }
         }
