@@ -24,6 +24,8 @@ pub enum CloseReason {
     Forbidden,
     /// This machine makes no such sockets.
     NoSocket,
+    /// There was nothing to look the server's name up with.
+    NoLookUp,
 }
 
 /// Why the gateway itself has to answer a request, with an error.
@@ -44,6 +46,8 @@ pub enum Failure {
     Forbidden,
     /// The gateway's own machine has no sockets for such addresses.
     NoSocket,
+    /// The gateway has no descriptor or memory to look the server's name up with.
+    NoLookUp,
     /// The server closed the connection while a reply was owed.
     Closed,
     /// The server sent what is no reply, or a reply that nobody asked for.
@@ -85,6 +89,7 @@ impl Failure {
             }
             Self::Forbidden => "Permission denied to connect to the server",
             Self::NoSocket => "Address family not supported: no socket to connect with",
+            Self::NoLookUp => "Cannot look up the server's name: no descriptor or memory for it",
             Self::Closed => "Server closed the connection",
             Self::BadReply => "Server sent an invalid reply",
             Self::HandshakeRefused => "Server refused AUTH or SELECT",
@@ -111,7 +116,12 @@ impl Failure {
     pub(crate) fn is_local(self) -> bool {
         matches!(
             self,
-            Self::Exhausted | Self::NoMemory | Self::NoPort | Self::Forbidden | Self::NoSocket
+            Self::Exhausted
+                | Self::NoMemory
+                | Self::NoPort
+                | Self::Forbidden
+                | Self::NoSocket
+                | Self::NoLookUp
         )
     }
 
@@ -171,6 +181,7 @@ impl From<CloseReason> for Failure {
             CloseReason::NoPort => Self::NoPort,
             CloseReason::Forbidden => Self::Forbidden,
             CloseReason::NoSocket => Self::NoSocket,
+            CloseReason::NoLookUp => Self::NoLookUp,
         }
     }
 }

@@ -8,7 +8,7 @@ use world::{World, pool, redis};
 
 const EJECTING: &str = "redis: true\nauto_eject_hosts: true\nserver_failure_limit: 1";
 
-const LOCAL: [(CloseReason, Failure, &str); 5] = [
+const LOCAL: [(CloseReason, Failure, &str); 6] = [
     (CloseReason::Exhausted, Failure::Exhausted, "Too many open files"),
     (
         CloseReason::NoMemory,
@@ -25,6 +25,11 @@ const LOCAL: [(CloseReason, Failure, &str); 5] = [
         CloseReason::NoSocket,
         Failure::NoSocket,
         "Address family not supported: no socket to connect with",
+    ),
+    (
+        CloseReason::NoLookUp,
+        Failure::NoLookUp,
+        "Cannot look up the server's name: no descriptor or memory for it",
     ),
 ];
 

@@ -563,6 +563,8 @@ mod tests {
         broken: Vec<Token>,
         /// Something is watched, and can be read.
         is_watching: bool,
+        /// Nothing can be watched any more.
+        is_full: bool,
         waits: Rc<Cell<u32>>,
         /// When the last wait began, and for how long it was to be.
         waited: Option<(Instant, Duration)>,
@@ -583,7 +585,7 @@ mod tests {
 
         fn watch(&mut self, _: u32, _: BorrowedFd<'_>) -> io::Result<()> {
             self.is_watching = true;
-            Ok(())
+            if self.is_full { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
         }
 
         fn unwatch(&mut self, _: BorrowedFd<'_>) -> io::Result<()> {
@@ -983,6 +985,20 @@ mod tests {
             let told = String::from_utf8_lossy(&worker.driver.written[&client]);
             assert_eq!(told, format!("-ERR {text}\r\n"));
         }
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_looked_up_here_is_no_failure_of_the_server() {
+        let driver = Fake { is_full: true, ..Fake::default() };
+        let mut worker = worker_of(driver, "name.test:2:1");
+        let client = worker.core.accepted(7).expect("it is welcome");
+        worker.core.received(client, &mut GET.to_vec());
+        worker.end_tick();
+        let told = String::from_utf8_lossy(&worker.driver.written[&client]);
+        assert_eq!(
+            told,
+            "-ERR Cannot look up the server's name: no descriptor or memory for it\r\n"
+        );
     }
 
     #[test]

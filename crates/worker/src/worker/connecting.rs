@@ -47,7 +47,7 @@ impl<D: Driver> Worker<D> {
             }
             None => self.core.engine.handle_closed(
                 ConnId::from_token(conn.0),
-                CloseReason::Unresolved,
+                CloseReason::NoLookUp,
                 self.core.now,
             ),
         }
