@@ -260,6 +260,12 @@ fn a_configuration_is_tested() {
     let told = stderr(&output);
     let bound = told.strip_prefix(&valid).unwrap_or_else(|| panic!("{told}"));
     assert!(bound.starts_with("memory of a worker is at most "), "{told}");
+    assert!(!bound.contains("io_uring"), "{told}");
+
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace("global:\n", "global:\n  io_engine: uring\n")).unwrap();
+    let told = stderr(&test());
+    assert!(told.contains("\n    9.5 MiB  io_uring: "), "{told}");
 
     fs::write(&file, "alpha:\n  listen: nowhere\n").unwrap();
     let output = test();

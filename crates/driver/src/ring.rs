@@ -29,6 +29,12 @@ pub(crate) const BUFFER_SIZE: usize = 64 * 1024;
 /// Buffers the kernel has when little is going on, and at most; powers of two.
 const BUFFERS_MIN: usize = 16;
 const BUFFERS_MAX: usize = 128;
+/// What the allocator adds to a buffer that has a mapping of its own: a page, for its header.
+const BUFFER_ROOM: usize = 4096;
+/// The kernel's queues, and what is kept of completions and of writes for as long as it lives.
+const QUEUES_SIZE_MAX: usize = 1 << 20;
+/// The most bytes that all of it takes.
+pub(crate) const SIZE_MAX: usize = BUFFERS_MAX * (BUFFER_SIZE + BUFFER_ROOM) + QUEUES_SIZE_MAX;
 const GROUP: u16 = 0;
 /// After so many waits – a wait in vain counts for several – surplus buffers are let go of.
 const TRIM_AGE: u32 = 256;

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, shutdown, sockopt};
 
 use crate::low_water;
-use crate::ring::{BUFFER_SIZE, Buffer, Completion, Ring};
+use crate::ring::{self, BUFFER_SIZE, Buffer, Completion, Ring};
 use crate::socket::{
     ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
     drain, finish_connecting, refuse, start_connecting,
@@ -144,6 +144,9 @@ impl State {
 }
 
 impl UringDriver {
+    /// The most bytes that one takes beside what it keeps of each connection.
+    pub const SIZE_MAX: u64 = ring::SIZE_MAX as u64;
+
     /// # Errors
     /// When the kernel does not let us, or is too old.
     pub fn new() -> Result<Self, Refusal> {

@@ -60,6 +60,8 @@ pub struct MemoryBound {
     /// Whether the number of clients is what open files leave to them.
     by_files: bool,
     fixed: u64,
+    /// Of the driver.
+    driver: u64,
     /// What the limits of pools allow clients and servers to make a worker hold.
     allowed: u64,
     memory_max: Option<u64>,
@@ -68,8 +70,8 @@ pub struct MemoryBound {
 }
 
 impl MemoryBound {
-    /// For workers that may open so many files each.
-    pub fn new(snapshot: &Snapshot, open_files: u64) -> Self {
+    /// For workers that may open so many files each, and whose driver takes so many bytes.
+    pub fn new(snapshot: &Snapshot, open_files: u64, driver: u64) -> Self {
         let global = &snapshot.global;
         let workers = global.worker_processes.max(1);
         let pools = &snapshot.pools;
@@ -95,6 +97,7 @@ impl MemoryBound {
             clients,
             by_files,
             fixed: PROGRAM + POOLED_SIZE_MAX as u64 + scratch + fixed,
+            driver,
             allowed: clients.saturating_mul(per_client).saturating_add(by_lanes),
             memory_max: global.worker_memory_max,
             largest: pools
@@ -107,8 +110,9 @@ impl MemoryBound {
 
     /// Bytes of one worker.
     pub fn total(&self) -> u64 {
-        let parts = [self.fixed, self.clients_at_rest(), self.held(), self.copy(), self.loss()];
-        parts.into_iter().fold(0, u64::saturating_add)
+        let waits = [self.held(), self.copy(), self.loss()];
+        let parts = [self.fixed, self.driver, self.clients_at_rest()];
+        parts.into_iter().chain(waits).fold(0, u64::saturating_add)
     }
 
     fn clients_at_rest(&self) -> u64 {
@@ -229,6 +233,9 @@ impl fmt::Display for MemoryBound {
                 "the program, spare buffers, room to take requests apart, {pools} pools, {servers} servers"
             ),
         )?;
+        if self.driver > 0 {
+            part(self.driver, "io_uring: its queues, and the buffers that it receives into")?;
+        }
         part(self.clients_at_rest(), &format!("{clients} clients ({why}) of {CLIENT} bytes"))?;
         let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max, \
                       server_queue_size_max and subscriptions_max";
@@ -283,7 +290,7 @@ mod tests {
     fn bound(text: &str) -> MemoryBound {
         let text = format!("{text}\n    listen: 127.0.0.1:1\n    servers:\n     - 127.0.0.1:2:1\n");
         match cashew_config::parse("f", &text, &Context::of_system()) {
-            Ok(loaded) => MemoryBound::new(&loaded.snapshot, 1000),
+            Ok(loaded) => MemoryBound::new(&loaded.snapshot, 1000, 0),
             Err(errors) => panic!("{errors}"),
         }
     }

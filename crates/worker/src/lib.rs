@@ -44,6 +44,15 @@ pub fn run(control: OwnedFd) -> Result<(), Error> {
     }
 }
 
+/// The most bytes that a worker takes for moving bytes in this way, beside what its clients make it
+/// hold. Where the kernel refuses io_uring it takes less.
+pub fn driver_size(engine: IoEngine) -> u64 {
+    match engine {
+        IoEngine::Auto | IoEngine::Epoll => 0,
+        IoEngine::Uring => UringDriver::SIZE_MAX,
+    }
+}
+
 /// The io_uring driver, if it is asked for and the kernel allows it. If it does not, one worker
 /// says so for all.
 fn uring<D>(engine: IoEngine, rank: u32, new: impl FnOnce() -> Result<D, Refusal>) -> Option<D> {
