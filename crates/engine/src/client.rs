@@ -16,9 +16,6 @@ use crate::time::Time;
 use crate::upload::Upload;
 use crate::variant::Dialect;
 
-/// A buffer of at most this capacity stays with the slot of its request.
-pub(crate) const REPLY_KEPT_MAX: usize = 512;
-
 /// Everything about one client connection that the engine keeps.
 ///
 /// The requests it is owed an answer to form one chain through `next_in_client`, from `head` to
@@ -268,14 +265,11 @@ impl Client {
                 } else {
                     self.output.push_buf(std::mem::take(&mut request.reply), bufs);
                 }
-                if request.reply.capacity() > REPLY_KEPT_MAX {
-                    bufs.give(std::mem::take(&mut request.reply));
-                }
             }
             ended(request.started);
             self.head = request.next_in_client;
             self.requests -= 1;
-            requests.remove(head);
+            requests.remove(head, bufs);
             if self.head == NONE {
                 crowd.leave();
             }

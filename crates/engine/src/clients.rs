@@ -614,7 +614,7 @@ impl Engine {
             | Role::Blocked
             | Role::Own(_) => {}
         }
-        self.requests.remove(index);
+        self.requests.remove(index, &mut self.bufs);
     }
 
     /// Closes a client whose replies pile up beyond the limit, or whose reply broke off.

@@ -7,7 +7,6 @@ use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::buffer::LARGE;
 use crate::bulk::BULK_SIZE;
-use crate::client::REPLY_KEPT_MAX;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::fan;
@@ -337,10 +336,7 @@ impl Engine {
                 self.clients[client].held -= request.reply.len() as u64;
             }
             request.reply.clear();
-            if request.reply.capacity() > REPLY_KEPT_MAX {
-                self.bufs.give(std::mem::take(&mut request.reply));
-            }
-            self.requests.remove(at);
+            self.requests.remove(at, &mut self.bufs);
             at = next;
         }
     }

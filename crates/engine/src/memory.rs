@@ -14,6 +14,7 @@ use crate::lease::UNSENT_MAX;
 use crate::pressure::REQUEST_SIZE;
 use crate::private::{AHEAD_MAX, PRIVATE_LANES_MAX};
 use crate::pubsub::subscription_size;
+use crate::requests::KEPT_SIZE_MAX;
 use crate::scripts::SCRIPTS_SIZE_MAX;
 use crate::transaction::EARLY_SIZE_MAX;
 use crate::variant::VARIANTS_MAX;
@@ -96,7 +97,7 @@ impl MemoryBound {
             servers: pools.iter().map(|pool| pool.servers.len() as u64).sum(),
             clients,
             by_files,
-            fixed: PROGRAM + POOLED_SIZE_MAX as u64 + scratch + fixed,
+            fixed: PROGRAM + (POOLED_SIZE_MAX + KEPT_SIZE_MAX) as u64 + scratch + fixed,
             driver,
             allowed: clients.saturating_mul(per_client).saturating_add(by_lanes),
             memory_max: global.worker_memory_max,

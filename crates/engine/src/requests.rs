@@ -7,6 +7,11 @@ use crate::request::{Request, Role};
 use crate::slab::NONE;
 use crate::time::Time;
 
+/// A buffer of at most this capacity stays with the slot of its request.
+const REPLY_KEPT_MAX: usize = 512;
+/// Buffers of so many bytes stay with free slots.
+pub(crate) const KEPT_SIZE_MAX: usize = 4 << 20;
+
 /// Slots with stable indices, reused last in, first out so that the hot ones stay in cache.
 ///
 /// Requests come and go with every message, so a slot is not made anew each time: a free one is
@@ -61,15 +66,21 @@ impl Requests {
         self.free = index;
     }
 
-    /// Frees a slot whose reply and role have been taken care of.
+    /// Frees a slot whose reply and role have been taken care of, and its buffer if it is large or
+    /// many are kept.
     #[inline]
-    pub(crate) fn remove(&mut self, index: u32) {
+    pub(crate) fn remove(&mut self, index: u32, bufs: &mut BufPool) {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.is_used && slot.reply.is_empty());
         debug_assert!(matches!(slot.role, Role::Single));
         slot.is_used = false;
         slot.next_in_client = self.free;
-        self.kept += slot.reply.capacity();
+        let capacity = slot.reply.capacity();
+        if capacity > REPLY_KEPT_MAX || self.kept + capacity > KEPT_SIZE_MAX {
+            bufs.give(std::mem::take(&mut slot.reply));
+        } else {
+            self.kept += capacity;
+        }
         self.free = index;
         self.len -= 1;
     }
@@ -136,11 +147,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn no_more_than_some_buffers_stay_with_free_slots() {
+        let (mut requests, mut bufs) = (Requests::new(), BufPool::default());
+        let count = 2 * KEPT_SIZE_MAX / REPLY_KEPT_MAX;
+        let all: Vec<u32> = (0..count).map(|_| requests.add(0, NONE, Time::ZERO).0).collect();
+        for index in all {
+            requests[index].hold(b"+OK\r\n", &mut bufs);
+            requests[index].reply.clear();
+            requests.remove(index, &mut bufs);
+        }
+        assert_eq!(requests.kept(), KEPT_SIZE_MAX);
+        assert_eq!(bufs.held(), requests.kept());
+        requests.release(&mut bufs);
+        assert_eq!((requests.kept(), bufs.held()), (0, 0));
+    }
+
+    #[test]
     fn a_peak_is_forgotten_and_slots_in_use_stay() {
         let mut requests = Requests::new();
         let all: Vec<u32> = (0..10_000).map(|_| requests.add(0, NONE, Time::ZERO).0).collect();
         let (kept, gone) = all.split_at(10);
-        gone.iter().for_each(|&index| requests.remove(index));
+        gone.iter().for_each(|&index| requests.remove(index, &mut BufPool::default()));
         for _ in 0..3 {
             requests.shrink(&mut BufPool::default());
         }
