@@ -69,6 +69,8 @@ pub struct MemoryBound {
     memory_max: Option<u64>,
     /// The largest request or reply, which has a copy while it is split or merged.
     largest: u64,
+    /// The largest request of Redis, which is written anew if it is not plain.
+    rewritten: u64,
 }
 
 impl MemoryBound {
@@ -107,12 +109,13 @@ impl MemoryBound {
                 .map(|pool| pool.limits.request_size_max.max(pool.limits.client_output_max))
                 .max()
                 .unwrap_or(0),
+            rewritten: pools.iter().map(rewritten_max).max().unwrap_or(0),
         }
     }
 
     /// Bytes of one worker.
     pub fn total(&self) -> u64 {
-        let waits = [self.held(), self.copy(), self.slots(), self.loss()];
+        let waits = [self.held(), self.copy(), self.rewritten(), self.slots(), self.loss()];
         let parts = [self.fixed, self.driver, self.clients_at_rest()];
         parts.into_iter().chain(waits).fold(0, u64::saturating_add)
     }
@@ -128,6 +131,11 @@ impl MemoryBound {
     /// What one event may add before it is noticed: a copy of what is held already, and a read.
     fn copy(&self) -> u64 {
         self.largest.min(self.held()) + READ_SIZE_MAX as u64
+    }
+
+    /// What is written anew is written before it is copied to a server.
+    fn rewritten(&self) -> u64 {
+        self.rewritten.min(self.held())
     }
 
     /// Slots of requests stay as long as one behind them is in use. All of them were held once, and
@@ -176,6 +184,13 @@ fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
 
 fn arguments(pool: &Pool) -> u64 {
     (pool.limits.request_size_max / ARGUMENT_MIN).min(resp::ARGS_MAX as u64)
+}
+
+fn rewritten_max(pool: &Pool) -> u64 {
+    match pool.protocol {
+        Protocol::Redis => pool.limits.request_size_max,
+        Protocol::Memcached => 0,
+    }
 }
 
 fn scratch(pool: &Pool) -> u64 {
@@ -258,6 +273,9 @@ impl fmt::Display for MemoryBound {
             Some(_) | None => part(self.allowed, &format!("what waits, by {limits}"))?,
         }
         part(self.copy(), "the largest request or reply once more, while it is split or merged")?;
+        if self.rewritten > 0 {
+            part(self.rewritten(), "the largest request in plain RESP, if it did not come so")?;
+        }
         part(
             self.slots(),
             "requests that are over, of which the last is not: as many as may wait",

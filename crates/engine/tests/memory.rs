@@ -8,14 +8,32 @@ use std::fs;
 use cashew_engine::{ConnId, MemoryBound};
 use world::{World, pool, redis};
 
-const MAX: u64 = 128 << 20;
 const OPEN_FILES: u64 = 2000;
+const MIB: u64 = 1 << 20;
 
-/// Resident bytes of this process that are its own.
-fn resident() -> u64 {
+/// Resident bytes of this process, or the most since [`forget_peak`].
+fn resident(field: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+fn forget_peak() {
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+}
+
+/// A worker that may hold so much, with what it takes at most.
+fn worker(max: u64, options: &str) -> (World, ConnId, u64) {
+    let mut snapshot = pool(
+        &format!(
+            "redis: true\npreconnect: true\nclient_output_max: 1mb\nclient_output_pause: 1mb\n\
+             server_queue_max: 16777216\n{options}"
+        ),
+        1,
+    );
+    snapshot.global.worker_memory_max = Some(max);
+    let (world, [lane]) = World::connected::<1>(&snapshot);
+    (world, lane, MemoryBound::new(&snapshot, OPEN_FILES, 0).total())
 }
 
 /// Clients that each ask as often as they may, until so much is held. Returns how often they asked.
@@ -32,28 +50,36 @@ fn ask(world: &mut World, lane: ConnId, held: u64) -> usize {
     count
 }
 
-#[test]
-fn a_peak_of_requests_and_then_of_bytes() {
-    let mut snapshot = pool(
-        "redis: true\npreconnect: true\nrequest_size_max: 1mb\nclient_output_max: 1mb\n\
-         client_output_pause: 1mb\nserver_queue_max: 16777216",
-        1,
-    );
-    snapshot.global.worker_memory_max = Some(MAX);
-    let limit = MemoryBound::new(&snapshot, OPEN_FILES, 0).total();
-    let before = resident();
-    let (mut world, [lane]) = World::connected::<1>(&snapshot);
-    let count = ask(&mut world, lane, MAX / 4 * 3 - (1 << 20));
+/// As many requests as there is room for; all but the last are answered.
+fn peak_of_requests(world: &mut World, lane: ConnId, max: u64) {
+    let count = ask(world, lane, max / 4 * 3 - MIB);
     for _ in 0..count / 1000 - 1 {
         world.send(lane, "$-1\r\n".repeat(1000));
     }
     world.send(lane, "$-1\r\n".repeat(999));
-    // The last request is still on its way.
     for _ in 0..10 {
         world.wait_ms(5000);
     }
-    assert!(world.engine.held_bytes() < 1 << 20, "{}", world.engine.held_bytes());
-    let clients: Vec<ConnId> = (0..MAX / (1 << 20) - 8).map(|_| world.client()).collect();
+    assert!((world.engine.held_bytes() as u64) < MIB, "{}", world.engine.held_bytes());
+}
+
+/// One after the other, since memory is the process's.
+#[test]
+fn no_more_is_taken_than_is_said() {
+    for load in [a_peak_of_requests_and_then_of_bytes, a_large_request_that_is_written_anew] {
+        forget_peak();
+        let before = resident("VmRSS:");
+        let limit = load();
+        let taken = resident("VmHWM:") - before;
+        assert!(taken <= limit, "{} of {} MiB", taken / MIB, limit / MIB);
+    }
+}
+
+fn a_peak_of_requests_and_then_of_bytes() -> u64 {
+    const MAX: u64 = 128 * MIB;
+    let (mut world, lane, limit) = worker(MAX, "request_size_max: 1mb");
+    peak_of_requests(&mut world, lane, MAX);
+    let clients: Vec<ConnId> = (0..MAX / MIB - 8).map(|_| world.client()).collect();
     for &client in &clients {
         world.send(client, "*3\r\n$4\r\nMSET\r\n$1\r\nk\r\n$1000000\r\n");
     }
@@ -64,6 +90,22 @@ fn a_peak_of_requests_and_then_of_bytes() {
         }
     }
     assert!(world.closed.is_empty(), "there is room for all");
-    let taken = resident() - before;
-    assert!(taken <= limit, "{} of {} MiB", taken >> 20, limit >> 20);
+    limit
+}
+
+fn a_large_request_that_is_written_anew() -> u64 {
+    const MAX: u64 = 320 * MIB;
+    const SIZE: u64 = MAX - 12 * MIB;
+    let (mut world, lane, limit) =
+        worker(MAX, "request_size_max: 320mb\nserver_queue_size_max: 1gb");
+    peak_of_requests(&mut world, lane, MAX);
+    let client = world.client();
+    // Where the name ends, a CRLF is something else.
+    world.send(client, format!("*3\r\n$3\r\nSET..$1\r\nk\r\n${SIZE}\r\n"));
+    let piece = vec![b'x'; 1 << 16];
+    for _ in 0..SIZE >> 16 {
+        world.send(client, &piece);
+    }
+    world.send(client, "\r\n");
+    limit
 }
