@@ -168,6 +168,14 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes, limit) {
                 resp::Parsed::Complete { len } => {
+                    if self.puts_off(index, len, parser.args().len()) {
+                        // Parsed again it is as it is now, but for what had to be written anew.
+                        if parser.inline_encoded().is_some() {
+                            parser.reset();
+                        }
+                        self.park(index, Parser::Redis(parser));
+                        return Step::Rest { used, need };
+                    }
                     self.exert(len);
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,

@@ -13,6 +13,7 @@ use crate::calls::Call;
 use crate::change::Change;
 use crate::client::{Client, Dirty, Selected, Session, State};
 use crate::crowd::Crowd;
+use crate::effort::Toil;
 use crate::epoch::Plan;
 use crate::failure::{CloseReason, Failure};
 use crate::fifo::Fifo;
@@ -133,6 +134,7 @@ pub struct Engine {
     pub(crate) draining: bool,
     /// See [`crate::effort`].
     pub(crate) effort: usize,
+    pub(crate) toil: Toil,
 }
 
 /// Memory that requests use for the moment of their parsing, kept to be used again.
@@ -223,6 +225,7 @@ impl Engine {
             hearsay: Hearsay::default(),
             draining: false,
             effort: 0,
+            toil: Toil::default(),
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
         engine.begin(plan);
@@ -462,6 +465,7 @@ impl Engine {
         self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
         shrink(&mut self.unpublished_lanes);
         shrink(&mut self.resumable);
+        self.toil.trim();
         for dirty in [&mut self.dirty_clients, &mut self.patient_clients, &mut self.dirty_lanes] {
             dirty.shrink(QUEUE_KEPT);
         }
@@ -521,6 +525,7 @@ impl Engine {
         if !self.resumable.is_empty() {
             self.resume_clients();
         }
+        self.settle_toil();
         if self.is_watching {
             self.watch_changes();
         }
@@ -552,7 +557,8 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] wants to be called; at once when clients may go on.
     pub fn poll_timeout(&self) -> Time {
-        let is_idle = self.resumable.is_empty() && !self.moving.is_pressing();
+        let is_idle =
+            self.resumable.is_empty() && !self.has_put_off() && !self.moving.is_pressing();
         if is_idle { self.timers.next() } else { Time::ZERO }
     }
 

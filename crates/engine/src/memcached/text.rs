@@ -49,6 +49,10 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 Parsed::Complete { len } => {
+                    if self.puts_off(index, len, parser.keys().len()) {
+                        self.park(index, Parser::Memcached(parser));
+                        return Step::Rest { used, need: 0 };
+                    }
                     self.exert(len);
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,

@@ -122,19 +122,23 @@ impl World {
 
     /// Lets the engine work until nothing is left to do.
     pub(crate) fn tick(&mut self) {
-        loop {
-            self.engine.settle(self.now);
-            let mut idle = !self.act();
-            self.tell();
-            while let Some(conn) = self.engine.poll_dirty() {
-                idle = false;
-                self.write(conn);
-            }
-            if idle && self.engine.poll_timeout() > self.now {
-                return;
-            }
-            self.engine.handle_timeout(self.now);
+        while self.turn() {}
+    }
+
+    /// One turn of the loop, after its events; returns whether there is another one to follow at once.
+    pub(crate) fn turn(&mut self) -> bool {
+        self.engine.settle(self.now);
+        let mut idle = !self.act();
+        self.tell();
+        while let Some(conn) = self.engine.poll_dirty() {
+            idle = false;
+            self.write(conn);
         }
+        if idle && self.engine.poll_timeout() > self.now {
+            return false;
+        }
+        self.engine.handle_timeout(self.now);
+        true
     }
 
     /// Passes what was overheard on.
