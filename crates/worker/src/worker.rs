@@ -321,7 +321,9 @@ impl<D: Driver> Worker<D> {
     fn flush(&mut self) -> bool {
         let mut has_written = false;
         let engine = &mut self.core.engine;
-        if engine.has_held_back() && self.pace.may_go(engine.crowd(), self.core.now) {
+        // Nothing waits for company while the next turn may be a long one.
+        let now = if engine.has_put_off() { Time::NEVER } else { self.core.now };
+        if engine.has_held_back() && self.pace.may_go(engine.crowd(), now) {
             engine.let_go();
             while let Some(conn) = self.core.engine.poll_dirty_lane() {
                 self.driver.send(Token(conn.token()), &mut self.core);
@@ -756,15 +758,45 @@ mod tests {
         assert_eq!(timeout, Duration::ZERO);
     }
 
+    fn del(keys: usize) -> Vec<u8> {
+        let head = format!("*{}\r\n$3\r\nDEL\r\n", keys + 1);
+        [head.as_bytes(), &b"$1\r\nk\r\n".repeat(keys)].concat()
+    }
+
+    #[test]
+    fn nothing_waits_for_company_while_large_requests_wait_behind_it() {
+        let mut worker = worker(Fake::default());
+        let (first, conn) = with_request(&mut worker);
+        worker.core.connected(conn);
+        let mut clients = vec![first];
+        for _ in 0..30 {
+            let client = worker.core.accepted(7).expect("it is welcome");
+            worker.core.received(client, &mut GET.to_vec());
+            clients.push(client);
+        }
+        worker.end_tick();
+        worker.core.received(conn, &mut b"$-1\r\n".repeat(clients.len()));
+        worker.end_tick();
+        worker.pace = napping();
+        worker.driver.written.clear();
+        worker.core.received(clients[0], &mut GET.to_vec());
+        worker.end_tick();
+        assert!(!worker.driver.written.contains_key(&conn), "others may come");
+        worker.pace = napping();
+        for client in &clients[1..3] {
+            worker.core.received(*client, &mut del(70_000));
+        }
+        assert!(worker.core.engine.has_put_off());
+        worker.end_tick();
+        assert_eq!(worker.driver.written[&conn], GET);
+        assert_eq!(worker.pace.due(), None);
+    }
+
     #[test]
     fn a_turn_of_large_requests_shows_that_it_goes_on() {
         let mut worker = worker(Fake::default());
         let client = worker.core.accepted(7).expect("it is welcome");
         let beat = |worker: &Worker<Fake>| worker.core.segments.header(0).heartbeat_ms;
-        let del = |keys: usize| {
-            let head = format!("*{}\r\n$3\r\nDEL\r\n", keys + 1);
-            [head.as_bytes(), &b"$1\r\nk\r\n".repeat(keys)].concat()
-        };
         worker.core.received(client, &mut del(1000));
         assert_eq!(beat(&worker), 0);
         worker.core.received(client, &mut del(200_000));
