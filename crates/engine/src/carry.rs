@@ -161,9 +161,8 @@ impl Engine {
             lane_choice,
         };
         self.bufs.charge(carry.size());
-        let (mut dump, mut ttl) = (self.bufs.take(), self.bufs.take());
-        encode::write_command(&mut dump, &[b"DUMP", keys[0]]);
-        encode::write_command(&mut ttl, &[b"PTTL", keys[0]]);
+        let dump = self.about_key(b"DUMP", keys[0]);
+        let ttl = self.about_key(b"PTTL", keys[0]);
         let parent = self.new_request(client);
         self.send_stage(parent, Box::new(carry), servers[0], vec![dump, ttl]);
         Plan::Done
@@ -241,8 +240,7 @@ impl Engine {
                 _ => carry.task.nothing(),
             },
             (Stage::Store, None) if carry.task.removes() => {
-                let mut text = self.bufs.take();
-                encode::write_command(&mut text, &[b"DEL", &carry.source]);
+                let text = self.about_key(b"DEL", &carry.source);
                 let from = carry.from;
                 carry.stage = Stage::Remove;
                 self.send_stage(parent, carry, from, vec![text]);
@@ -254,6 +252,13 @@ impl Engine {
         self.end_carry(parent, carry, reply);
         self.bufs.give(first);
         self.bufs.give(second);
+    }
+
+    /// A command with a key, in a buffer that need not grow.
+    fn about_key(&mut self, name: &[u8], key: &[u8]) -> Vec<u8> {
+        let mut text = self.bufs.take_for(key.len() + 64);
+        encode::write_command(&mut text, &[name, key]);
+        text
     }
 
     fn restore(&mut self, carry: &Carry, payload: &[u8], ttl: i64) -> Vec<u8> {

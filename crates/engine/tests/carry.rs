@@ -203,3 +203,20 @@ fn nothing_is_removed_by_another_ring() {
     );
     world.assert_idle();
 }
+
+#[test]
+fn long_keys_are_counted_as_long_as_they_are_held() {
+    let (mut world, client, [a, b, ..]) = four_servers("cross_server_copy: true\nhash_tag: \"{}\"");
+    let source = format!("{{a}}{}", "x".repeat(5000));
+    world.send(client, redis(&format!("RENAME {source} {{b}}")));
+    assert!(world.engine.held_bytes() > 5000, "{}", world.engine.held_bytes());
+    world.received(a);
+    world.send(a, format!("{PAYLOAD}:-1\r\n"));
+    world.received(b);
+    world.send(b, "+OK\r\n");
+    world.expect(a, redis(&format!("DEL {source}")));
+    world.send(a, ":1\r\n");
+    world.expect(client, "+OK\r\n");
+    world.assert_idle();
+    assert_eq!(world.engine.held_bytes(), 0);
+}
