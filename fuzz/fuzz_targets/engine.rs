@@ -155,13 +155,19 @@ static LARGE: LazyLock<Vec<u8>> = LazyLock::new(|| [&[b'x'; 300_000][..], b"\r\n
 
 const LARGE_SIZES: [usize; 8] = [300_002, 270_000, 30_002, 30_002, 20_000, 10_002, 1_000, 2];
 
-const REASONS: [CloseReason; 6] = [
+const REASONS: [CloseReason; 12] = [
     CloseReason::Eof,
     CloseReason::Refused,
     CloseReason::Reset,
     CloseReason::TimedOut,
     CloseReason::Unreachable,
     CloseReason::Unresolved,
+    CloseReason::Exhausted,
+    CloseReason::NoMemory,
+    CloseReason::NoPort,
+    CloseReason::Forbidden,
+    CloseReason::NoSocket,
+    CloseReason::NoLookUp,
 ];
 
 struct World {
