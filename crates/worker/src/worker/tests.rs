@@ -1,0 +1,525 @@
+use std::cell::Cell;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Instant;
+
+use cashew_config::Context;
+use cashew_control::{MasterChannel, SESSION_VERSION, Session, ToChild, seal};
+use cashew_driver::{Address, CloseKind, Handler};
+use cashew_engine::{Crowd, Plan};
+use cashew_metrics::{Layout, Pause, PoolCounter, Segments, Shared};
+
+use super::*;
+use crate::sessions::UNSENT_MAX;
+
+const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n";
+
+/// Connects to nothing and writes into memory.
+#[derive(Default)]
+struct Fake {
+    connects: Vec<(Token, Address)>,
+    written: HashMap<Token, Vec<u8>>,
+    /// Writing to these fails.
+    broken: Vec<Token>,
+    /// Something is watched, and can be read.
+    is_watching: bool,
+    /// Nothing can be watched any more.
+    is_full: bool,
+    waits: Rc<Cell<u32>>,
+    /// When the last wait began, and for how long it was to be.
+    waited: Option<(Instant, Duration)>,
+    /// Of a client that came from another worker, whether it was still owed something when a
+    /// wait began.
+    adopted: Option<Token>,
+    was_late: Rc<Cell<bool>>,
+}
+
+impl Driver for Fake {
+    fn listen(&mut self, _: u32, _: OwnedFd) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn unlisten(&mut self, _: u32, _: bool, _: &mut impl Handler) {}
+
+    fn stop_listening(&mut self) {}
+
+    fn watch(&mut self, _: u32, _: BorrowedFd<'_>) -> io::Result<()> {
+        self.is_watching = true;
+        if self.is_full { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
+    }
+
+    fn unwatch(&mut self, _: BorrowedFd<'_>) -> io::Result<()> {
+        self.is_watching = false;
+        Ok(())
+    }
+
+    fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind> {
+        self.connects.push((conn, address.clone()));
+        Ok(())
+    }
+
+    fn adopt(&mut self, conn: Token, _: OwnedFd) -> io::Result<()> {
+        self.adopted = Some(conn);
+        Ok(())
+    }
+
+    fn detach(&mut self, _: Token) {}
+
+    fn close(&mut self, _: Token) {}
+
+    fn pause(&mut self, _: Token) {}
+
+    fn resume(&mut self, _: Token) {}
+
+    fn acknowledge(&mut self, _: Token) {}
+
+    fn set_low_water(&mut self, _: Token, _: u32) {}
+
+    fn descriptor(&self, _: Token) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn send(&mut self, conn: Token, handler: &mut impl Handler) {
+        if self.broken.contains(&conn) {
+            handler.closed(conn, CloseKind::Reset);
+            return;
+        }
+        let mut slices = [IoSlice::new(&[]); 8];
+        let count = handler.output(conn, &mut slices);
+        let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
+        if !bytes.is_empty() {
+            handler.sent(conn, bytes.len() as u64);
+            self.written.entry(conn).or_default().extend(bytes);
+        }
+    }
+
+    fn flush(&mut self, _: &mut impl Handler) {}
+
+    fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
+        self.waits.set(self.waits.get() + 1);
+        self.waited = timeout.map(|timeout| (Instant::now(), timeout));
+        if self.adopted.is_some_and(|conn| !handler.front(conn).0.is_empty()) {
+            self.was_late.set(true);
+        }
+        if self.is_watching {
+            handler.readable(WATCH_CONTROL);
+        } else {
+            std::thread::sleep(timeout.expect("there is a deadline"));
+        }
+        Ok(())
+    }
+}
+
+fn worker<D: Driver>(driver: D) -> Worker<D> {
+    worker_of(driver, "127.0.0.1:2:1")
+}
+
+fn worker_of<D: Driver>(driver: D, server: &str) -> Worker<D> {
+    let yaml = format!("p:\n  listen: 127.0.0.1:1\n  redis: true\n  servers:\n   - {server}\n");
+    let Ok(loaded) = cashew_config::parse("test.yml", &yaml, &Context::of_system()) else {
+        panic!("{yaml}");
+    };
+    let snapshot = loaded.snapshot;
+    let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), 1));
+    let (_, socket) = cashew_control::pair().unwrap();
+    let start = Start {
+        slot: 0,
+        rank: 0,
+        plan: Plan::whole(&snapshot, 0, 1),
+        snapshot,
+        segments,
+        shared: Shared::in_memory(),
+        listeners: vec![(7, 0, socket)],
+        rings: Vec::new(),
+    };
+    Worker::new(start, driver).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A client that waits for a connection to the server: both.
+fn with_request(worker: &mut Worker<Fake>) -> (Token, Token) {
+    let client = worker.core.accepted(7).expect("it is welcome");
+    worker.core.received(client, &mut GET.to_vec());
+    worker.end_tick();
+    let (conn, _) = worker.driver.connects.pop().expect("it connects");
+    (client, conn)
+}
+
+#[test]
+fn the_busy_share_is_told_of_whole_periods() {
+    let mut busy = Busy::default();
+    assert_eq!(busy.turn(500_000, 100_000), None);
+    assert_eq!(busy.turn(200_000, 200_000), Some(300));
+    // One turn may be longer than the period.
+    assert_eq!(busy.turn(0, 5_000_000), Some(1000));
+    assert_eq!(busy.turn(9_000_000, 1_000_000), Some(100));
+}
+
+/// Requests that the worker of [`busy_worker`] has answered.
+const ANSWERED: u64 = 600;
+
+fn busy_worker() -> Worker<Fake> {
+    let mut worker = worker(Fake { is_watching: true, ..Fake::default() });
+    let (client, conn) = with_request(&mut worker);
+    worker.core.received(client, &mut GET.repeat(ANSWERED as usize - 1));
+    worker.core.connected(conn);
+    worker.end_tick();
+    worker.core.received(conn, &mut b"$-1\r\n".repeat(ANSWERED as usize));
+    worker.end_tick();
+    assert_eq!(worker.core.engine.answered().count, ANSWERED);
+    worker.pace = napping();
+    worker
+}
+
+/// As after these requests of many clients, that kept the worker busy a few at a time.
+fn napping() -> Pace {
+    let mut pace = Pace::new(600);
+    let mut work = Work::default();
+    while work.answered < ANSWERED {
+        work.answered += 20;
+        pace.turn(0, 2_000, work, 600);
+    }
+    pace
+}
+
+#[test]
+fn a_nap_is_slept_before_events_are_looked_for() {
+    let mut worker = busy_worker();
+    for _ in 0..100 {
+        worker.pace = napping();
+        let nap = worker.pace.nap();
+        assert!(nap >= Duration::from_micros(20), "{nap:?}");
+        let start = Instant::now();
+        worker.wait().unwrap();
+        let (began, timeout) = worker.driver.waited.take().expect("it waits, too");
+        // It may be time for something else.
+        let is_cut_short = timeout.is_zero();
+        assert!(began - start >= nap || is_cut_short, "{:?} of {nap:?}", began - start);
+        assert!(timeout <= HEARTBEAT - nap, "{timeout:?} after {nap:?}");
+    }
+}
+
+#[test]
+fn no_nap_is_longer_than_something_may_wait() {
+    let mut worker = busy_worker();
+    let limit = Duration::from_micros(7);
+    assert!(limit < worker.pace.nap());
+    assert_eq!(worker.nap(limit), limit);
+    // What is held back has been due for long.
+    assert!(!worker.pace.may_go(&Crowd::with(1, 600), Time::ZERO));
+    assert!(worker.pace.due() < Some(worker.core.now));
+    worker.wait().unwrap();
+    let (_, timeout) = worker.driver.waited.take().expect("it looks for events");
+    assert_eq!(timeout, Duration::ZERO);
+}
+
+fn del(keys: usize) -> Vec<u8> {
+    let head = format!("*{}\r\n$3\r\nDEL\r\n", keys + 1);
+    [head.as_bytes(), &b"$1\r\nk\r\n".repeat(keys)].concat()
+}
+
+#[test]
+fn nothing_waits_for_company_while_large_requests_wait_behind_it() {
+    let mut worker = worker(Fake::default());
+    let (first, conn) = with_request(&mut worker);
+    worker.core.connected(conn);
+    let mut clients = vec![first];
+    for _ in 0..30 {
+        let client = worker.core.accepted(7).expect("it is welcome");
+        worker.core.received(client, &mut GET.to_vec());
+        clients.push(client);
+    }
+    worker.end_tick();
+    worker.core.received(conn, &mut b"$-1\r\n".repeat(clients.len()));
+    worker.end_tick();
+    worker.pace = napping();
+    worker.driver.written.clear();
+    worker.core.received(clients[0], &mut GET.to_vec());
+    worker.end_tick();
+    assert!(!worker.driver.written.contains_key(&conn), "others may come");
+    worker.pace = napping();
+    for client in &clients[1..3] {
+        worker.core.received(*client, &mut del(70_000));
+    }
+    assert!(worker.core.engine.has_put_off());
+    worker.end_tick();
+    assert_eq!(worker.driver.written[&conn], GET);
+    assert_eq!(worker.pace.due(), None);
+}
+
+#[test]
+fn a_turn_of_large_requests_shows_that_it_goes_on() {
+    let mut worker = worker(Fake::default());
+    let client = worker.core.accepted(7).expect("it is welcome");
+    let beat = |worker: &Worker<Fake>| worker.core.segments.header(0).heartbeat_ms;
+    worker.core.received(client, &mut del(1000));
+    assert_eq!(beat(&worker), 0);
+    worker.core.received(client, &mut del(200_000));
+    assert!(beat(&worker) > 0, "the turn is not over");
+}
+
+#[test]
+fn clients_on_their_way_out_are_bounded_and_those_that_close_are_forgotten() {
+    let mut worker = worker(Fake::default());
+    let clients: Vec<Token> =
+        (0..600).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
+    worker.obey(ToChild::Retire { timeout_ms: 1000 }, Vec::new());
+    for _ in 0..5 {
+        worker.end_tick();
+    }
+    // The driver has not let go of any.
+    assert_eq!(worker.core.detaching.len(), UNSENT_MAX);
+    assert_eq!(worker.core.detaching.len() + worker.leaving.len(), UNSENT_MAX);
+    let going: Vec<Token> = worker.core.detaching.iter().copied().collect();
+    for &conn in &going[..100] {
+        worker.core.closed(conn, CloseKind::Reset);
+    }
+    for &conn in &going[100..] {
+        let (_, socket) = cashew_control::pair().unwrap();
+        worker.core.detached(conn, socket);
+    }
+    for _ in 0..5 {
+        worker.end_tick();
+    }
+    // Nobody takes those that are exported: no others follow but in place of the closed ones.
+    assert_eq!(worker.outbox.sessions(), UNSENT_MAX - 100);
+    assert_eq!(worker.core.detaching.len(), 100);
+    assert_eq!(worker.core.engine.clients(), clients.len() - UNSENT_MAX);
+    assert_eq!(worker.core.shared.taken(0), 500, "those that closed gave their places back");
+    worker.core.now = worker.core.now.plus_millis(1000);
+    assert!(worker.is_over());
+    worker.cut();
+    assert_eq!(worker.core.segments.header(0).sessions_cut, 500);
+    assert_eq!(worker.core.shared.taken(0), (clients.len() - UNSENT_MAX) as u64);
+}
+
+#[test]
+fn clients_get_no_files_that_servers_may_need() {
+    let mut worker = worker(Fake::default());
+    let core = &mut worker.core;
+    let all = OpenFiles { limit: 96, ..core.files };
+    assert_eq!((all.listeners, all.server_connections), (1, 9));
+    core.files = all;
+    let clients: Vec<Token> =
+        (0..all.clients()).map(|_| core.accepted(7).expect("it is welcome")).collect();
+    assert_eq!(clients.len() as u64 + all.reserved(), 96);
+    for _ in 0..3 {
+        assert_eq!(core.accepted(7), Err(&b"-ERR max number of clients reached\r\n"[..]));
+    }
+    assert_eq!(core.shared.taken(0), clients.len() as u64, "they take nobody's place");
+    let pool = Layout::new(&core.snapshot).pool(0);
+    let counted = |counter| core.segments.pool_counter(0, pool, counter);
+    assert_eq!(counted(PoolCounter::ClientsRefused), 3);
+    assert_eq!(counted(PoolCounter::ClientsAccepted), clients.len() as u64 + 3);
+    // As one leaves another one may come.
+    core.closed(clients[0], CloseKind::Reset);
+    assert!(core.accepted(7).is_ok() && core.accepted(7).is_err());
+    // Sessions of other workers always may, and count.
+    let session =
+        Session { version: SESSION_VERSION, pool: "p".to_owned(), id: 1000, ..Session::default() };
+    let (_, socket) = cashew_control::pair().unwrap();
+    worker.adopt(session, vec![socket]);
+    let core = &mut worker.core;
+    assert_eq!(core.engine.clients(), clients.len() + 1);
+    core.closed(clients[1], CloseKind::Reset);
+    assert!(core.accepted(7).is_err());
+}
+
+#[test]
+fn clients_are_held_back_as_all_workers_have_it() {
+    let mut worker = worker(Fake::default());
+    let paused = |worker: &Worker<Fake>| worker.core.engine.client_pause(0);
+    let client = worker.core.accepted(7).expect("it is welcome");
+    worker.core.received(client, &mut b"CLIENT PAUSE 60000 WRITE\r\n".to_vec());
+    worker.end_tick();
+    // The other workers have not answered, but whoever starts knows already.
+    let now_ms = monotonic_ms();
+    let shared = worker.core.shared.pause(0, now_ms).expect("all are to know");
+    assert!(shared.writes_only && shared.until_ms.abs_diff(now_ms + 60_000) < 30_000);
+    assert!(!worker.driver.written.contains_key(&client));
+    let pause = paused(&worker).expect("its own clients are held back");
+    worker.core.follow_pauses();
+    assert_eq!(paused(&worker), Some(pause), "it is the same");
+    // Another worker's client ends it, or begins one, and this one was not asked.
+    worker.core.shared.set_pause(0, None, now_ms);
+    worker.core.follow_pauses();
+    assert_eq!(paused(&worker), None);
+    let pause = Pause { until_ms: now_ms + 60_000, writes_only: false };
+    worker.core.shared.set_pause(0, Some(pause), now_ms);
+    let _ = worker.core.accepted(7).expect("it is welcome");
+    assert!(paused(&worker).is_some_and(|pause| !pause.writes_only));
+}
+
+#[test]
+fn one_pool_too_many_is_not_held_back_by_one_worker_alone() {
+    let mut worker = worker(Fake::default());
+    let now_ms = monotonic_ms();
+    let pause = Pause { until_ms: now_ms + 60_000, writes_only: true };
+    for quota in 1..=cashew_metrics::PAUSES_MAX as u32 {
+        assert!(worker.core.shared.set_pause(quota, Some(pause), now_ms));
+    }
+    let client = worker.core.accepted(7).expect("it is welcome");
+    worker.core.received(client, &mut b"CLIENT PAUSE 60000\r\nPING\r\n".to_vec());
+    worker.end_tick();
+    worker.end_tick();
+    assert_eq!(worker.core.engine.client_pause(0), None);
+    let written = String::from_utf8_lossy(&worker.driver.written[&client]);
+    assert!(written.starts_with("-ERR ") && written.ends_with("\r\n+PONG\r\n"), "{written}");
+}
+
+/// A worker whose server goes by a name with these addresses.
+fn with_name(addresses: [SocketAddr; 3]) -> Worker<Fake> {
+    let server = "name.test:2:1\n  timeout: 400";
+    let mut worker = worker_of(Fake::default(), server);
+    let resolver = Resolver::with(move |_| addresses.to_vec()).unwrap();
+    worker.resolver = Some(resolver);
+    worker
+}
+
+/// The next address that the worker connects to.
+fn next_attempt(worker: &mut Worker<Fake>) -> (Token, Address) {
+    let start = Instant::now();
+    while worker.driver.connects.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it does not connect");
+        worker.end_tick();
+        if worker.core.attempts.values().any(|attempt| attempt.address.is_none()) {
+            worker.take_addresses();
+        }
+    }
+    worker.driver.connects.remove(0)
+}
+
+#[test]
+fn what_a_session_is_owed_that_had_to_wait_is_written_before_the_next_wait() {
+    let was_late = Rc::default();
+    let mut worker = worker(Fake { was_late: Rc::clone(&was_late), ..Fake::default() });
+    let (master, control) = cashew_control::pair().unwrap();
+    let (mut master, control) = (MasterChannel::new(master), ChildChannel::new(control));
+    while control.send(&ToMaster::Ready, &[]).is_ok() {}
+    let session = Session {
+        version: SESSION_VERSION,
+        pool: "p".to_owned(),
+        id: 1000,
+        output: 5,
+        ..Session::default()
+    };
+    let (_, socket) = cashew_control::pair().unwrap();
+    worker.arrivals.push_back((session, vec![socket, seal(b"+OK\r\n").unwrap()]));
+    worker.deadline = Some(worker.core.now.plus_millis(300));
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(20) {
+            match master.receive() {
+                Ok(Some((ToMaster::Adopted, _))) => return true,
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    });
+    worker.run(control).unwrap();
+    assert!(reader.join().unwrap(), "it is adopted");
+    assert!(!was_late.get());
+}
+
+#[test]
+fn other_addresses_are_for_connecting_only() {
+    let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
+    let mut worker = with_name(addresses);
+    let client = worker.core.accepted(7).expect("it is welcome");
+    worker.core.received(client, &mut GET.to_vec());
+    let (conn, first) = next_attempt(&mut worker);
+    assert_eq!(first, Address::Tcp(addresses[0]));
+    worker.core.closed(conn, CloseKind::Refused);
+    assert_eq!(next_attempt(&mut worker), (conn, Address::Tcp(addresses[1])));
+    worker.core.connected(conn);
+    worker.end_tick();
+    assert_eq!(worker.driver.written[&conn], GET);
+    worker.core.closed(conn, CloseKind::Reset);
+    worker.end_tick();
+    assert_eq!(worker.driver.written[&client], b"-ERR Connection reset by peer\r\n");
+    assert!(worker.driver.connects.is_empty());
+    assert!(worker.core.attempts.is_empty());
+}
+
+#[test]
+fn what_this_machine_cannot_connect_to_hides_no_failure_of_the_server() {
+    let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
+    let cases = [
+        ([CloseKind::Refused, CloseKind::NoPort, CloseKind::NoSocket], "Connection refused"),
+        ([CloseKind::NoSocket, CloseKind::NoPort, CloseKind::Refused], "Connection refused"),
+        ([CloseKind::NoPort, CloseKind::Refused, CloseKind::Unreachable], "No route to host"),
+        (
+            [CloseKind::NoPort, CloseKind::NoPort, CloseKind::Forbidden],
+            "Permission denied to connect to the server",
+        ),
+    ];
+    for (kinds, text) in cases {
+        let mut worker = with_name(addresses);
+        let client = worker.core.accepted(7).expect("it is welcome");
+        worker.core.received(client, &mut GET.to_vec());
+        for (kind, address) in kinds.into_iter().zip(addresses) {
+            let (conn, tried) = next_attempt(&mut worker);
+            assert_eq!(tried, Address::Tcp(address));
+            worker.core.closed(conn, kind);
+        }
+        worker.end_tick();
+        let told = String::from_utf8_lossy(&worker.driver.written[&client]);
+        assert_eq!(told, format!("-ERR {text}\r\n"));
+    }
+}
+
+#[test]
+fn a_name_that_cannot_be_looked_up_here_is_no_failure_of_the_server() {
+    let driver = Fake { is_full: true, ..Fake::default() };
+    let mut worker = worker_of(driver, "name.test:2:1");
+    let client = worker.core.accepted(7).expect("it is welcome");
+    worker.core.received(client, &mut GET.to_vec());
+    worker.end_tick();
+    let told = String::from_utf8_lossy(&worker.driver.written[&client]);
+    assert_eq!(told, "-ERR Cannot look up the server's name: no descriptor or memory for it\r\n");
+}
+
+#[test]
+fn an_address_without_an_answer_is_tried_after_the_others() {
+    let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
+    let mut worker = with_name(addresses);
+    let client = worker.core.accepted(7).expect("it is welcome");
+    // All the time that there is goes by with one address.
+    let mut last = None;
+    for (n, expected) in [0, 1, 2, 0].into_iter().enumerate() {
+        worker.core.received(client, &mut GET.to_vec());
+        let (conn, tried) = next_attempt(&mut worker);
+        assert_eq!(tried, Address::Tcp(addresses[expected]), "attempt {n}");
+        assert_ne!(last.replace(conn), Some(conn), "it is another attempt");
+    }
+}
+
+#[test]
+fn what_a_failed_write_ends_is_answered_in_the_same_tick() {
+    let mut worker = worker(Fake::default());
+    let (client, conn) = with_request(&mut worker);
+    worker.core.connected(conn);
+    worker.end_tick();
+    worker.core.received(client, &mut GET.to_vec());
+    worker.driver.broken.push(conn);
+    worker.end_tick();
+    let told = b"-ERR Connection reset by peer\r\n".repeat(2);
+    assert_eq!(worker.driver.written[&client], told);
+}
+
+#[test]
+fn a_master_that_dies_during_the_shutdown_is_no_reason_to_hurry() {
+    let waits = Rc::default();
+    let mut worker = worker(Fake { waits: Rc::clone(&waits), ..Fake::default() });
+    // Its server never answers.
+    let _ = with_request(&mut worker);
+    worker.begin_shutdown();
+    worker.deadline = Some(worker.core.now.plus_millis(300));
+    let (master, control) = cashew_control::pair().unwrap();
+    drop(master);
+    worker.run(ChildChannel::new(control)).unwrap();
+    assert!(waits.get() < 100, "it waited {} times", waits.get());
+}
