@@ -34,8 +34,9 @@ const SMOOTHING: u64 = 8;
 const WIDE_PERCENT: u64 = 75;
 /// When so many of the active clients wait, in percent, the others are not waited for …
 const WAITING_PERCENT: u64 = 95;
-/// … if as many of the active ones, in percent, have sent something since the last batch went.
-/// Where nearly all wait all the time, batches are otherwise of what a turn happens to find.
+/// … if as many of the active ones, in percent, have sent something since the last batch went, or
+/// the window is not wide. Where nearly all wait all the time, as with pipelines, batches are
+/// otherwise of what a turn happens to find.
 const ANEW_PERCENT: u64 = 40;
 
 /// So many active clients, at least, are a crowd …
@@ -194,8 +195,8 @@ impl Pace {
         let (waiting, active) = (u64::from(crowd.waiting), u64::from(crowd.active()));
         self.was_full |= active >= CROWD_MIN && waiting * 100 >= active * CROWD_WAITING_PERCENT;
         let anew = crowd.received - self.received;
-        let is_complete =
-            waiting * 100 >= active * WAITING_PERCENT && anew * 100 >= active * ANEW_PERCENT;
+        let is_batch = anew * 100 >= active * ANEW_PERCENT || !self.is_wide();
+        let is_complete = waiting * 100 >= active * WAITING_PERCENT && is_batch;
         let may_go = is_complete || due <= now;
         if may_go {
             self.due = None;
@@ -556,9 +557,9 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_waits_for_much_of_the_crowd_to_have_asked_anew() {
+    fn under_a_wide_window_a_batch_waits_for_much_of_the_crowd_to_have_asked_anew() {
         let mut pace = Pace::new(600);
-        run(&mut pace, 2000, 12, true);
+        run(&mut pace, 2000, 20, true);
         let now = Time::from_micros(1_000_000);
         let mut crowd = Crowd::with(50, 50);
         crowd.received = 20;
@@ -571,5 +572,9 @@ mod tests {
         crowd.received += 1;
         assert!(!pace.may_go(&crowd, now));
         assert!(pace.may_go(&crowd, pace.due().unwrap()));
+        // A narrow one gathers what comes of a burst, and nothing more.
+        run(&mut pace, 2000, 12, true);
+        crowd.received += 1;
+        assert!(pace.may_go(&crowd, now));
     }
 }
