@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
 
 use crate::low_water;
+use crate::precise::PreciseWait;
 use crate::socket::{
     ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
     drain, finish_connecting, refuse, start_connecting,
@@ -30,6 +30,7 @@ const ACCEPT_FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEX
 
 pub struct EpollDriver {
     epoll: OwnedFd,
+    precise: PreciseWait,
     events: Vec<Event>,
     /// There may be more events than the last tick has fetched.
     is_cut: bool,
@@ -100,6 +101,7 @@ impl EpollDriver {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            precise: PreciseWait::new(),
             events: Vec::with_capacity(EVENTS_PER_TICK),
             is_cut: false,
             tables: [Vec::new(), Vec::new()],
@@ -367,13 +369,9 @@ impl EpollDriver {
 
     /// Waits for events and keeps them.
     fn fetch(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
         self.events.clear();
-        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
+        match self.precise.wait(&self.epoll, &mut self.events, timeout) {
+            Ok(()) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
         self.is_cut = self.events.len() == EVENTS_PER_TICK;

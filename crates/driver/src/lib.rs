@@ -9,6 +9,8 @@ mod epoll;
 #[allow(unsafe_code)]
 mod low_water;
 #[allow(unsafe_code)]
+mod precise;
+#[allow(unsafe_code)]
 mod ring;
 mod socket;
 mod uring;
