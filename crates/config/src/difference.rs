@@ -494,7 +494,7 @@ mod tests {
             ("max_openfiles: 1024", "max_openfiles: none -> 1024"),
             ("user: nobody, group: nogroup", "user: none -> nobody\ngroup: none -> nogroup"),
             ("worker_shutdown_timeout: 5", "worker_shutdown_timeout: 30 -> 5"),
-            ("batch_window_max: 0", "batch_window_max: 600 -> 0"),
+            ("batch_window_max: 0", "batch_window_max: 5000 -> 0"),
             ("memory_max: 500000000", "memory_max, each worker's share: 200.0 MiB -> 238.4 MiB"),
             ("memory_max: 0", "memory_max, each worker's share: 200.0 MiB -> none"),
             ("io_engine: uring", "io_engine: auto -> uring"),

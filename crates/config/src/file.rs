@@ -30,11 +30,13 @@ section! {
         /// Seconds that a stopping worker waits for requests in flight; 0 stops it at once.
         worker_shutdown_timeout: Number<0, 86400> = "30",
         /// Microseconds that requests, and replies to clients that are owed more, may be held back
-        /// under load so that many are written together, which saves CPU time here and on the
-        /// servers. The window opens with the load; to a third of this at most where clients ask
-        /// before they have been answered, because their requests come whatever is done. What
-        /// nobody could join goes at once; 0 turns it off.
-        batch_window_max: Number<0, 10000> = "600",
+        /// at most, under load, so that many are written together, which saves CPU time here and on
+        /// the servers. The window opens with the load, to 600 µs; to a third of it where clients
+        /// ask before they have been answered, because their requests come whatever is done. What
+        /// nobody could join goes at once. Beyond the window nothing waits if anything happens;
+        /// only where nothing does, once a second at most, all of this may pass, since a timer for
+        /// every window costs more than what it is worth. 0 turns it off.
+        batch_window_max: Number<0, 10000> = "5000",
         /// Bytes that the buffers and requests of all workers may take, each worker an equal share
         /// of at least 8mb. From three quarters of it on a worker takes no new requests; at all of
         /// it, or after a second in between, it closes the clients that hold most. `auto` is half

@@ -7,6 +7,13 @@
 //! answered, sooner than a window for it is over. Clients that ask before they have been answered
 //! are an open loop: their requests come whatever is done, and to wait costs them latency.
 //!
+//! Who is slow is not waited for: where batches go again and again after nothing has happened for long,
+//! those who had not asked before are left out of the crowd for a while.
+//!
+//! A timer that rings within the kernel's tick costs about as much as being woken does. So under a
+//! wide window the worker trusts that something will wake it before long, and sets a timer for the
+//! longest only that anything may be held back; when that has rung, it does not trust for a while.
+//!
 //! While many such clients keep the worker busy and little comes at a time, it also naps: what comes
 //! meanwhile, from clients and from servers, is found together.
 //! docs/performance.md compares this policy with others.
@@ -15,6 +22,8 @@ use std::time::Duration;
 
 use cashew_engine::{Crowd, Time};
 
+/// The longest window, in microseconds, unless less is asked for: longer ones gain nothing.
+const WINDOW_MAX_US: u64 = 600;
 /// The window is adjusted after at least this much time.
 const PERIOD_US: u64 = 2_000;
 /// A wait longer than this found nothing to do.
@@ -32,12 +41,22 @@ const REQUESTS_PER_CLIENT: u64 = 8;
 const SMOOTHING: u64 = 8;
 /// A window is wide that has so much, in percent, of the longest.
 const WIDE_PERCENT: u64 = 75;
-/// When so many of the active clients wait, in percent, the others are not waited for …
-const WAITING_PERCENT: u64 = 95;
+/// When all active clients but one of so many wait, that one is not waited for …
+const CLIENTS_PER_ABSENT: u64 = 50;
+/// … nor is one of so many, if there are no more …
+const CLIENTS_MIN_FOR_ABSENT: u64 = 20;
 /// … if as many of the active ones, in percent, have sent something since the last batch went, or
 /// the window is not wide. Where nearly all wait all the time, as with pipelines, batches are
 /// otherwise of what a turn happens to find.
 const ANEW_PERCENT: u64 = 40;
+
+/// Where so many batches in succession go …
+const SLOW_BATCHES: u32 = 3;
+/// … after nothing has happened for so long, in microseconds, the clients that had not asked before
+/// are slow: as many are not waited for …
+const LULL_US: u64 = 150;
+/// … for so many periods, about a second.
+const SLOW_PERIODS: u32 = 500;
 
 /// So many active clients, at least, are a crowd …
 const CROWD_MIN: u64 = 16;
@@ -65,6 +84,10 @@ const HASTY_PERCENT: u64 = 5;
 /// it costs latency.
 const OPEN_PERIODS: u32 = 2_500;
 
+/// When a batch has waited for the longest time that it may, every window ends by a timer of its own
+/// for so many periods, about a second: a batch in a thousand at most is so late.
+const DISTRUST_PERIODS: u32 = 500;
+
 /// With so many active clients, at least, and a wide window the worker naps …
 const NAP_CLIENTS_MIN: u64 = 64;
 /// … if it is busy for so much of its time, in percent: otherwise it waits for servers, and to sleep
@@ -84,10 +107,21 @@ const FRACTION: u64 = 256;
 #[derive(Debug)]
 pub(crate) struct Pace {
     window_max_us: u64,
+    /// Nothing is ever held back for longer.
+    hold_max: Duration,
     /// In microseconds times [`FRACTION`].
     window: u64,
-    /// By when that goes that is held back.
-    due: Option<Time>,
+    held: Option<Held>,
+    /// How long nothing had happened when the last turn began, in microseconds.
+    lull_us: u64,
+    /// Batches that went in succession after a lull …
+    idle_batches: u32,
+    /// … and how many clients had not asked before it, at least.
+    idle_absent: u64,
+    /// How many clients are not waited for, because they are slow …
+    slow: u64,
+    /// … for so many periods more.
+    slow_periods: u32,
     /// How often something had come from clients when the last batch went.
     received: u64,
     elapsed_us: u64,
@@ -103,6 +137,8 @@ pub(crate) struct Pace {
     expired: u64,
     /// The share of periods that had a crowd, smoothed, times [`FRACTION`].
     crowded: u64,
+    /// For so many periods more nothing is trusted to wake the worker in time.
+    distrust_periods: u32,
     /// The share of time that the worker was busy, smoothed, times [`FRACTION`].
     busy: u64,
     /// For so many periods more the load is taken for an open loop.
@@ -113,6 +149,17 @@ pub(crate) struct Pace {
     last: Work,
     /// Whether the last turn found little to do.
     found_little: bool,
+}
+
+/// By when that goes that is held back.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// The window is over: it goes as soon as anything happens.
+    due: Time,
+    /// It goes.
+    latest: Time,
+    /// So many clients waited when it was looked at last.
+    waiting: u64,
 }
 
 /// What has been done since the start.
@@ -152,12 +199,18 @@ impl Work {
 }
 
 impl Pace {
-    /// A window of at most `window_max_us` microseconds; 0 turns it off.
-    pub(crate) fn new(window_max_us: u64) -> Self {
+    /// Nothing is held back for longer than `hold_max_us` microseconds; 0 turns it off.
+    pub(crate) fn new(hold_max_us: u64) -> Self {
         Self {
-            window_max_us,
+            window_max_us: hold_max_us.min(WINDOW_MAX_US),
+            hold_max: Duration::from_micros(hold_max_us),
             window: 0,
-            due: None,
+            held: None,
+            lull_us: 0,
+            idle_batches: 0,
+            idle_absent: 0,
+            slow: 0,
+            slow_periods: 0,
             received: 0,
             elapsed_us: 0,
             worked_us: 0,
@@ -167,6 +220,7 @@ impl Pace {
             complete: 0,
             expired: 0,
             crowded: 0,
+            distrust_periods: 0,
             busy: 0,
             open_periods: 0,
             nap_us: 0,
@@ -175,10 +229,11 @@ impl Pace {
         }
     }
 
-    /// From now on a window of at most so many microseconds.
-    pub(crate) fn set_window_max_us(&mut self, window_max_us: u64) {
-        self.window_max_us = window_max_us;
-        self.window = self.window.min(window_max_us * FRACTION);
+    /// From now on nothing is held back for longer than so many microseconds.
+    pub(crate) fn set_hold_max_us(&mut self, hold_max_us: u64) {
+        self.window_max_us = hold_max_us.min(WINDOW_MAX_US);
+        self.hold_max = Duration::from_micros(hold_max_us);
+        self.window = self.window.min(self.window_max_us * FRACTION);
         self.nap_us = 0;
     }
 
@@ -190,26 +245,53 @@ impl Pace {
     /// Whether what is held back goes now: it has waited for the whole window, or so many clients
     /// wait for answers that hardly anybody is left who could ask, many of them with something new.
     pub(crate) fn may_go(&mut self, crowd: &Crowd, now: Time) -> bool {
-        let window = Duration::from_micros(self.window_us());
-        let due = *self.due.get_or_insert(now + window);
         let (waiting, active) = (u64::from(crowd.waiting), u64::from(crowd.active()));
+        let window = Duration::from_micros(self.window / FRACTION);
+        let hold_max = self.hold_max;
+        let first = Held { due: now + window, latest: now + hold_max, waiting: active };
+        let held = *self.held.get_or_insert(first);
         self.was_full |= active >= CROWD_MIN && waiting * 100 >= active * CROWD_WAITING_PERCENT;
         let anew = crowd.received - self.received;
         let is_batch = anew * 100 >= active * ANEW_PERCENT || !self.is_wide();
-        let is_complete = waiting * 100 >= active * WAITING_PERCENT && is_batch;
-        let may_go = is_complete || due <= now;
+        let is_complete = waiting + self.slow.max(absent_max(active)) >= active && is_batch;
+        let may_go = is_complete || held.due <= now;
         if may_go {
-            self.due = None;
-            self.received = crowd.received;
             self.complete += u64::from(is_complete);
             self.expired += u64::from(!is_complete);
+            if !is_complete && held.latest <= now {
+                self.distrust_periods = DISTRUST_PERIODS;
+            }
+            self.learn_slow(active.saturating_sub(held.waiting));
+            self.go(crowd);
+        } else {
+            self.held = Some(Held { waiting, ..held });
         }
         may_go
     }
 
-    /// By when [`Pace::may_go`] is to be asked again.
-    pub(crate) fn due(&self) -> Option<Time> {
-        self.due
+    /// A batch goes for which so many clients had not asked before the last wait.
+    fn learn_slow(&mut self, absent: u64) {
+        if self.lull_us < LULL_US || absent == 0 {
+            self.idle_batches = 0;
+            return;
+        }
+        let before = if self.idle_batches == 0 { u64::MAX } else { self.idle_absent };
+        self.idle_absent = absent.min(before);
+        self.idle_batches += 1;
+        if self.idle_batches >= SLOW_BATCHES {
+            (self.slow, self.slow_periods) = (self.idle_absent, SLOW_PERIODS);
+        }
+    }
+
+    /// What is held back goes now, whoever could still ask.
+    pub(crate) fn go(&mut self, crowd: &Crowd) {
+        self.held = None;
+        self.received = crowd.received;
+    }
+
+    /// When [`Pace::may_go`] is to be asked again though nothing has happened.
+    pub(crate) fn wake_at(&self) -> Option<Time> {
+        self.held.map(|held| if self.is_trusting() { held.latest } else { held.due })
     }
 
     /// How long to sleep before events are looked for.
@@ -222,6 +304,7 @@ impl Pace {
     pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, work: Work, active: u32) -> bool {
         self.elapsed_us += waited_us + worked_us;
         self.worked_us += worked_us;
+        self.lull_us = waited_us;
         // A nap is no sign that there was nothing to do.
         let nap_us = self.nap().as_micros() as u64;
         self.sleeps += u64::from(waited_us > nap_us + SLEEP_MIN_US);
@@ -240,6 +323,11 @@ impl Pace {
         self.busy = self.busy - self.busy / SMOOTHING + busy / SMOOTHING;
         let now = if self.had_crowd(done.asked, active) { FRACTION } else { 0 };
         self.crowded = self.crowded - self.crowded / SMOOTHING + now / SMOOTHING;
+        self.distrust_periods = self.distrust_periods.saturating_sub(1);
+        self.slow_periods = self.slow_periods.saturating_sub(1);
+        if self.slow_periods == 0 {
+            self.slow = 0;
+        }
         (self.was_full, self.complete, self.expired) = (false, 0, 0);
         let target = self.target(per_sleep);
         // After a long wait the past says nothing about the next turn.
@@ -267,6 +355,11 @@ impl Pace {
         let comes_together = self.complete * 100 >= batches * CROWD_COMPLETE_PERCENT
             || asked >= batches * CROWD_BATCH_MIN;
         comes_together && self.is_busy_for(CROWD_BUSY_MIN_PERCENT)
+    }
+
+    /// Whether something is taken to happen soon, so that the window's end needs no timer.
+    fn is_trusting(&self) -> bool {
+        self.is_wide() && self.open_periods == 0 && self.distrust_periods == 0
     }
 
     /// Whether the worker was busy for so much of its time lately.
@@ -306,6 +399,11 @@ impl Pace {
         };
         max / 3 * (third + 2 * rest) / FRACTION
     }
+}
+
+/// How many of the active clients are not waited for.
+fn absent_max(active: u64) -> u64 {
+    (active + CLIENTS_PER_ABSENT - CLIENTS_MIN_FOR_ABSENT) / CLIENTS_PER_ABSENT
 }
 
 #[cfg(test)]
@@ -355,13 +453,15 @@ mod tests {
         for _ in 0..periods {
             crowd.received += 50;
             pace.may_go(&crowd, now);
-            now = pace.due().unwrap_or(now);
+            now = pace.wake_at().unwrap_or(now);
             pace.may_go(&crowd, now);
             let mut work = pace.work;
             work.answered += 4;
             work.asked += asked;
             let worked_us = PERIOD_US * busy_percent / 100;
             pace.turn(PERIOD_US - worked_us - 1, worked_us + 1, work, 50);
+            // That was several waits.
+            pace.lull_us = 0;
         }
         pace.window_us()
     }
@@ -474,7 +574,7 @@ mod tests {
         open.open_periods = OPEN_PERIODS;
         assert_eq!(run_turns(&mut open, 100, 8, 100, 90), 0);
         let mut off = wide();
-        off.set_window_max_us(0);
+        off.set_hold_max_us(0);
         assert_eq!(off.nap(), Duration::ZERO);
         assert_eq!(run_turns(&mut off, 100, 8, 100, 90), 0);
         // Silence ends it.
@@ -526,7 +626,7 @@ mod tests {
     fn a_smaller_maximum_counts_at_once() {
         let mut pace = Pace::new(600);
         run(&mut pace, 2000, 12, true);
-        pace.set_window_max_us(20);
+        pace.set_hold_max_us(20);
         assert_eq!(pace.window_us(), 20);
         run(&mut pace, 2000, 12, true);
         assert!(pace.window_us() <= 20);
@@ -547,13 +647,123 @@ mod tests {
         let mut crowd = Crowd::with(8, 10);
         let now = Time::from_micros(1_000_000);
         assert!(!pace.may_go(&crowd, now));
-        assert_eq!(pace.due(), Some(now + window));
+        assert_eq!(pace.wake_at(), Some(now + window));
         assert!(!pace.may_go(&crowd, now + window / 2));
         assert!(pace.may_go(&crowd, now + window));
-        assert_eq!(pace.due(), None);
+        assert_eq!(pace.wake_at(), None);
         crowd = Crowd::with(19, 20);
         crowd.received = 8;
         assert!(pace.may_go(&crowd, now));
+    }
+
+    #[test]
+    fn one_of_fifty_is_not_waited_for_and_of_fewer_one_of_twenty() {
+        let absent = [1, 16, 19, 20, 50, 69, 70, 100, 200, 1000].map(absent_max);
+        assert_eq!(absent, [0, 0, 0, 1, 1, 1, 2, 2, 4, 20]);
+    }
+
+    /// When it wakes by itself if something is held back at `now` and nothing else happens, in
+    /// microseconds from then.
+    fn wakes_after(pace: &mut Pace, now: Time) -> u64 {
+        assert!(!pace.may_go(&Crowd::with(8, 10), now));
+        pace.wake_at().unwrap().micros_since(now)
+    }
+
+    #[test]
+    fn a_wide_window_needs_no_timer_until_one_for_the_longest_wait_has_rung() {
+        let mut pace = Pace::new(5000);
+        let window = run(&mut pace, 2000, 20, true);
+        assert!((590..=WINDOW_MAX_US).contains(&window), "{window}");
+        let now = Time::from_micros(1_000_000);
+        assert_eq!(wakes_after(&mut pace, now), 5000);
+        // What happens meanwhile ends the window.
+        let crowd = Crowd::with(8, 10);
+        assert!(!pace.may_go(&crowd, now + Duration::from_micros(window - 1)));
+        assert!(pace.may_go(&crowd, now + Duration::from_micros(window)));
+        assert_eq!(wakes_after(&mut pace, now), 5000);
+        // Nothing happened.
+        assert!(pace.may_go(&crowd, now + Duration::from_micros(5000)));
+        assert_eq!(wakes_after(&mut pace, now), window);
+        let turns = u64::from(DISTRUST_PERIODS) * PERIOD_US / 100;
+        run(&mut pace, turns - 20, 20, true);
+        assert_eq!(pace.wake_at().unwrap().micros_since(now), window);
+        run(&mut pace, 20, 20, true);
+        assert_eq!(pace.wake_at().unwrap().micros_since(now), 5000);
+    }
+
+    #[test]
+    fn windows_of_open_loops_and_narrow_ones_end_by_a_timer_and_all_within_the_longest_wait() {
+        let now = Time::from_micros(1_000_000);
+        let mut narrow = Pace::new(5000);
+        let window = run(&mut narrow, 2000, 12, true);
+        assert!(window < WINDOW_MAX_US);
+        assert_eq!(wakes_after(&mut narrow, now), window);
+        let mut open = Pace::new(5000);
+        let window = run(&mut open, 2000, 20, true);
+        open.open_periods = OPEN_PERIODS;
+        assert_eq!(wakes_after(&mut open, now), window);
+        for hold_max_us in [30, 600, 900] {
+            let mut pace = Pace::new(hold_max_us);
+            assert!(run(&mut pace, 2000, 20, true) <= hold_max_us);
+            assert_eq!(wakes_after(&mut pace, now), hold_max_us);
+        }
+    }
+
+    /// Holds something back at `now` until the window has run out, for so many waiting clients of
+    /// fifty and after such a lull, unless it goes at once.
+    fn run_out(pace: &mut Pace, waiting: u32, lull_us: u64, now: Time) -> bool {
+        let mut crowd = Crowd::with(waiting, 50);
+        crowd.received = pace.received + 50;
+        let goes_at_once = pace.may_go(&crowd, now);
+        if !goes_at_once {
+            pace.lull_us = lull_us;
+            assert!(pace.may_go(&crowd, now + Duration::from_micros(WINDOW_MAX_US)));
+        }
+        goes_at_once
+    }
+
+    #[test]
+    fn clients_that_come_after_a_lull_again_and_again_are_not_waited_for() {
+        let now = Time::from_micros(1_000_000);
+        let mut pace = Pace::new(5000);
+        run(&mut pace, 2000, 20, true);
+        // A pause of all of them says nothing of each.
+        assert!(!run_out(&mut pace, 5, 150, now));
+        assert!(!run_out(&mut pace, 45, 150, now));
+        assert!(!run_out(&mut pace, 44, 150, now));
+        assert_eq!(pace.slow, 6 - 1);
+        assert!(run_out(&mut pace, 45, 150, now));
+        assert!(!run_out(&mut pace, 44, 150, now));
+        assert!(run_out(&mut pace, 49, 150, now));
+        // Whose asking ends the wait is no faster for it.
+        let mut crowd = Crowd::with(42, 50);
+        for _ in 0..SLOW_BATCHES {
+            crowd.received = pace.received + 50;
+            crowd.waiting = 42;
+            assert!(!pace.may_go(&crowd, now));
+            crowd.waiting = 45;
+            assert!(pace.may_go(&crowd, now));
+        }
+        assert_eq!(pace.slow, 8);
+        // It is tried again after a while.
+        run(&mut pace, u64::from(SLOW_PERIODS) * PERIOD_US / 100, 20, true);
+        assert!(!run_out(&mut pace, 45, 150, now));
+    }
+
+    #[test]
+    fn who_is_late_now_and_then_or_while_others_ask_is_waited_for() {
+        let now = Time::from_micros(1_000_000);
+        let mut pace = Pace::new(5000);
+        run(&mut pace, 2000, 20, true);
+        for _ in 0..10 {
+            assert!(!run_out(&mut pace, 45, 150, now));
+            assert!(!run_out(&mut pace, 45, 150, now));
+            assert!(run_out(&mut pace, 49, 150, now));
+            assert!(!run_out(&mut pace, 45, 150, now));
+            assert!(!run_out(&mut pace, 45, 150, now));
+            assert!(!run_out(&mut pace, 45, 149, now));
+        }
+        assert_eq!(pace.slow, 0);
     }
 
     #[test]
@@ -571,7 +781,7 @@ mod tests {
         // The window bounds the wait.
         crowd.received += 1;
         assert!(!pace.may_go(&crowd, now));
-        assert!(pace.may_go(&crowd, pace.due().unwrap()));
+        assert!(pace.may_go(&crowd, pace.wake_at().unwrap()));
         // A narrow one gathers what comes of a burst, and nothing more.
         run(&mut pace, 2000, 12, true);
         crowd.received += 1;

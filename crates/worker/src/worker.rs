@@ -253,9 +253,8 @@ impl<D: Driver> Worker<D> {
         let began = self.core.now;
         let worked_us = began.micros_since(self.woken_at);
         let mut timeout = self.timeout();
-        if let Some(due) = self.pace.due() {
-            let left = due - began;
-            timeout = timeout.min(left);
+        if let Some(at) = self.pace.wake_at() {
+            timeout = timeout.min(at - began);
         }
         timeout -= self.nap(timeout);
         self.driver.wait(Some(timeout), &mut self.core).map_err(Error::Io)?;
@@ -320,11 +319,8 @@ impl<D: Driver> Worker<D> {
     /// Writes what is to be written now; returns whether there was anything.
     fn flush(&mut self) -> bool {
         let mut has_written = false;
-        let engine = &mut self.core.engine;
-        // Nothing waits for company while the next turn may be a long one.
-        let now = if engine.has_put_off() { Time::NEVER } else { self.core.now };
-        if engine.has_held_back() && self.pace.may_go(engine.crowd(), now) {
-            engine.let_go();
+        if self.core.engine.has_held_back() && self.may_go() {
+            self.core.engine.let_go();
             while let Some(conn) = self.core.engine.poll_dirty_lane() {
                 self.driver.send(Token(conn.token()), &mut self.core);
                 has_written = true;
@@ -338,6 +334,17 @@ impl<D: Driver> Worker<D> {
             self.driver.flush(&mut self.core);
         }
         has_written
+    }
+
+    /// Whether what is held back goes now.
+    fn may_go(&mut self) -> bool {
+        let (engine, now) = (&self.core.engine, self.core.now);
+        if engine.has_put_off() {
+            // Nothing waits for company while the next turn may be a long one.
+            self.pace.go(engine.crowd());
+            return true;
+        }
+        self.pace.may_go(engine.crowd(), now)
     }
 
     #[inline]

@@ -111,7 +111,7 @@ impl<D: Driver> Worker<D> {
             self.core.listeners.remove(&listener);
         }
         self.core.segments = segments;
-        self.pace.set_window_max_us(snapshot.global.batch_window_max_us);
+        self.pace.set_hold_max_us(snapshot.global.batch_window_max_us);
         self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
         self.core.set_snapshot(snapshot);
         self.core.reserve_files();

@@ -208,7 +208,7 @@ fn no_nap_is_longer_than_something_may_wait() {
     assert_eq!(worker.nap(limit), limit);
     // What is held back has been due for long.
     assert!(!worker.pace.may_go(&Crowd::with(1, 600), Time::ZERO));
-    assert!(worker.pace.due() < Some(worker.core.now));
+    assert!(worker.pace.wake_at() < Some(worker.core.now));
     worker.wait().unwrap();
     let (_, timeout) = worker.driver.waited.take().expect("it looks for events");
     assert_eq!(timeout, Duration::ZERO);
@@ -245,7 +245,7 @@ fn nothing_waits_for_company_while_large_requests_wait_behind_it() {
     assert!(worker.core.engine.has_put_off());
     worker.end_tick();
     assert_eq!(worker.driver.written[&conn], GET);
-    assert_eq!(worker.pace.due(), None);
+    assert_eq!(worker.pace.wake_at(), None);
 }
 
 #[test]
