@@ -501,7 +501,7 @@ impl Engine {
         self.close_if_finished(index);
     }
 
-    /// The client broke the protocol.
+    /// The client broke the protocol, or its reply broke off.
     pub(crate) fn give_up(&mut self, index: u32) {
         let client = &mut self.clients[index];
         client.state = State::Closing;
@@ -623,6 +623,38 @@ impl Engine {
             | Role::Own(_) => {}
         }
         self.requests.remove(index, &mut self.bufs);
+    }
+
+    /// Closes a client whose reply broke off, after what it has been answered is written. Who is in the
+    /// middle of something else is closed at once.
+    pub(crate) fn break_off(&mut self, index: u32) {
+        let client = &self.clients[index];
+        let is_plain = !client.special
+            && !client.is_odd()
+            && client.parser.is_none()
+            && client.modes.are_none()
+            && client.departure == Departure::No
+            && !self.tours.contains_key(&index);
+        if !is_plain || client.output.is_empty() {
+            return self.cut_client(index, PoolCounter::ClientErr);
+        }
+        let client = &mut self.clients[index];
+        let mut at = std::mem::replace(&mut client.head, NONE);
+        (client.tail, client.requests, client.paused) = (NONE, 0, false);
+        let is_fenced = std::mem::take(&mut client.fenced);
+        if at != NONE {
+            self.crowd.leave();
+        }
+        while at != NONE {
+            let next = self.requests[at].next_in_client;
+            self.orphan(at);
+            at = next;
+        }
+        if is_fenced {
+            self.abandon_paused();
+        }
+        self.give_up(index);
+        self.mark_client(index);
     }
 
     /// Closes a client whose replies pile up beyond the limit, or whose reply broke off.

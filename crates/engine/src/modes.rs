@@ -73,6 +73,10 @@ impl Deref for Modes {
 }
 
 impl Modes {
+    pub(crate) fn are_none(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// To be filled in.
     pub(crate) fn enter(&mut self) -> &mut Rare {
         self.0.get_or_insert_with(|| Box::new(Rare::new()))

@@ -327,7 +327,7 @@ impl Engine {
         if request.streaming && request.client != NONE {
             // Half of a reply is with the client: nothing sensible can follow it.
             let client = request.client;
-            self.cut_client(client, cashew_metrics::PoolCounter::ClientErr);
+            self.break_off(client);
             return;
         }
         let pool = request.pool;

@@ -367,3 +367,21 @@ fn requests_are_counted_whatever_lanes_have_changed_places() {
         assert_eq!(counted(&world) - before, count);
     }
 }
+
+#[test]
+fn who_gets_half_of_a_reply_gets_the_whole_ones_before_it_and_nothing_behind_it() {
+    let (mut world, client, [lane]) = World::with_client(&pool("redis: true\npreconnect: true", 1));
+    world.send(client, redis("GET small") + &redis("GET big") + &redis("GET behind"));
+    world.stuck.push(client);
+    let half = &reply(MIB)[..MIB / 2];
+    world.send(lane, [b"$4\r\nfine\r\n", half].concat());
+    world.close(lane, CloseReason::Eof);
+    assert!(!world.closed.contains(&client), "there is more for it");
+    world.send(client, redis("GET late"));
+    world.stuck.clear();
+    world.write(client);
+    world.tick();
+    assert!(world.received(client) == [b"$4\r\nfine\r\n", half].concat());
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
