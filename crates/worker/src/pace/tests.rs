@@ -1,0 +1,380 @@
+use super::work::REQUESTS_PER_CLIENT;
+use super::*;
+
+/// Turns of 100 µs with so many requests, which begin with a sleep or not.
+fn run(pace: &mut Pace, turns: u64, requests: u64, sleeps: bool) -> u64 {
+    run_with(pace, turns, Work { answered: requests, ..Work::default() }, sleeps)
+}
+
+/// Turns of 100 µs that do so much each.
+fn run_with(pace: &mut Pace, turns: u64, each: Work, sleeps: bool) -> u64 {
+    for _ in 0..turns {
+        let mut work = pace.work;
+        work.answered += each.answered * (pace.elapsed_us / 100 + 1);
+        work.clients += each.clients * (pace.elapsed_us / 100 + 1);
+        work.asked += each.asked * (pace.elapsed_us / 100 + 1);
+        work.hasty += each.hasty * (pace.elapsed_us / 100 + 1);
+        let waited_us = if sleeps { 20 } else { 0 };
+        pace.turn(waited_us, 100 - waited_us, work, 10);
+    }
+    pace.window_us()
+}
+
+/// Periods in which so many of fifty clients wait at most. They are answered four to a sleep, and
+/// the worker is busy for so much of its time.
+fn run_crowd(pace: &mut Pace, periods: u64, waiting: u32, busy_percent: u64) -> u64 {
+    run_asking(pace, periods, waiting, busy_percent, 0)
+}
+
+/// As [`run_crowd`]: periods of one batch of so many requests, for which the window is over.
+fn run_batches(pace: &mut Pace, periods: u64, requests: u64) -> u64 {
+    run_asking(pace, periods, 30, 90, requests)
+}
+
+fn run_asking(pace: &mut Pace, periods: u64, waiting: u32, busy_percent: u64, asked: u64) -> u64 {
+    let mut now = Time::from_micros(1_000_000);
+    let mut crowd = Crowd::with(waiting, 50);
+    crowd.received = pace.received;
+    for _ in 0..periods {
+        crowd.received += 50;
+        pace.may_go(&crowd, now);
+        now = pace.wake_at().unwrap_or(now);
+        pace.may_go(&crowd, now);
+        let mut work = pace.work;
+        work.answered += 4;
+        work.asked += asked;
+        let worked_us = PERIOD_US * busy_percent / 100;
+        pace.turn(PERIOD_US - worked_us - 1, worked_us + 1, work, 50);
+        // That was several waits.
+        pace.slow.note_lull(0);
+    }
+    pace.window_us()
+}
+
+#[test]
+fn much_to_do_opens_the_window() {
+    let mut pace = Pace::new(600);
+    assert!((190..=200).contains(&run(&mut pace, 2000, 10, true)));
+    let mut pace = Pace::new(600);
+    assert!((390..=400).contains(&run(&mut pace, 2000, 15, true)));
+    let mut pace = Pace::new(600);
+    assert!((590..=600).contains(&run(&mut pace, 2000, 1, false)));
+}
+
+#[test]
+fn an_open_loop_has_a_third_of_it_at_most() {
+    let mut pace = Pace::new(600);
+    let closed = Work { answered: 30, asked: 30, ..Work::default() };
+    run_with(&mut pace, 2000, closed, true);
+    let start = pace.window_us();
+    let hasty = Work { hasty: 2, ..closed };
+    assert!((190..=210).contains(&run_with(&mut pace, 2000, hasty, true)), "from {start}");
+    // It is remembered for a while, and forgotten.
+    assert!((190..=210).contains(&run_with(&mut pace, 2000, closed, true)));
+    let turns = u64::from(OPEN_PERIODS) * PERIOD_US / 100;
+    assert!((590..=600).contains(&run_with(&mut pace, turns, closed, true)));
+    // A few clients that do not wait make no open loop.
+    let few = Work { answered: 300, asked: 300, hasty: 1, ..Work::default() };
+    assert!((590..=600).contains(&run_with(&mut pace, 2000, few, true)));
+    // Nor do they hide a crowd …
+    pace.open_periods = 0;
+    assert!(run_crowd(&mut pace, 200, 49, 90) > 590);
+    // … which an open loop is not.
+    pace.open_periods = OPEN_PERIODS;
+    assert_eq!(run_crowd(&mut pace, 200, 49, 90), 0);
+}
+
+#[test]
+fn a_crowd_that_comes_together_opens_it_to_the_maximum() {
+    let mut pace = Pace::new(600);
+    assert!((590..=600).contains(&run_crowd(&mut pace, 200, 49, 90)));
+    // Fewer clients wait, and the worker has time to serve each of them at once.
+    assert_eq!(run_crowd(&mut pace, 200, 30, 60), 0);
+}
+
+#[test]
+fn clients_that_keep_the_worker_busy_open_it_if_batches_are_large() {
+    let mut pace = Pace::new(600);
+    assert!((590..=600).contains(&run_batches(&mut pace, 200, 25)));
+    let least = (0..50).map(|_| run_batches(&mut pace, 1, 15)).min().unwrap();
+    assert!(least < 450, "{least}");
+}
+
+#[test]
+fn a_crowd_that_does_not_come_together_or_is_not_needed_closes_it_again() {
+    let mut pace = Pace::new(600);
+    let start = run_crowd(&mut pace, 200, 49, 90);
+    // Many wait, and those who are waited for do not come in time.
+    let least = (0..50).map(|_| run_crowd(&mut pace, 1, 42, 90)).min().unwrap();
+    assert!(least < start * 3 / 4, "{least}");
+    run_crowd(&mut pace, 200, 49, 90);
+    // They come, but the worker would have the time to serve each at once.
+    let least = (0..50).map(|_| run_crowd(&mut pace, 1, 49, 30)).min().unwrap();
+    assert!(least < start * 3 / 4, "{least}");
+}
+
+/// Turns of 100 µs, busy for so much of them, in which so many of the active clients ask and are
+/// answered.
+fn run_turns(pace: &mut Pace, turns: u64, found: u64, active: u32, busy_percent: u64) -> u64 {
+    for _ in 0..turns {
+        let mut work = pace.last;
+        work.asked += found / 2;
+        work.answered += found / 2;
+        pace.turn(100 - busy_percent, busy_percent, work, active);
+    }
+    pace.nap().as_micros() as u64
+}
+
+#[test]
+fn many_clients_that_come_a_few_at_a_time_are_met_after_a_nap() {
+    let mut pace = Pace::new(600);
+    run(&mut pace, 2000, 30, true);
+    // An answer takes 2,500 µs: 300 clients at 12 requests in 100 µs.
+    assert_eq!(run_turns(&mut pace, 100, 24, 300, 90), 50);
+    // The shorter it takes the shorter is the nap, and with much to do there is none.
+    assert_eq!(run_turns(&mut pace, 100, 180, 300, 90), 0);
+    pace.nap.note_turn(Work::default(), 300);
+    assert_eq!(pace.nap(), Duration::from_micros(16));
+    // What is found after a nap is no sign of little to do.
+    let sleeps = pace.sleeps;
+    pace.turn(10, 10, pace.last, 300);
+    assert_eq!(pace.sleeps, sleeps);
+    pace.turn(60, 10, pace.last, 300);
+    assert_eq!(pace.sleeps, sleeps + 1);
+}
+
+#[test]
+fn nobody_naps_who_has_time_or_few_clients_or_an_open_loop_or_no_window() {
+    let wide = || {
+        let mut pace = Pace::new(600);
+        run(&mut pace, 2000, 30, true);
+        pace
+    };
+    assert!(run_turns(&mut wide(), 100, 24, 256, 90) > 0);
+    assert_eq!(run_turns(&mut wide(), 100, 24, 256, 60), 0);
+    assert_eq!(run_turns(&mut wide(), 100, 24, 255, 90), 0);
+    let mut open = wide();
+    open.open_periods = OPEN_PERIODS;
+    assert_eq!(run_turns(&mut open, 100, 24, 256, 90), 0);
+    let mut off = wide();
+    off.set_hold_max_us(0);
+    assert_eq!(off.nap(), Duration::ZERO);
+    assert_eq!(run_turns(&mut off, 100, 24, 256, 90), 0);
+    // Silence ends it.
+    let mut silent = wide();
+    assert!(run_turns(&mut silent, 100, 24, 256, 90) > 0);
+    silent.turn(10_000, 10, silent.last, 256);
+    assert_eq!(silent.nap(), Duration::ZERO);
+}
+
+#[test]
+fn a_few_clients_are_no_crowd() {
+    let mut pace = Pace::new(600);
+    for _ in 0..200 {
+        pace.may_go(&Crowd::with(10, 10), Time::ZERO);
+        let mut work = pace.work;
+        work.answered += 4;
+        pace.turn(100, PERIOD_US, work, 10);
+    }
+    assert_eq!(pace.window_us(), 0);
+}
+
+#[test]
+fn little_to_do_closes_it() {
+    let mut pace = Pace::new(600);
+    run(&mut pace, 2000, 12, true);
+    assert_eq!(run(&mut pace, 2000, 4, true), 0);
+}
+
+#[test]
+fn clients_that_come_for_one_request_open_it() {
+    let mut pace = Pace::new(600);
+    // One or two of them find company in a wake-up; one alone takes three for itself.
+    let window =
+        run_with(&mut pace, 2000, Work { answered: 1, clients: 1, ..Work::default() }, true);
+    assert!(window > 100, "{window}");
+    assert_eq!(run(&mut pace, 2000, (1 + REQUESTS_PER_CLIENT) / 3, true), 0);
+}
+
+#[test]
+fn silence_closes_it_at_once() {
+    let mut pace = Pace::new(600);
+    run(&mut pace, 2000, 12, true);
+    let work = pace.work;
+    assert!(pace.turn(10_000, 10, work, 10));
+    assert_eq!(pace.window_us(), 0);
+}
+
+#[test]
+fn a_smaller_maximum_counts_at_once() {
+    let mut pace = Pace::new(600);
+    run(&mut pace, 2000, 12, true);
+    pace.set_hold_max_us(20);
+    assert_eq!(pace.window_us(), 20);
+    run(&mut pace, 2000, 12, true);
+    assert!(pace.window_us() <= 20);
+}
+
+#[test]
+fn zero_turns_it_off() {
+    let mut pace = Pace::new(0);
+    assert_eq!(run(&mut pace, 2000, 12, true), 0);
+    assert!(pace.may_go(&Crowd::default(), Time::ZERO));
+}
+
+#[test]
+fn what_is_held_back_goes_when_the_window_is_over_or_nobody_is_left() {
+    let mut pace = Pace::new(600);
+    run(&mut pace, 2000, 12, true);
+    let window = Duration::from_micros(pace.window_us());
+    let crowd = Crowd::with(8, 10);
+    let now = Time::from_micros(1_000_000);
+    assert!(!pace.may_go(&crowd, now));
+    assert_eq!(pace.wake_at(), Some(now + window));
+    assert!(!pace.may_go(&crowd, now + window / 2));
+    assert!(pace.may_go(&crowd, now + window));
+    assert_eq!(pace.wake_at(), None);
+}
+
+#[test]
+fn one_of_fifty_is_not_waited_for_and_of_fewer_one_of_twenty() {
+    let absent = [1, 16, 19, 20, 50, 69, 70, 100, 200, 1000].map(absent_max);
+    assert_eq!(absent, [0, 0, 0, 1, 1, 1, 2, 2, 4, 20]);
+    let mut pace = Pace::new(600);
+    run(&mut pace, 2000, 12, true);
+    assert!(!pace.may_go(&Crowd::with(18, 20), Time::ZERO));
+    assert!(pace.may_go(&Crowd::with(19, 20), Time::ZERO));
+}
+
+/// When it wakes by itself if something is held back at `now` and nothing else happens, in
+/// microseconds from then.
+fn wakes_after(pace: &mut Pace, now: Time) -> u64 {
+    assert!(!pace.may_go(&Crowd::with(8, 10), now));
+    pace.wake_at().unwrap().micros_since(now)
+}
+
+#[test]
+fn a_wide_window_needs_no_timer_until_one_for_the_longest_wait_has_rung() {
+    let mut pace = Pace::new(5000);
+    let window = run(&mut pace, 2000, 20, true);
+    assert!((590..=WINDOW_MAX_US).contains(&window), "{window}");
+    let now = Time::from_micros(1_000_000);
+    assert_eq!(wakes_after(&mut pace, now), 5000);
+    // What happens meanwhile ends the window.
+    let crowd = Crowd::with(8, 10);
+    assert!(!pace.may_go(&crowd, now + Duration::from_micros(window - 1)));
+    assert!(pace.may_go(&crowd, now + Duration::from_micros(window)));
+    assert_eq!(wakes_after(&mut pace, now), 5000);
+    // Nothing happened.
+    assert!(pace.may_go(&crowd, now + Duration::from_micros(5000)));
+    assert_eq!(wakes_after(&mut pace, now), window);
+    let turns = u64::from(DISTRUST_PERIODS) * PERIOD_US / 100;
+    run(&mut pace, turns - 20, 20, true);
+    assert_eq!(pace.wake_at().unwrap().micros_since(now), window);
+    run(&mut pace, 20, 20, true);
+    assert_eq!(pace.wake_at().unwrap().micros_since(now), 5000);
+}
+
+#[test]
+fn windows_of_open_loops_narrow_ones_and_those_beside_naps_end_by_a_timer_and_all_within_the_longest_wait()
+ {
+    let now = Time::from_micros(1_000_000);
+    let mut narrow = Pace::new(5000);
+    let window = run(&mut narrow, 2000, 12, true);
+    assert!(window < WINDOW_MAX_US);
+    assert_eq!(wakes_after(&mut narrow, now), window);
+    let mut open = Pace::new(5000);
+    let window = run(&mut open, 2000, 20, true);
+    open.open_periods = OPEN_PERIODS;
+    assert_eq!(wakes_after(&mut open, now), window);
+    let mut napping = Pace::new(5000);
+    run(&mut napping, 2000, 20, true);
+    run_turns(&mut napping, 100, 24, 300, 90);
+    let window = napping.window_us();
+    assert!(window * 100 >= WINDOW_MAX_US * WIDE_PERCENT);
+    assert_eq!(wakes_after(&mut napping, now), window);
+    for hold_max_us in [30, 600, 900] {
+        let mut pace = Pace::new(hold_max_us);
+        assert!(run(&mut pace, 2000, 20, true) <= hold_max_us);
+        assert_eq!(wakes_after(&mut pace, now), hold_max_us);
+    }
+}
+
+/// Holds something back at `now` until the window has run out, for so many waiting clients of
+/// fifty and after such a lull, unless it goes at once.
+fn run_out(pace: &mut Pace, waiting: u32, lull_us: u64, now: Time) -> bool {
+    let mut crowd = Crowd::with(waiting, 50);
+    crowd.received = pace.received + 50;
+    let goes_at_once = pace.may_go(&crowd, now);
+    if !goes_at_once {
+        pace.slow.note_lull(lull_us);
+        assert!(pace.may_go(&crowd, now + Duration::from_micros(WINDOW_MAX_US)));
+    }
+    goes_at_once
+}
+
+#[test]
+fn clients_that_come_after_a_lull_again_and_again_are_not_waited_for() {
+    let now = Time::from_micros(1_000_000);
+    let mut pace = Pace::new(5000);
+    run(&mut pace, 2000, 20, true);
+    // A pause of all of them says nothing of each.
+    assert!(!run_out(&mut pace, 5, 150, now));
+    assert!(!run_out(&mut pace, 40, 150, now));
+    assert!(!run_out(&mut pace, 39, 150, now));
+    assert_eq!(pace.slow.count(), 11 - 1);
+    assert!(run_out(&mut pace, 40, 150, now));
+    assert!(!run_out(&mut pace, 39, 150, now));
+    assert!(run_out(&mut pace, 49, 150, now));
+    // Whose asking ends the wait is no faster for it.
+    let mut crowd = Crowd::with(37, 50);
+    for _ in 0..slow::BATCHES {
+        crowd.received = pace.received + 50;
+        crowd.waiting = 37;
+        assert!(!pace.may_go(&crowd, now));
+        crowd.waiting = 40;
+        assert!(pace.may_go(&crowd, now));
+    }
+    assert_eq!(pace.slow.count(), 13);
+    // It is tried again after a while.
+    run(&mut pace, u64::from(PERIODS_PER_SECOND) * PERIOD_US / 100, 20, true);
+    assert!(!run_out(&mut pace, 40, 150, now));
+}
+
+#[test]
+fn who_is_late_now_and_then_or_while_others_ask_is_waited_for() {
+    let now = Time::from_micros(1_000_000);
+    let mut pace = Pace::new(5000);
+    run(&mut pace, 2000, 20, true);
+    for _ in 0..10 {
+        assert!(!run_out(&mut pace, 40, 150, now));
+        assert!(!run_out(&mut pace, 40, 150, now));
+        assert!(run_out(&mut pace, 49, 150, now));
+        assert!(!run_out(&mut pace, 40, 150, now));
+        assert!(!run_out(&mut pace, 40, 150, now));
+        assert!(!run_out(&mut pace, 40, 149, now));
+    }
+    assert_eq!(pace.slow.count(), 0);
+}
+
+#[test]
+fn under_a_wide_window_a_batch_waits_for_much_of_the_crowd_to_have_asked_anew() {
+    let mut pace = Pace::new(600);
+    run(&mut pace, 2000, 20, true);
+    let now = Time::from_micros(1_000_000);
+    let mut crowd = Crowd::with(50, 50);
+    crowd.received = 20;
+    assert!(pace.may_go(&crowd, now));
+    crowd.received += 19;
+    assert!(!pace.may_go(&crowd, now));
+    crowd.received += 1;
+    assert!(pace.may_go(&crowd, now));
+    // The window bounds the wait.
+    crowd.received += 1;
+    assert!(!pace.may_go(&crowd, now));
+    assert!(pace.may_go(&crowd, pace.wake_at().unwrap()));
+    // A narrow one gathers what comes of a burst, and nothing more.
+    run(&mut pace, 2000, 12, true);
+    crowd.received += 1;
+    assert!(pace.may_go(&crowd, now));
+}
