@@ -266,7 +266,7 @@ def figures(report, start, stop, memory):
     servers = stop["servers"] - start["servers"]
     load = report["load_cpu_us_per_request"] * requests * 1000
     known = gateway + servers + load + stop["own"] - start["own"]
-    latency = report["latency_us"]
+    latency, beside = report["latency_us"], report["beside_latency_us"]
     result = {
         "requests": report["requests"],
         "ops": report["ops_per_second"],
@@ -274,7 +274,9 @@ def figures(report, start, stop, memory):
         "timed": report["timed"],
         "slow": report["slow"],
         "slow_share": report["slow"] / max(report["timed"], 1),
-        "greedy_ops": report["greedy_ops_per_second"],
+        "beside_ops": report["beside_ops_per_second"],
+        "beside_p50": beside["p50"],
+        "beside_p99": beside["p99"],
         "p50": latency["p50"],
         "p99": latency["p99"],
         "p99.9": latency["p99.9"],

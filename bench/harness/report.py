@@ -249,7 +249,7 @@ def scenario_lines(results, scenario):
 def figure_table(results, scenario):
     head = ["contender", "operations/s", *(f"{name} µs" for name in LATENCIES), "> 35 ms"]
     head += ["gateway CPU µs", "spread", "core busy", "sleeps", "server CPU µs", "load CPU µs"]
-    head += ["peak MiB", "other CPU", *(["greedy operations/s"] if scenario.greedy else [])]
+    head += ["peak MiB", "other CPU", *beside_title(scenario)]
     rows = []
     for name in results.names(scenario.name):
         rounds = list(results.of(scenario.name, name).values())
@@ -261,9 +261,14 @@ def figure_table(results, scenario):
         cells += [number(middle["server_cpu"]), number(middle["load_cpu"])]
         cells += [number(middle["peak_kib"] / 1024) if "peak_kib" in middle else "–"]
         cells += [percent(middle["foreign"])]
-        cells += [number(middle["greedy_ops"], 0)] if scenario.greedy else []
+        cells += [number(middle["beside_ops"], 0)] if scenario.beside else []
         rows.append(cells)
     return table(head, rows)
+
+
+def beside_title(scenario):
+    """The column of those whose figures are kept apart, where there are such."""
+    return [f"{scenario.beside} operations/s"] if scenario.beside else []
 
 
 def quiet_known(results, scenario):
@@ -283,7 +288,7 @@ def against_table(results, scenario):
         *((f"{name}, quiet", name, QUIET_ROUNDS) for name in targets.TAILS),
         ("gateway CPU", CPU, None),
         ("server CPU", "server_cpu", None),
-        *([("greedy operations/s", "greedy_ops", None)] if scenario.greedy else []),
+        *((title, "beside_ops", None) for title in beside_title(scenario)),
         ("gateway CPU vs floor", CPU, "floor"),
         ("operations/s vs direct", "ops", "direct"),
         ("server CPU vs direct", "server_cpu", "direct"),

@@ -32,6 +32,9 @@ class Scenario:
     burst: int = 1
     #: Pipeline of one more client, whose figures are kept apart.
     greedy: int = 0
+    #: So many more clients, whose figures are kept apart, and the requests per second of each.
+    slow: int = 0
+    slow_rate: float = 0
     #: load (a measured window), idle or peak (memory).
     kind: str = "load"
     short: bool = False
@@ -48,6 +51,11 @@ class Scenario:
     def open_loop(self):
         return bool(self.rate or self.share)
 
+    @property
+    def beside(self):
+        """What the clients are whose figures are kept apart, if there are any."""
+        return "greedy" if self.greedy else "slow" if self.slow else ""
+
     def arguments(self):
         """The load generator's arguments that say what is asked; bounds are not here."""
         chosen = [*self.data(), f"--connections={self.connections}", f"--pipeline={self.pipeline}"]
@@ -58,6 +66,8 @@ class Scenario:
             chosen += [f"--rate={self.rate:.0f}", f"--burst={self.burst}"]
         if self.greedy:
             chosen.append(f"--greedy={self.greedy}")
+        if self.slow:
+            chosen += [f"--slow={self.slow}", f"--slow-rate={self.slow_rate:g}"]
         if self.short:
             chosen.append("--short")
         if self.resp3:
@@ -187,6 +197,13 @@ SCENARIOS = [
         share=0.03,
         saturation="p1",
         greedy=1000,
+    ),
+    tails(
+        "slow",
+        "45 clients, pipeline 1, beside 5 slow ones, 200/s each",
+        connections=45,
+        slow=5,
+        slow_rate=200,
     ),
     memory("idle", "idle connections", kind="idle", connections=4000),
     memory("peak", "50 clients, pipeline 16, then 10 s of rest", kind="peak", pipeline=16),

@@ -31,7 +31,7 @@ def bench():
 
 
 def figures(p99):
-    counts = dict.fromkeys(("errors", "misses", "slow", "greedy_ops", "load_cpu", "foreign", "strangers"), 0)
+    counts = dict.fromkeys(("errors", "misses", "slow", "beside_ops", "load_cpu", "foreign", "strangers"), 0)
     return counts | {
         "requests": 1000,
         "tries": 1,
@@ -216,6 +216,30 @@ def test_a_machine_that_does_not_stall_is_told_too(bench):
     assert "took none away" in text
     assert "Other processes" not in text
     assert bench.report.stall_lines({}) == []
+
+
+def test_who_is_beside_the_others_has_a_column_by_what_he_is(bench):
+    scenarios = bench.scenarios.BY_NAME
+    for name, title in (("slow", "slow operations/s"), ("fair", "greedy operations/s")):
+        results = measured(bench, name, nutcracker=[1.0], cashew=[1.0])
+        for contender, operations in (("nutcracker", 1000.0), ("cashew", 500.0)):
+            results.rounds[name][contender][1]["beside_ops"] = operations
+        lines = bench.report.scenario_lines(results, scenarios[name])
+        tables = [[cell.strip() for cell in line.split("|")] for line in lines]
+        columns = [cells.index(title) for cells in tables if title in cells]
+        rows = [cells for cells in tables if cells[1:2] == ["cashew"]]
+        assert [row[at] for row, at in zip(rows, columns, strict=True)] == ["500", "0.50 ×"]
+    assert bench.report.beside_title(scenarios["p1"]) == []
+
+
+def test_slow_clients_are_asked_of_the_load_and_judged_by_the_others(bench):
+    slow = bench.scenarios.BY_NAME["slow"]
+    assert {"--connections=45", "--slow=5", "--slow-rate=200"} <= set(slow.arguments())
+    assert "slow" in bench.scenarios.DEFAULT
+    # The others' rate is not given, so that their operations/s count.
+    judged = [each for each in bench.targets.TARGETS if each.covers(slow)]
+    assert "ops" in [each.metric for each in judged]
+    assert not [each for each in bench.scenarios.BY_NAME["p1"].arguments() if "slow" in each]
 
 
 def watched(bench, program, tmp_path):

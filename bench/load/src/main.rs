@@ -12,13 +12,13 @@ mod steady;
 mod wire;
 
 use clap::Parser;
-use meter::{Bound, Meter};
+use meter::{Bound, Group, Meter};
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::time::Duration;
-use steady::Source;
+use steady::{Open, Source};
 use wire::{KEY_LEN, Mismatch, Protocol, Sizes, Wire};
 
 /// Wakes the open loop within a microsecond of the next arrival.
@@ -75,7 +75,7 @@ struct Arguments {
     #[arg(long, conflicts_with_all = ["rate", "requests"])]
     idle: bool,
     /// Ask nobody anything: spin, and tell for how long the processor was away
-    #[arg(long, conflicts_with_all = ["fill", "short", "idle", "rate", "requests", "greedy", "resp3"])]
+    #[arg(long, conflicts_with_all = ["fill", "short", "idle", "rate", "requests", "greedy", "slow", "resp3"])]
     stalls: bool,
     /// Open loop: requests per second, timed from when each was due
     #[arg(long)]
@@ -87,6 +87,13 @@ struct Arguments {
     /// their way
     #[arg(long, conflicts_with_all = ["fill", "short", "idle", "requests"], value_parser = clap::value_parser!(u32).range(1..=100_000))]
     greedy: Option<u32>,
+    /// So many clients more, not counted in the figures of the others: each sends one GET at a time,
+    /// timed from when it was due
+    #[arg(long, requires = "slow_rate", conflicts_with_all = ["fill", "short", "idle", "rate", "requests", "greedy"], value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    slow: Option<u32>,
+    /// With --slow: requests per second of each of them, due in turn
+    #[arg(long, requires = "slow")]
+    slow_rate: Option<f64>,
     /// Seconds before the measured window
     #[arg(long, default_value_t = 0.5)]
     warmup: f64,
@@ -109,8 +116,7 @@ pub struct Plan {
     connections: usize,
     pipeline: usize,
     sliding: bool,
-    rate: Option<f64>,
-    burst: u64,
+    open: Option<Open>,
     greedy: Option<usize>,
     reset: bool,
     resp3: bool,
@@ -121,12 +127,6 @@ impl Plan {
     /// Where this connection of all goes.
     fn target(&self, connection: usize) -> SocketAddr {
         self.targets[connection % self.targets.len()]
-    }
-
-    /// Open loop: when a request is due, in nanoseconds from the start; never in a closed one.
-    fn due(&self, arrival: u64) -> u64 {
-        let first = arrival - arrival % self.burst;
-        self.rate.map_or(u64::MAX, |rate| (first as f64 * 1e9 / rate) as u64)
     }
 }
 
@@ -209,10 +209,30 @@ fn check(arguments: &Arguments) -> Result<(), String> {
     if arguments.resp3 && arguments.protocol != Protocol::Redis {
         return Err("--resp3 is for redis".into());
     }
-    match arguments.rate {
-        Some(rate) if !(1.0..=1e8).contains(&rate) => Err("--rate must be 1 to 1e8".into()),
-        _ => Ok(()),
+    let sane = |rate: Option<f64>| rate.is_none_or(|rate| (1.0..=1e8).contains(&rate));
+    if !sane(arguments.rate) || !sane(arguments.slow_rate) {
+        return Err("--rate and --slow-rate must be 1 to 1e8".into());
     }
+    Ok(())
+}
+
+/// Who asks at a rate: all clients, the slow ones beside them, or nobody.
+fn open_loop(arguments: &Arguments) -> Option<Open> {
+    let main = arguments.rate.map(|rate| Open {
+        group: Group::Main,
+        first: 0,
+        clients: arguments.connections.into(),
+        rate,
+        burst: arguments.burst.into(),
+    });
+    let slow = arguments.slow.zip(arguments.slow_rate).map(|(clients, rate)| Open {
+        group: Group::Beside,
+        first: arguments.connections as usize,
+        clients: clients.into(),
+        rate: f64::from(clients) * rate,
+        burst: 1,
+    });
+    main.or(slow)
 }
 
 fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -232,8 +252,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
         connections: if arguments.fill { 1 } else { arguments.connections as usize },
         pipeline: if arguments.fill { fill_depth(arguments) } else { arguments.pipeline as usize },
         sliding: arguments.sliding,
-        rate: arguments.rate,
-        burst: arguments.burst.into(),
+        open: open_loop(arguments),
         greedy: arguments.greedy.map(|depth| depth as usize),
         reset: arguments.reset,
         resp3: arguments.resp3,
@@ -245,7 +264,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
         large_percent: arguments.large_percent,
     };
     let wire = Wire::new(arguments.protocol, arguments.keys, sizes, arguments.mget.unwrap_or(1));
-    let mut meter = Meter::new(bound, arguments.events, arguments.rate.is_some());
+    let mut meter = Meter::new(bound, arguments.events, plan.open.as_ref().map(|open| open.group));
     let mix = Source::mix(arguments.get_percent, arguments.mget.is_some(), scatter(arguments.seed));
     let mode = if arguments.fill {
         steady::run(&plan, &wire, &mut meter, Source::Fill { next: 0 })?;
@@ -286,23 +305,58 @@ fn scatter(seed: u64) -> u64 {
 mod tests {
     use super::*;
 
+    fn parse(line: &str) -> Result<Arguments, clap::Error> {
+        Arguments::try_parse_from(line.split(' '))
+    }
+
     #[test]
     fn a_burst_is_due_at_once_and_the_rate_is_kept() {
-        let plan = |rate, burst| Plan {
-            targets: Vec::new(),
-            connections: 1,
-            pipeline: 1,
-            sliding: false,
-            rate,
-            burst,
-            greedy: None,
-            reset: false,
-            resp3: false,
-            events: false,
+        let due = |line| {
+            let open = open_loop(&parse(line).expect("arguments")).expect("an open loop");
+            [0, 1, 3, 4, 9].map(|arrival| open.due(arrival))
         };
-        let due = |rate, burst| [0, 1, 3, 4, 9].map(|arrival| plan(rate, burst).due(arrival));
-        assert_eq!(due(Some(1000.0), 1), [0, 1, 3, 4, 9].map(|ms| ms * 1_000_000));
-        assert_eq!(due(Some(1000.0), 4), [0, 0, 0, 4, 8].map(|ms| ms * 1_000_000));
-        assert_eq!(due(None, 4), [u64::MAX; 5]);
+        assert_eq!(due("load --rate 1000"), [0, 1, 3, 4, 9].map(|ms| ms * 1_000_000));
+        assert_eq!(due("load --rate 1000 --burst 4"), [0, 0, 0, 4, 8].map(|ms| ms * 1_000_000));
+    }
+
+    #[test]
+    fn slow_clients_follow_the_others_and_each_has_the_rate() {
+        let slow = |line| open_loop(&parse(line).expect("arguments"));
+        let open = slow("load --connections 45 --slow 5 --slow-rate 200").expect("an open loop");
+        assert_eq!((open.group, open.first, open.clients), (Group::Beside, 45, 5));
+        assert_eq!([0, 1, 5, 9].map(|n| open.due(n)), [0, 1, 5, 9].map(|ms| ms * 1_000_000));
+        let open = slow("load --connections 45 --rate 200 --burst 4").expect("an open loop");
+        assert_eq!((open.group, open.first, open.clients), (Group::Main, 0, 45));
+        assert!(slow("load --greedy 10").is_none());
+    }
+
+    #[test]
+    fn slow_clients_are_beside_a_closed_loop_only() {
+        for rest in
+            ["--rate 9", "--greedy 9", "--requests 9", "--short", "--idle", "--fill", "--stalls"]
+        {
+            let refused = parse(&format!("load --slow 5 --slow-rate 200 {rest}"));
+            let error = refused.err().unwrap_or_else(|| panic!("{rest} is taken")).to_string();
+            assert!(error.contains("cannot be used with"), "{error}");
+        }
+    }
+
+    #[test]
+    fn slow_clients_and_their_rate_need_each_other() {
+        for line in ["load --slow 5", "load --slow-rate 200"] {
+            let error = parse(line).err().expect("refused").to_string();
+            assert!(error.contains("required arguments were not provided"), "{error}");
+        }
+    }
+
+    #[test]
+    fn rates_are_bounded() {
+        let checked = |line| check(&parse(line).expect("arguments"));
+        assert_eq!(checked("load --slow 5 --slow-rate 200"), Ok(()));
+        for line in
+            ["load --rate 0.5", "load --slow 5 --slow-rate 0", "load --slow 5 --slow-rate NaN"]
+        {
+            assert_eq!(checked(line), Err("--rate and --slow-rate must be 1 to 1e8".into()));
+        }
     }
 }

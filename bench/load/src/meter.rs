@@ -21,8 +21,8 @@ pub enum Bound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     Main,
-    /// The one greedy client beside the others.
-    Greedy,
+    /// The greedy client or the slow ones beside the others.
+    Beside,
 }
 
 /// What is counted for each group.
@@ -58,8 +58,9 @@ pub struct Meter {
     bound: Bound,
     phase: Phase,
     announce: bool,
-    /// Open loop: timed are the requests that were due within the window, even if they end later.
-    by_due: bool,
+    /// Who asks in an open loop: timed are the requests that were due within the window, even if they
+    /// end later.
+    by_due: Option<Group>,
     opens: u64,
     closes: u64,
     opened: u64,
@@ -73,12 +74,12 @@ pub struct Meter {
     hits: u64,
     misses: u64,
     main: Tally,
-    greedy: Tally,
+    beside: Tally,
     pub first_error: Option<String>,
 }
 
 impl Meter {
-    pub fn new(bound: Bound, announce: bool, by_due: bool) -> Self {
+    pub fn new(bound: Bound, announce: bool, by_due: Option<Group>) -> Self {
         let (opens, closes) = match bound {
             Bound::Time { warmup, measured } => {
                 (warmup.as_nanos() as u64, (warmup + measured).as_nanos() as u64)
@@ -103,7 +104,7 @@ impl Meter {
             hits: 0,
             misses: 0,
             main: Tally::new(),
-            greedy: Tally::new(),
+            beside: Tally::new(),
             first_error: None,
         }
     }
@@ -196,7 +197,7 @@ impl Meter {
     }
 
     fn times(&self, group: Group, request: Pending, within: bool) -> bool {
-        if self.by_due && group == Group::Main {
+        if self.by_due == Some(group) {
             (self.opens..self.closes).contains(&request.since)
         } else {
             within
@@ -206,7 +207,7 @@ impl Meter {
     fn tally(&mut self, group: Group) -> &mut Tally {
         match group {
             Group::Main => &mut self.main,
-            Group::Greedy => &mut self.greedy,
+            Group::Beside => &mut self.beside,
         }
     }
 
@@ -227,13 +228,13 @@ impl Meter {
 
     pub fn report(&self, mode: &str) -> String {
         let seconds = self.closed.saturating_sub(self.opened).max(1) as f64 / 1e9;
-        let requests = self.main.measured + self.greedy.measured;
+        let requests = self.main.measured + self.beside.measured;
         let cpu = micros(self.cpu_at_close - self.cpu_at_open) / requests.max(1) as f64;
         format!(
             concat!(
                 "{{\"event\":\"report\",\"mode\":\"{}\",\"seconds\":{:.6},\"requests\":{},",
                 "\"ops_per_second\":{:.1},\"latency_us\":{},\"slow\":{},\"timed\":{},",
-                "\"greedy_ops_per_second\":{:.1},\"greedy_latency_us\":{},",
+                "\"beside_ops_per_second\":{:.1},\"beside_latency_us\":{},",
                 "\"hits\":{},\"misses\":{},\"errors\":{},\"first_error\":{},",
                 "\"load_cpu_us_per_request\":{:.3}}}"
             ),
@@ -244,8 +245,8 @@ impl Meter {
             latency(&self.main.latency),
             self.main.slow,
             self.main.latency.len(),
-            self.greedy.measured as f64 / seconds,
-            latency(&self.greedy.latency),
+            self.beside.measured as f64 / seconds,
+            latency(&self.beside.latency),
             self.hits,
             self.misses,
             self.errors,

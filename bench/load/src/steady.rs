@@ -18,7 +18,7 @@ const DRAIN: u64 = 5_000_000_000;
 /// Open loop: requests on their way, for each connection, at which arrivals wait (still timed from
 /// when they were due). A client has a bound, and beyond any bound a gateway only fills memory.
 const MOST_IN_FLIGHT: usize = 100;
-const GREEDY_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+const BESIDE_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Chooses the next request.
 pub enum Source {
@@ -51,6 +51,30 @@ impl Source {
                 (op, key)
             }
         }
+    }
+}
+
+/// Who asks at a constant rate, in turn.
+pub struct Open {
+    pub group: Group,
+    /// Which of all connections is their first.
+    pub first: usize,
+    pub clients: u64,
+    /// Requests per second of all of them.
+    pub rate: f64,
+    pub burst: u64,
+}
+
+impl Open {
+    /// When a request is due, in nanoseconds from the start.
+    pub fn due(&self, arrival: u64) -> u64 {
+        let first = arrival - arrival % self.burst;
+        (first as f64 * 1e9 / self.rate) as u64
+    }
+
+    /// Whose request it is.
+    fn connection(&self, arrival: u64) -> usize {
+        self.first + (arrival % self.clients) as usize
     }
 }
 
@@ -102,7 +126,7 @@ struct Steady<'a> {
     wire: &'a Wire,
     meter: &'a mut Meter,
     source: Source,
-    greedy_source: Source,
+    beside_source: Source,
     poller: Poller,
     connections: Vec<Connection>,
     buffer: Vec<u8>,
@@ -117,7 +141,7 @@ pub fn run(plan: &Plan, wire: &Wire, meter: &mut Meter, source: Source) -> Resul
         wire,
         meter,
         source,
-        greedy_source: Source::mix(100, false, GREEDY_SEED),
+        beside_source: Source::mix(100, false, BESIDE_SEED),
         poller: Poller::new()?,
         connections: Vec::new(),
         buffer: vec![0; RECEIVE_BUFFER],
@@ -140,17 +164,22 @@ pub fn run(plan: &Plan, wire: &Wire, meter: &mut Meter, source: Source) -> Resul
     outcome
 }
 
-impl Steady<'_> {
+impl<'a> Steady<'a> {
     fn connect(&mut self) -> Result<(), Failure> {
-        let pace = match self.plan.rate {
-            Some(_) => Pace::Open,
-            None => Pace::Closed { depth: self.plan.pipeline, sliding: self.plan.sliding },
+        let closed = Pace::Closed { depth: self.plan.pipeline, sliding: self.plan.sliding };
+        let (main, slow) = match &self.plan.open {
+            Some(open) if open.group == Group::Main => (Pace::Open, 0),
+            Some(open) => (closed, open.clients),
+            None => (closed, 0),
         };
         for _ in 0..self.plan.connections {
-            self.connect_one(Group::Main, pace)?;
+            self.connect_one(Group::Main, main)?;
+        }
+        for _ in 0..slow {
+            self.connect_one(Group::Beside, Pace::Open)?;
         }
         if let Some(depth) = self.plan.greedy {
-            self.connect_one(Group::Greedy, Pace::Closed { depth, sliding: true })?;
+            self.connect_one(Group::Beside, Pace::Closed { depth, sliding: true })?;
         }
         Ok(())
     }
@@ -181,7 +210,7 @@ impl Steady<'_> {
             let now = self.meter.now();
             self.meter.advance(now);
             let patience = self.arrive(now)?;
-            let done = self.in_flight == 0 && !self.arrives_within_window();
+            let done = self.in_flight == 0 && self.next_arrival().is_none();
             if self.meter.over() && (done || now > self.meter.closed() + DRAIN) {
                 self.abandon(now);
                 return Ok(());
@@ -208,9 +237,8 @@ impl Steady<'_> {
                 self.meter.abandon(connection.group, now, request);
             }
         }
-        while self.arrives_within_window() {
-            let since = self.plan.due(self.arrivals);
-            self.meter.abandon(Group::Main, now, Pending { since, op: Op::Get, key: 0 });
+        while let Some((open, since)) = self.next_arrival() {
+            self.meter.abandon(open.group, now, Pending { since, op: Op::Get, key: 0 });
             self.arrivals += 1;
         }
     }
@@ -244,56 +272,67 @@ impl Steady<'_> {
 
     /// Closed loop: brings a connection back to its depth and sends all of it at once.
     fn refill(&mut self, index: usize, now: u64) -> Result<(), Failure> {
-        let connection = &mut self.connections[index];
+        let connection = &self.connections[index];
         let depth = match connection.pace {
             Pace::Closed { depth, sliding } if sliding || connection.pending.is_empty() => depth,
             _ => return Ok(()),
         };
-        let source = match connection.group {
-            Group::Main => &mut self.source,
-            Group::Greedy => &mut self.greedy_source,
-        };
-        while connection.pending.len() < depth && self.meter.may_send() {
-            let (op, key) = source.next(self.wire.key_count());
-            self.wire.append(&mut connection.out, op, key);
-            connection.pending.push_back(Pending { since: now, op, key });
-            self.in_flight += 1;
+        while self.connections[index].pending.len() < depth && self.meter.may_send() {
+            self.ask(index, now);
         }
         self.flush(index)
     }
 
+    /// Has one more request to be sent on a connection.
+    fn ask(&mut self, index: usize, since: u64) {
+        let connection = &mut self.connections[index];
+        let source = match connection.group {
+            Group::Main => &mut self.source,
+            Group::Beside => &mut self.beside_source,
+        };
+        let (op, key) = source.next(self.wire.key_count());
+        self.wire.append(&mut connection.out, op, key);
+        connection.pending.push_back(Pending { since, op, key });
+        self.in_flight += 1;
+    }
+
     /// Open loop: sends what is due and says how long nothing else is.
     fn arrive(&mut self, now: u64) -> Result<Duration, Failure> {
-        let clients = self.plan.connections as u64;
-        let most = self.plan.connections * MOST_IN_FLIGHT;
         let first = self.arrivals;
-        while self.arrives_within_window()
-            && self.plan.due(self.arrivals) <= now
-            && self.in_flight < most
+        while let Some((open, since)) = self.next_arrival()
+            && since <= now
+            && self.has_room(open)
         {
-            let since = self.plan.due(self.arrivals);
             self.meter.send();
-            let connection = &mut self.connections[(self.arrivals % clients) as usize];
-            let (op, key) = self.source.next(self.wire.key_count());
-            self.wire.append(&mut connection.out, op, key);
-            connection.pending.push_back(Pending { since, op, key });
-            self.in_flight += 1;
+            self.ask(open.connection(self.arrivals), since);
             self.arrivals += 1;
         }
-        for back in 1..=(self.arrivals - first).min(clients) {
-            self.flush(((self.arrivals - back) % clients) as usize)?;
+        if let Some(open) = &self.plan.open {
+            for back in 1..=(self.arrivals - first).min(open.clients) {
+                self.flush(open.connection(self.arrivals - back))?;
+            }
         }
-        let wait = if self.arrives_within_window() && self.in_flight < most {
-            self.plan.due(self.arrivals).saturating_sub(now)
-        } else {
-            u64::MAX
+        let wait = match self.next_arrival() {
+            Some((open, due)) if self.has_room(open) => due.saturating_sub(now),
+            _ => u64::MAX,
         };
         Ok(Duration::from_nanos(wait.min(20_000_000)))
     }
 
-    /// Open loop: whether requests that must be sent, now or later, are still to come.
-    fn arrives_within_window(&self) -> bool {
-        self.plan.rate.is_some() && self.meter.wants(self.plan.due(self.arrivals))
+    /// Open loop: whose turn it is and when, while requests that must be sent are still to come.
+    fn next_arrival(&self) -> Option<(&'a Open, u64)> {
+        let open = self.plan.open.as_ref()?;
+        let due = open.due(self.arrivals);
+        self.meter.wants(due).then_some((open, due))
+    }
+
+    /// Open loop: whether the next request may be sent when it is due.
+    fn has_room(&self, open: &Open) -> bool {
+        match open.group {
+            Group::Main => self.in_flight < self.plan.connections * MOST_IN_FLIGHT,
+            // A slow client asks for one thing at a time.
+            Group::Beside => self.connections[open.connection(self.arrivals)].pending.is_empty(),
+        }
     }
 
     fn flush(&mut self, index: usize) -> Result<(), Failure> {
@@ -309,5 +348,76 @@ impl Steady<'_> {
             connection.sent = 0;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meter::Bound;
+    use crate::wire::{Protocol, Sizes};
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+    use std::thread::{self, JoinHandle};
+
+    const MISS: &[u8] = b"$-1\r\n";
+    const GET_LEN: usize = "*2\r\n$3\r\nGET\r\n$14\r\nkey:0000000000\r\n".len();
+
+    /// A server without keys whose first answer on each connection takes a while. In the end it
+    /// tells how many requests it has read at a time at most.
+    fn server(clients: usize, first: Duration) -> (SocketAddr, JoinHandle<usize>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let served = thread::spawn(move || {
+            let accept = || listener.accept().expect("a client").0;
+            let serve = |client| thread::spawn(move || answer(client, first));
+            let threads: Vec<_> = (0..clients).map(|_| serve(accept())).collect();
+            threads.into_iter().map(|each| each.join().expect("its end")).max().unwrap_or(0)
+        });
+        (address, served)
+    }
+
+    fn answer(mut client: TcpStream, first: Duration) -> usize {
+        let (mut buffer, mut most, mut delay) = ([0; 4096], 0, first);
+        while let Ok(received @ 1..) = client.read(&mut buffer) {
+            thread::sleep(delay);
+            delay = Duration::ZERO;
+            most = most.max(received / GET_LEN);
+            client.write_all(&MISS.repeat(received / GET_LEN)).expect("a reader");
+        }
+        most
+    }
+
+    fn number(report: &str, field: &str) -> f64 {
+        let (_, rest) = report.split_once(&format!("\"{field}\":")).expect("the field");
+        rest.split([',', '}']).next().and_then(|text| text.parse().ok()).expect("a number")
+    }
+
+    #[test]
+    fn slow_clients_ask_one_at_a_time_and_are_told_apart() {
+        let (target, served) = server(7, Duration::from_millis(20));
+        let plan = Plan {
+            targets: vec![target],
+            connections: 2,
+            pipeline: 1,
+            sliding: false,
+            open: Some(Open { group: Group::Beside, first: 2, clients: 5, rate: 1000.0, burst: 1 }),
+            greedy: None,
+            reset: false,
+            resp3: false,
+            events: false,
+        };
+        let sizes = Sizes { small: 100, large: 100, large_percent: 0 };
+        let wire = Wire::new(Protocol::Redis, 100, sizes, 1);
+        let bound = Bound::Time { warmup: Duration::ZERO, measured: Duration::from_millis(100) };
+        let mut meter = Meter::new(bound, false, Some(Group::Beside));
+        run(&plan, &wire, &mut meter, Source::mix(100, false, 1)).expect("a run");
+        let report = meter.report("closed");
+        // Every reply is a miss; those of the others are timed when they end within the window.
+        assert_eq!(number(&report, "misses") - number(&report, "timed"), 100.0, "{report}");
+        // Each has one answer after 20 ms, and timed since they were due three that waited for it.
+        let (_, beside) = report.split_once("beside_latency_us").expect("their latency");
+        assert!(number(beside, "mean") > 2000.0, "{report}");
+        assert_eq!(served.join().expect("the server's end"), 1);
     }
 }
