@@ -24,6 +24,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 CASHEW = os.environ.get("CASHEW", str(ROOT / "target" / "debug" / "cashew"))
 NUTCRACKER = "/usr/sbin/nutcracker"
@@ -474,6 +476,10 @@ class Gateway:
         """Resident bytes of all the gateway's processes."""
         return sum(resident(pid) for pid in (self.pid, *children(self.pid)))
 
+    def uses_uring(self):
+        """Whether any of the gateway's processes has a ring."""
+        return any(has_ring(pid) for pid in (self.pid, *children(self.pid)))
+
     def stop(self):
         family = [self.pid, *children(self.pid)]
         status = self.process.stop()
@@ -486,6 +492,16 @@ class Gateway:
         log = self.log()
         assert "panicked" not in log, log[-4000:]
         return status
+
+
+def check_io_engine(gateway, io_engine):
+    """The gateway uses the I/O engine it is to use; skips the test where there is no io_uring."""
+    # Who answers has chosen.
+    assert gateway.call("PING") == "PONG"
+    if "io_engine: using epoll: " in gateway.log():
+        assert io_engine == "uring" and not gateway.uses_uring()
+        pytest.skip("io_uring is not to be had here")
+    assert gateway.uses_uring() == (io_engine == "uring")
 
 
 def listen_address(listen):
@@ -567,6 +583,15 @@ def resident(pid):
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def has_ring(pid):
+    """Whether a process uses io_uring."""
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            if "io_uring" in os.readlink(descriptor):
+                return True
+    return False
 
 
 def worker_processes(pid):

@@ -11,7 +11,9 @@ import subprocess
 
 import pytest
 
-from harness import HOST, ReplyError, free_port, resp, server_lines, wait_until
+from harness import (
+    HOST, ReplyError, check_io_engine, free_port, resp, server_lines, wait_until,
+)
 
 CLONE_NEWNET = 0x40000000
 NO_PORT = "ERR Cannot assign requested address: no local port or address to connect from"
@@ -58,11 +60,18 @@ def stopping(process):
         process.stop()
 
 
-def ejecting(place, *servers):
-    """A gateway of one worker that ejects what fails once."""
-    options = {"redis": True, "auto_eject_hosts": True, "server_failure_limit": 1}
-    pool = {**options, "hash": "murmur", "servers": list(servers)}
-    return stopping(place.cashew({"alpha": pool}, {"worker_processes": 1}))
+@pytest.fixture(params=["epoll", "uring"])
+def ejecting(place, request):
+    """Starts a gateway of one worker, with either I/O engine, that ejects what fails once."""
+    @contextlib.contextmanager
+    def start(*servers):
+        options = {"redis": True, "auto_eject_hosts": True, "server_failure_limit": 1}
+        pool = {**options, "hash": "murmur", "servers": list(servers)}
+        settings = {"worker_processes": 1, "io_engine": request.param}
+        with stopping(place.cashew({"alpha": pool}, settings)) as gateway:
+            check_io_engine(gateway, request.param)
+            yield gateway
+    return start
 
 
 def set_all(gateway, count=40):
@@ -113,10 +122,10 @@ def let_go(sockets):
         taken.close()
 
 
-def test_servers_are_not_ejected_when_ports_run_out(place, apart):
+def test_servers_are_not_ejected_when_ports_run_out(place, apart, ejecting):
     def run():
         with (stopping(place.redis()) as busy, stopping(place.redis()) as other,
-              ejecting(place, *server_lines([busy, other], ["busy", "other"])) as gateway):
+              ejecting(*server_lines([busy, other], ["busy", "other"])) as gateway):
             taken = occupy_ports(busy.port)
             check_hindered(gateway, "busy", NO_PORT)
             let_go(taken)
@@ -126,36 +135,36 @@ def test_servers_are_not_ejected_when_ports_run_out(place, apart):
     apart(run)
 
 
-def test_servers_are_not_ejected_for_what_the_machine_forbids(place, apart):
+def test_servers_are_not_ejected_for_what_the_machine_forbids(place, apart, ejecting):
     def run():
         ip("route", "add", "prohibit", "192.0.2.1/32")
         with stopping(place.redis()) as other:
             servers = ["192.0.2.1:1:1 secret", *server_lines([other], ["other"])]
-            with ejecting(place, *servers) as gateway:
+            with ejecting(*servers) as gateway:
                 check_hindered(gateway, "secret", FORBIDDEN)
     apart(run)
 
 
-def test_servers_are_not_ejected_where_ipv6_is_disabled(place, apart):
+def test_servers_are_not_ejected_where_ipv6_is_disabled(place, apart, ejecting):
     def run():
         with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w") as switch:
             switch.write("1")
         with stopping(place.redis()) as other:
             servers = [f'"[::1]:{free_port()}:1 six"', *server_lines([other], ["other"])]
-            with ejecting(place, *servers) as gateway:
+            with ejecting(*servers) as gateway:
                 check_hindered(gateway, "six", NO_PORT)
     if not os.path.exists("/proc/sys/net/ipv6"):
         pytest.skip("no IPv6 here")
     apart(run)
 
 
-def test_servers_without_a_route_are_ejected(place, apart):
+def test_servers_without_a_route_are_ejected(place, apart, ejecting):
     """Where nothing can be told about the server's machine from here it counts as down."""
     def run():
         ip("route", "add", "unreachable", "192.0.2.1/32")
         with stopping(place.redis()) as other:
             servers = ["192.0.2.1:1:1 far", *server_lines([other], ["other"])]
-            with ejecting(place, *servers) as gateway:
+            with ejecting(*servers) as gateway:
                 errors, _ = set_all(gateway)
                 assert set(errors) == {UNREACHABLE}
                 wait_until(lambda: set_all(gateway) == ([], 40), "it is ejected")

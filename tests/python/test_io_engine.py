@@ -7,22 +7,9 @@ import time
 
 import pytest
 
-from harness import ReplyError, alive, children, resp, server_lines, wait_until
+from harness import ReplyError, alive, check_io_engine, resp, server_lines, wait_until
 
 LARGE = os.urandom(1 << 20) * 24
-
-
-def uses_uring(gateway):
-    def names(pid):
-        directory = f"/proc/{pid}/fd"
-        for number in os.listdir(directory):
-            try:
-                yield os.readlink(f"{directory}/{number}")
-            except FileNotFoundError:
-                continue
-
-    processes = [gateway.pid, *children(gateway.pid)]
-    return any("io_uring" in name for pid in processes for name in names(pid))
 
 
 @pytest.fixture(params=["epoll", "uring"])
@@ -31,12 +18,7 @@ def gateway(place, request):
     pool = {"redis": True, "servers": server_lines(servers), "timeout": 20_000}
     settings = {"worker_processes": 1, "io_engine": request.param}
     gateway = place.cashew({"alpha": pool}, settings)
-    # Who answers has chosen.
-    assert gateway.call("PING") == "PONG"
-    if "io_engine: using epoll: " in gateway.log():
-        assert request.param == "uring" and not uses_uring(gateway)
-        pytest.skip("io_uring is not to be had here")
-    assert uses_uring(gateway) == (request.param == "uring")
+    check_io_engine(gateway, request.param)
     gateway.servers = servers
     return gateway
 
