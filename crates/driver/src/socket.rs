@@ -182,50 +182,103 @@ fn connect_kind(address: &Address, errno: Errno) -> CloseKind {
 mod tests {
     use super::*;
 
-    #[test]
-    fn errors_of_this_machine_are_told_from_those_of_the_server() {
-        let tcp = Address::Tcp(([127, 0, 0, 1], 1).into());
-        let unix = Address::Unix("/nowhere".into());
-        for (errno, kind) in [
-            (Errno::ADDRNOTAVAIL, CloseKind::NoPort),
-            (Errno::PERM, CloseKind::Forbidden),
-            (Errno::ACCESS, CloseKind::Forbidden),
-            (Errno::NOBUFS, CloseKind::NoMemory),
-            (Errno::NOMEM, CloseKind::NoMemory),
-            (Errno::AFNOSUPPORT, CloseKind::NoSocket),
-        ] {
-            assert_eq!(connect_kind(&tcp, errno), kind, "{errno}");
-            assert!(kind.is_local());
-        }
-        for (errno, kind) in [
-            (Errno::CONNREFUSED, CloseKind::Refused),
-            (Errno::TIMEDOUT, CloseKind::TimedOut),
-            (Errno::HOSTUNREACH, CloseKind::Unreachable),
-            (Errno::NETUNREACH, CloseKind::Unreachable),
-            (Errno::CONNRESET, CloseKind::Reset),
-        ] {
-            assert_eq!(connect_kind(&tcp, errno), kind, "{errno}");
-            assert_eq!(close_kind(errno), kind, "{errno}");
-            assert!(!kind.is_local());
-        }
-        // The backlog of a Unix socket is its server's.
-        assert_eq!(connect_kind(&unix, Errno::AGAIN), CloseKind::Refused);
-        // What comes of packets that were sent is the network's answer.
-        assert!(!close_kind(Errno::ACCESS).is_local());
+    /// What returned an error.
+    #[derive(Clone, Copy, Debug)]
+    enum Call {
+        /// socket(2).
+        Socket,
+        /// connect(2), to either kind of address.
+        Connect,
+        ConnectTcp,
+        ConnectUnix,
+        /// SO_ERROR, or a call on what is connected.
+        Later,
     }
 
+    use Call::{Connect, ConnectTcp, ConnectUnix, Later, Socket};
+
+    impl Call {
+        fn kinds(self, errno: Errno) -> Vec<CloseKind> {
+            let tcp = Address::Tcp(([127, 0, 0, 1], 1).into());
+            let unix = Address::Unix("/nowhere".into());
+            match self {
+                Self::Socket => vec![socket_kind(errno)],
+                Self::Connect => vec![connect_kind(&tcp, errno), connect_kind(&unix, errno)],
+                Self::ConnectTcp => vec![connect_kind(&tcp, errno)],
+                Self::ConnectUnix => vec![connect_kind(&unix, errno)],
+                Self::Later => vec![close_kind(errno)],
+            }
+        }
+    }
+
+    #[track_caller]
+    fn check(call: Call, errno: Errno, kind: CloseKind, is_local: bool, meaning: &str) {
+        for found in call.kinds(errno) {
+            assert_eq!(found, kind, "{call:?}: {errno}: {meaning}");
+        }
+        assert_eq!(kind.is_local(), is_local, "{call:?}: {errno}: {meaning}");
+    }
+
+    /// By socket(2), connect(2), ip(7) and unix(7).
     #[test]
-    fn a_socket_that_cannot_be_made_is_no_failure_of_the_server() {
-        for (errno, kind) in [
-            (Errno::MFILE, CloseKind::Exhausted),
-            (Errno::NFILE, CloseKind::Exhausted),
-            (Errno::NOBUFS, CloseKind::NoMemory),
-            (Errno::ACCESS, CloseKind::Forbidden),
-            (Errno::AFNOSUPPORT, CloseKind::NoSocket),
-            (Errno::PROTONOSUPPORT, CloseKind::NoSocket),
+    fn errors_of_this_machine_do_not_count_against_the_server() {
+        use CloseKind::{Exhausted, Forbidden, NoMemory, NoPort, NoSocket};
+        for (call, errno, kind, meaning) in [
+            (Socket, Errno::MFILE, Exhausted, "the process's limit of descriptors is reached"),
+            (Socket, Errno::NFILE, Exhausted, "the system's limit of open files is reached"),
+            (Socket, Errno::NOBUFS, NoMemory, "insufficient memory is available"),
+            (Socket, Errno::NOMEM, NoMemory, "insufficient memory is available"),
+            (Socket, Errno::ACCESS, Forbidden, "permission to create such a socket is denied"),
+            (Socket, Errno::PERM, Forbidden, "a seccomp filter or security module denies it"),
+            (Socket, Errno::AFNOSUPPORT, NoSocket, "the address family is not supported"),
+            (Socket, Errno::PROTONOSUPPORT, NoSocket, "the protocol is not supported there"),
+            (Socket, Errno::INVAL, NoSocket, "the protocol family is not available"),
+            (Connect, Errno::ADDRNOTAVAIL, NoPort, "all ephemeral ports are in use"),
+            (ConnectTcp, Errno::AGAIN, NoPort, "insufficient entries in the routing cache"),
+            (Connect, Errno::ACCESS, Forbidden, "a policy, or the socket file's mode, denies it"),
+            (Connect, Errno::PERM, Forbidden, "a local firewall rule denies it"),
+            (Connect, Errno::AFNOSUPPORT, NoSocket, "the family is none of this socket"),
+            (Connect, Errno::NOBUFS, NoMemory, "not enough free memory"),
+            (Connect, Errno::NOMEM, NoMemory, "not enough free memory"),
+            (ConnectUnix, Errno::NFILE, Exhausted, "the system's limit of open files is reached"),
+            (Later, Errno::NOBUFS, NoMemory, "not enough free memory"),
+            (Later, Errno::NOMEM, NoMemory, "not enough free memory"),
         ] {
-            assert_eq!(socket_kind(errno), kind, "{errno}");
-            assert!(kind.is_local());
+            check(call, errno, kind, true, meaning);
+        }
+    }
+
+    /// Where a local cause looks like one on the way or at the other end the server counts as down.
+    #[test]
+    fn errors_of_the_server_and_of_the_way_there_count_against_it() {
+        use CloseKind::{Refused, Reset, TimedOut, Unreachable};
+        for (call, errno, kind, meaning) in [
+            (Connect, Errno::CONNREFUSED, Refused, "nobody listens on the remote address"),
+            (ConnectUnix, Errno::NOENT, Refused, "the pathname does not exist: no server made it"),
+            (ConnectUnix, Errno::AGAIN, Refused, "the server's backlog is full"),
+            (ConnectUnix, Errno::PROTOTYPE, Reset, "what is there is no stream socket"),
+            (ConnectTcp, Errno::TIMEDOUT, TimedOut, "timeout: the server may be too busy"),
+            (ConnectTcp, Errno::NETUNREACH, Unreachable, "the network is unreachable"),
+            (
+                ConnectTcp,
+                Errno::HOSTUNREACH,
+                Unreachable,
+                "no route, by a router or the table here",
+            ),
+            (ConnectTcp, Errno::NETDOWN, Unreachable, "the network is down"),
+            (ConnectTcp, Errno::HOSTDOWN, Unreachable, "the host is down"),
+            (Later, Errno::CONNREFUSED, Refused, "nobody listens on the remote address"),
+            (Later, Errno::TIMEDOUT, TimedOut, "no answer, or no probe of it was answered"),
+            (Later, Errno::NETUNREACH, Unreachable, "a router knows no such network"),
+            (Later, Errno::HOSTUNREACH, Unreachable, "a router, or nobody, knows the host"),
+            (Later, Errno::NETDOWN, Unreachable, "the network is down"),
+            (Later, Errno::HOSTDOWN, Unreachable, "the host is down"),
+            (Later, Errno::CONNRESET, Reset, "the peer reset the connection"),
+            (Later, Errno::PIPE, Reset, "the peer has closed it"),
+            // With packets sent it is the answer to them.
+            (Later, Errno::ACCESS, Reset, "a router forbids packets"),
+        ] {
+            check(call, errno, kind, false, meaning);
         }
     }
 }
