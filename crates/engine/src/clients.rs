@@ -631,16 +631,18 @@ impl Engine {
         let client = &self.clients[index];
         let is_plain = !client.special
             && !client.is_odd()
-            && client.parser.is_none()
+            && !matches!(client.parser, Some(Parser::Upload(_)))
             && client.modes.are_none()
             && client.departure == Departure::No
             && !self.tours.contains_key(&index);
         if !is_plain || client.output.is_empty() {
             return self.cut_client(index, PoolCounter::ClientErr);
         }
+        drop(self.unpark(index));
         let client = &mut self.clients[index];
+        self.bufs.give(std::mem::take(&mut client.input));
         let mut at = std::mem::replace(&mut client.head, NONE);
-        (client.tail, client.requests, client.paused) = (NONE, 0, false);
+        (client.tail, client.requests, client.held, client.paused) = (NONE, 0, 0, false);
         let is_fenced = std::mem::take(&mut client.fenced);
         if at != NONE {
             self.crowd.leave();

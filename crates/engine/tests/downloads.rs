@@ -385,3 +385,22 @@ fn who_gets_half_of_a_reply_gets_the_whole_ones_before_it_and_nothing_behind_it(
     assert!(world.closed.contains(&client));
     world.assert_idle();
 }
+
+#[test]
+fn who_is_in_the_middle_of_a_request_gets_the_whole_replies_before_half_a_one() {
+    let (mut world, client, [lane]) = World::with_client(&pool("redis: true\npreconnect: true", 1));
+    let half_a_request = "*2\r\n$3\r\nGET\r\n$4\r\nla";
+    world.send(client, redis("GET small") + &redis("GET big") + half_a_request);
+    world.stuck.push(client);
+    let half = &reply(MIB)[..MIB / 2];
+    world.send(lane, [b"$4\r\nfine\r\n", half].concat());
+    world.close(lane, CloseReason::Eof);
+    assert!(!world.closed.contains(&client), "there is more for it");
+    world.send(client, "te\r\n");
+    world.stuck.clear();
+    world.write(client);
+    world.tick();
+    assert!(world.received(client) == [b"$4\r\nfine\r\n", half].concat());
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
