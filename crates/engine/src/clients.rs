@@ -656,6 +656,8 @@ impl Engine {
             self.abandon_paused();
         }
         self.give_up(index);
+        // What it goes on to say is dropped: it may not read before it has said it.
+        self.unmute(index);
         self.mark_client(index);
     }
 

@@ -404,3 +404,26 @@ fn who_is_in_the_middle_of_a_request_gets_the_whole_replies_before_half_a_one() 
     assert!(world.closed.contains(&client));
     world.assert_idle();
 }
+
+#[test]
+fn who_was_not_read_and_gets_half_of_a_reply_is_read_until_it_is_written() {
+    let options = "redis: true\npreconnect: true\nclient_requests_max: 3";
+    let (mut world, client, [lane]) = World::with_client(&pool(options, 1));
+    let asked = redis("GET small") + &redis("GET big") + &redis("GET behind").repeat(10);
+    world.send(client, asked);
+    assert!(world.paused.contains(&client), "it has asked too much");
+    world.stuck.push(client);
+    let half = &reply(MIB)[..MIB / 2];
+    world.send(lane, [b"$4\r\nfine\r\n", half].concat());
+    world.close(lane, CloseReason::Eof);
+    assert!(!world.paused.contains(&client), "it may not read before it has said all");
+    let waits = world.engine.held_bytes();
+    world.send(client, redis("GET late").repeat(1000));
+    assert_eq!(world.engine.held_bytes(), waits);
+    world.stuck.clear();
+    world.write(client);
+    world.tick();
+    assert!(world.received(client) == [b"$4\r\nfine\r\n", half].concat());
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
