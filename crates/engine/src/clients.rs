@@ -535,16 +535,8 @@ impl Engine {
         if client.departure == Departure::HandedOff {
             self.moving.forget_handed_off();
         }
-        if client.head != NONE {
-            self.crowd.leave();
-        }
+        self.orphan_all(client.head);
         self.crowd.depart(client.asked_in);
-        let mut at = client.head;
-        while at != NONE {
-            let next = self.requests[at].next_in_client;
-            self.orphan(at);
-            at = next;
-        }
         if waited_on != NONE {
             self.abandon_session(waited_on);
         }
@@ -582,6 +574,19 @@ impl Engine {
         }
         if closed == Closed::ByUs {
             self.actions.push_back(Action::Close { conn });
+        }
+    }
+
+    /// The requests of a client, of which this is the first, have none any more.
+    fn orphan_all(&mut self, head: u32) {
+        if head != NONE {
+            self.crowd.leave();
+        }
+        let mut at = head;
+        while at != NONE {
+            let next = self.requests[at].next_in_client;
+            self.orphan(at);
+            at = next;
         }
     }
 
@@ -627,10 +632,10 @@ impl Engine {
 
     /// Closes a client whose reply broke off, after what it has been answered is written. Who is in the
     /// middle of something else is closed at once.
+    #[cold]
     pub(crate) fn break_off(&mut self, index: u32) {
         let client = &self.clients[index];
-        let is_plain = !client.special
-            && !client.is_odd()
+        let is_plain = !client.is_odd()
             && !matches!(client.parser, Some(Parser::Upload(_)))
             && client.modes.are_none()
             && client.departure == Departure::No
@@ -641,17 +646,10 @@ impl Engine {
         drop(self.unpark(index));
         let client = &mut self.clients[index];
         self.bufs.give(std::mem::take(&mut client.input));
-        let mut at = std::mem::replace(&mut client.head, NONE);
+        let head = std::mem::replace(&mut client.head, NONE);
         (client.tail, client.requests, client.held, client.paused) = (NONE, 0, 0, false);
         let is_fenced = std::mem::take(&mut client.fenced);
-        if at != NONE {
-            self.crowd.leave();
-        }
-        while at != NONE {
-            let next = self.requests[at].next_in_client;
-            self.orphan(at);
-            at = next;
-        }
+        self.orphan_all(head);
         if is_fenced {
             self.abandon_paused();
         }

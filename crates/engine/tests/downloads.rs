@@ -368,62 +368,85 @@ fn requests_are_counted_whatever_lanes_have_changed_places() {
     }
 }
 
-#[test]
-fn who_gets_half_of_a_reply_gets_the_whole_ones_before_it_and_nothing_behind_it() {
-    let (mut world, client, [lane]) = World::with_client(&pool("redis: true\npreconnect: true", 1));
-    world.send(client, redis("GET small") + &redis("GET big") + &redis("GET behind"));
+/// A client asks for something small, for something large and then this; it reads nothing until its
+/// server, which has answered the first and half of the second, has broken off.
+fn break_off(options: &str, then: &str) -> (World, ConnId) {
+    let options = format!("redis: true\npreconnect: true\n{options}");
+    let (mut world, client, [lane]) = World::with_client(&pool(&options, 1));
+    world.send(client, redis("GET small") + &redis("GET big") + then);
     world.stuck.push(client);
-    let half = &reply(MIB)[..MIB / 2];
-    world.send(lane, [b"$4\r\nfine\r\n", half].concat());
+    world.send(lane, [FINE, half().as_slice()].concat());
     world.close(lane, CloseReason::Eof);
     assert!(!world.closed.contains(&client), "there is more for it");
-    world.send(client, redis("GET late"));
+    (world, client)
+}
+
+const FINE: &[u8] = b"$4\r\nfine\r\n";
+
+fn half() -> Vec<u8> {
+    reply(MIB)[..MIB / 2].to_vec()
+}
+
+/// It gets the whole reply and the half, and nothing else.
+#[track_caller]
+fn check_end(mut world: World, client: ConnId) {
     world.stuck.clear();
     world.write(client);
     world.tick();
-    assert!(world.received(client) == [b"$4\r\nfine\r\n", half].concat());
+    assert!(world.received(client) == [FINE, half().as_slice()].concat());
     assert!(world.closed.contains(&client));
     world.assert_idle();
+}
+
+#[test]
+fn who_gets_half_of_a_reply_gets_the_whole_ones_before_it_and_nothing_behind_it() {
+    let (mut world, client) = break_off("", &redis("GET behind"));
+    world.send(client, redis("GET late"));
+    check_end(world, client);
 }
 
 #[test]
 fn who_is_in_the_middle_of_a_request_gets_the_whole_replies_before_half_a_one() {
-    let (mut world, client, [lane]) = World::with_client(&pool("redis: true\npreconnect: true", 1));
-    let half_a_request = "*2\r\n$3\r\nGET\r\n$4\r\nla";
-    world.send(client, redis("GET small") + &redis("GET big") + half_a_request);
-    world.stuck.push(client);
-    let half = &reply(MIB)[..MIB / 2];
-    world.send(lane, [b"$4\r\nfine\r\n", half].concat());
-    world.close(lane, CloseReason::Eof);
-    assert!(!world.closed.contains(&client), "there is more for it");
+    let (mut world, client) = break_off("", "*2\r\n$3\r\nGET\r\n$4\r\nla");
     world.send(client, "te\r\n");
-    world.stuck.clear();
-    world.write(client);
-    world.tick();
-    assert!(world.received(client) == [b"$4\r\nfine\r\n", half].concat());
+    check_end(world, client);
+}
+
+#[test]
+fn who_was_not_read_and_gets_half_of_a_reply_is_read_until_it_is_written() {
+    let behind = redis("GET behind").repeat(10);
+    let (mut world, client) = break_off("client_requests_max: 3", &behind);
+    let was_paused =
+        |action: &Action| matches!(action, Action::PauseRead { conn } if *conn == client);
+    assert!(world.actions.iter().any(was_paused), "it has asked too much");
+    assert!(!world.paused.contains(&client), "it may not read before it has said all");
+    let waits = world.engine.held_bytes();
+    world.send(client, redis("GET late").repeat(1000));
+    assert_eq!(world.engine.held_bytes(), waits);
+    check_end(world, client);
+}
+
+#[test]
+fn who_is_in_a_transaction_is_closed_at_once_when_a_reply_breaks_off() {
+    let (mut world, client, [lane]) = World::with_client(&pool("redis: true\npreconnect: true", 1));
+    world.send(client, redis("GET small") + &redis("GET big") + &redis("MULTI"));
+    world.stuck.push(client);
+    world.send(lane, [FINE, half().as_slice()].concat());
+    world.close(lane, CloseReason::Eof);
     assert!(world.closed.contains(&client));
     world.assert_idle();
 }
 
 #[test]
-fn who_was_not_read_and_gets_half_of_a_reply_is_read_until_it_is_written() {
-    let options = "redis: true\npreconnect: true\nclient_requests_max: 3";
-    let (mut world, client, [lane]) = World::with_client(&pool(options, 1));
-    let asked = redis("GET small") + &redis("GET big") + &redis("GET behind").repeat(10);
-    world.send(client, asked);
-    assert!(world.paused.contains(&client), "it has asked too much");
+fn a_pause_of_writes_takes_nothing_from_who_reads() {
+    let (mut world, client, [lane]) = World::with_client(&pool("redis: true\npreconnect: true", 1));
+    let other = world.client();
+    world.send(other, redis("CLIENT PAUSE 100000 WRITE"));
+    world.expect(other, "+OK\r\n");
+    world.send(client, redis("GET small") + &redis("GET big"));
     world.stuck.push(client);
-    let half = &reply(MIB)[..MIB / 2];
-    world.send(lane, [b"$4\r\nfine\r\n", half].concat());
+    world.send(lane, [FINE, half().as_slice()].concat());
     world.close(lane, CloseReason::Eof);
-    assert!(!world.paused.contains(&client), "it may not read before it has said all");
-    let waits = world.engine.held_bytes();
-    world.send(client, redis("GET late").repeat(1000));
-    assert_eq!(world.engine.held_bytes(), waits);
-    world.stuck.clear();
-    world.write(client);
-    world.tick();
-    assert!(world.received(client) == [b"$4\r\nfine\r\n", half].concat());
-    assert!(world.closed.contains(&client));
-    world.assert_idle();
+    assert!(!world.closed.contains(&client), "there is more for it");
+    check_end(world, client);
 }
