@@ -41,9 +41,10 @@ class Memory:
                 yield words[0].rstrip(":"), int(words[1]) * 1024
 
     def now(self):
-        """What the worker has for itself: not the pages of the executable, which it shares."""
-        fields = dict(self._fields("smaps_rollup"))
-        return fields["Private_Dirty"] + fields["Private_Clean"]
+        """What the worker has written and for itself. Clean pages are the executable's, which come
+        when they are used and go as the system likes, and count as private where no other process
+        has it mapped."""
+        return dict(self._fields("smaps_rollup"))["Private_Dirty"]
 
     def highest(self):
         """The most resident there ever was, shared or not."""
