@@ -35,6 +35,10 @@ const BUFFER_ROOM: usize = 4096;
 const QUEUES_SIZE_MAX: usize = 1 << 20;
 /// The most bytes that all of it takes.
 pub(crate) const SIZE_MAX: usize = BUFFERS_MAX * (BUFFER_SIZE + BUFFER_ROOM) + QUEUES_SIZE_MAX;
+/// After so many bytes the kernel stops receiving of a connection until it is asked again, where it
+/// can be told to (Linux 6.17): otherwise it takes up to 32 buffers, 2 MiB, of one that is to be
+/// paused as soon as its first bytes are seen.
+const RECEIVED_MAX: u32 = 4 * BUFFER_SIZE as u32;
 const GROUP: u16 = 0;
 /// After so many waits – a wait in vain counts for several – surplus buffers are let go of.
 const TRIM_AGE: u32 = 256;
@@ -75,6 +79,8 @@ pub(crate) struct Ring {
     pending: VecDeque<cqueue::Entry>,
     pool: Pool,
     enter_flags: EnterFlags,
+    /// `RECEIVED_MAX`, or 0 where the kernel knows of no such limit.
+    received_max: u32,
     writes: Vec<Write>,
     /// Of all writes; what it points to lives as long as the [`Writes`] they were made of.
     slices: Vec<libc::iovec>,
@@ -113,6 +119,7 @@ impl Ring {
             pending: VecDeque::new(),
             pool: Pool::new(),
             enter_flags,
+            received_max: 0,
             writes: Vec::new(),
             slices: Vec::new(),
             messages: Vec::new(),
@@ -122,7 +129,17 @@ impl Ring {
         // What allows the set-up may still forbid the use.
         ring.push(&opcode::Nop::new().build().user_data(OWN << KIND_SHIFT | UNHEARD));
         ring.enter(1, None)?;
+        ring.received_max = ring.probe_received_max()?;
         Ok(ring)
+    }
+
+    /// Older kernels refuse a limit (io_recvmsg_prep in io_uring/net.c), which is looked at before
+    /// the descriptor is.
+    fn probe_received_max(&mut self) -> io::Result<u32> {
+        self.push(&receive(-1, RECEIVED_MAX).user_data(RECEIVE << KIND_SHIFT));
+        self.enter(1, None)?;
+        let result = self.pending.pop_front().map(|entry| count(entry.result()));
+        Ok(if result == Some(Err(Errno::BADF)) { RECEIVED_MAX } else { 0 })
     }
 
     /// Accepts until that fails or is cancelled.
@@ -133,9 +150,9 @@ impl Ring {
     }
 
     /// Receives until the end, or a failure – among them, that there is no buffer – or until it is
-    /// cancelled.
+    /// cancelled or `RECEIVED_MAX` bytes have come.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>, tag: u64) {
-        let entry = opcode::RecvMulti::new(Fd(socket.as_raw_fd()), GROUP).build();
+        let entry = receive(socket.as_raw_fd(), self.received_max);
         self.push(&entry.user_data(RECEIVE << KIND_SHIFT | tag));
     }
 
@@ -372,6 +389,18 @@ impl Drop for Ring {
         // SAFETY: allocated in `Pool::new` with this layout; the kernel has let go of it.
         unsafe { dealloc(self.pool.entries.as_ptr().cast(), Pool::LAYOUT) };
     }
+}
+
+/// An entry that receives, at most `max` bytes, rounded up to buffers; 0 is no limit.
+fn receive(socket: RawFd, max: u32) -> squeue::Entry {
+    /// Of a receive's limit, which the crate does not know of, in io_uring_sqe: `optlen`
+    /// (include/uapi/linux/io_uring.h).
+    const LIMIT_AT: usize = 44;
+    const { assert!(size_of::<squeue::Entry>() == 64, "an entry is an io_uring_sqe") };
+    let mut entry = opcode::RecvMulti::new(Fd(socket), GROUP).build();
+    // SAFETY: an entry is the kernel's structure, in which these four bytes, aligned, may be anything.
+    unsafe { (&raw mut entry).byte_add(LIMIT_AT).cast::<u32>().write(max) };
+    entry
 }
 
 fn count(result: i32) -> Result<usize, Errno> {

@@ -37,6 +37,7 @@ contract! {
     reports_the_end_only_after_a_pause
     reports_the_end_of_a_unix_peer_only_after_a_pause
     loses_nothing_by_pausing
+    holds_little_of_who_is_paused
     keeps_to_a_low_water_mark
     reports_what_is_there_when_the_mark_is_lowered
     reports_an_end_below_the_mark
@@ -449,6 +450,29 @@ fn loses_nothing_by_pausing<D: Driver>(new: fn() -> D) {
     }
     bench.until(|recorder| recorder.received(conn).len() >= expected.len());
     assert!(bench.recorder.received(conn) == expected);
+    drop(writer.join().unwrap().unwrap());
+}
+
+fn holds_little_of_who_is_paused<D: Driver>(new: fn() -> D) {
+    if !bench::has_receive_limit() {
+        return;
+    }
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    let writer = thread::spawn(move || peer.write_all(&vec![b'x'; 40_000_000]).map(|()| peer));
+    for _ in 0..10 {
+        let before = bench.recorder.received(conn).len();
+        bench.until(|recorder| recorder.received(conn).len() > before);
+        bench.driver.pause(conn);
+        for _ in 0..5 {
+            bench.tick(Duration::from_millis(2));
+        }
+        bench.driver.resume(conn);
+    }
+    bench.until(|recorder| recorder.received(conn).len() == 40_000_000);
+    // What was held is told of in one piece.
+    assert!(bench.recorder.largest <= 512 << 10, "{}", bench.recorder.largest);
     drop(writer.join().unwrap().unwrap());
 }
 

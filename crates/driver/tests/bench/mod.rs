@@ -76,6 +76,19 @@ pub(crate) fn has_uring() -> bool {
     }
 }
 
+/// Whether this kernel can be told how much to receive of a connection, which io_uring needs in order
+/// to hold little of one that is paused: since Linux 6.17.
+pub(crate) fn has_receive_limit() -> bool {
+    let uname = rustix::system::uname();
+    let mut numbers = uname.release().to_str().unwrap().split(['.', '-']);
+    let mut next = || numbers.next().unwrap().parse::<u32>().unwrap();
+    let is_new = (next(), next()) >= (6, 17);
+    if !is_new {
+        eprintln!("skipped: the kernel is older than 6.17");
+    }
+    is_new
+}
+
 /// A token of the first table, where accepted connections go.
 pub(crate) fn client(index: u64, generation: u64) -> Token {
     Token(generation << 32 | index)
@@ -104,6 +117,8 @@ pub(crate) struct Recorder {
     /// The value of `woken` when bytes of a connection came last.
     received_at: HashMap<Token, usize>,
     received: HashMap<Token, Vec<u8>>,
+    /// The most bytes received at once.
+    pub(crate) largest: usize,
     output: HashMap<Token, VecDeque<Vec<u8>>>,
     /// Bytes of the first buffer that are written.
     written: HashMap<Token, usize>,
@@ -188,6 +203,7 @@ impl Handler for Recorder {
         assert!(!bytes.is_empty());
         self.events.push(Event::Received(conn));
         self.received_at.insert(conn, self.woken);
+        self.largest = self.largest.max(bytes.len());
         self.received.entry(conn).or_default().extend_from_slice(bytes);
         // Both taking the buffer and leaving it are fine.
         if self.events.len().is_multiple_of(2) {
