@@ -36,7 +36,9 @@ section! {
         /// nobody could join goes at once. Beyond the window nothing waits if anything happens;
         /// only where nothing does, once a second at most, all of this may pass, since a timer for
         /// every window costs more than what it is worth. Where the kernel has no `epoll_pwait2` (before
-        /// Linux 5.11, or a filter refuses it) windows take whole milliseconds. 0 turns it off.
+        /// Linux 5.11, or a filter refuses it) windows take whole milliseconds. 0 turns it off; what
+        /// comes while the worker is at work on other requests is written with them all the same, as
+        /// far as eight looks, which wait for nothing, find it.
         batch_window_max: Number<0, 10000> = "5000",
         /// Bytes that the buffers and requests of all workers may take, each worker an equal share
         /// of at least 8mb. From three quarters of it on a worker takes no new requests; at all of

@@ -7,6 +7,10 @@
 //! answered, sooner than a window for it is over. Clients that ask before they have been answered
 //! are an open loop: their requests come whatever is done, and to wait costs them latency.
 //!
+//! To look costs little, and is not to wait. So, window or not, as long as somebody asked in the turn
+//! just over, another look is taken before anything is written: what came during the work on one turn
+//! goes with it.
+//!
 //! A timer that rings within the kernel's tick costs about as much as being woken does. So under a
 //! wide window the worker trusts that something will wake it before long, and sets a timer for the
 //! longest only that anything may be held back; when that has rung, it does not trust for a while.
@@ -60,6 +64,10 @@ const OPEN_PERIODS: u32 = 5 * PERIODS_PER_SECOND;
 /// for so many periods: a batch in a thousand at most is so late.
 const DISTRUST_PERIODS: u32 = PERIODS_PER_SECOND;
 
+/// Looked at so often at most, what has waited for its window goes though each look has found more: a
+/// busy worker always finds more.
+const LOOKS_MAX: u32 = 8;
+
 /// Fractions of a microsecond or of a whole, so that small steps are not lost.
 const FRACTION: u64 = 256;
 /// What is smoothed goes this part of the way to where it should be.
@@ -96,6 +104,8 @@ pub(crate) struct Pace {
     /// In microseconds times [`FRACTION`].
     window: u64,
     held: Option<Held>,
+    /// How often clients sent something in the last turn.
+    found: u64,
     /// How often something had come from clients when the last batch went.
     received: u64,
     gathering: Gathering,
@@ -126,6 +136,8 @@ struct Held {
     latest: Time,
     /// So many clients waited when it was looked at last.
     waiting: u64,
+    /// How often it was found not to go yet.
+    looks: u32,
 }
 
 impl Pace {
@@ -149,21 +161,24 @@ impl Pace {
         self.window / FRACTION
     }
 
-    /// Whether what is held back goes now: it has waited for the whole window, or so many clients
-    /// wait for answers that hardly anybody is left who could ask, many of them with something new.
+    /// Whether what is held back goes now: it has waited for the whole window and nobody asks at the
+    /// moment, or so many clients wait for answers that hardly anybody is left who could ask, many of
+    /// them with something new.
     // Out of the loop, like `turn`.
     #[inline(never)]
     pub(crate) fn may_go(&mut self, crowd: &Crowd, now: Time) -> bool {
         let (waiting, active) = (u64::from(crowd.waiting), u64::from(crowd.active()));
         let due = now + Duration::from_micros(self.window_us());
-        let first = Held { due, latest: now + self.hold_max, waiting: active };
+        let first = Held { due, latest: now + self.hold_max, waiting: active, looks: 0 };
         let held = *self.held.get_or_insert(first);
         self.gathering.note_waiting(waiting, active);
         let anew = crowd.received - self.received;
         let is_batch = anew * 100 >= active * ANEW_PERCENT || !self.is_wide();
         let absent_max = self.slow.count().max(absent_max(active));
         let is_complete = waiting + absent_max >= active && is_batch;
-        let may_go = is_complete || held.due <= now;
+        // Who trusts to be woken would not look, but sleep.
+        let is_worth_a_look = self.found > 0 && held.looks < LOOKS_MAX && !self.is_trusting();
+        let may_go = is_complete || (held.due <= now && !is_worth_a_look);
         if may_go {
             self.gathering.note_batch(is_complete);
             self.slow.note_batch(active.saturating_sub(held.waiting));
@@ -172,7 +187,7 @@ impl Pace {
             }
             self.go(crowd);
         } else {
-            self.held = Some(Held { waiting, ..held });
+            self.held = Some(Held { waiting, looks: held.looks + 1, ..held });
         }
         may_go
     }
@@ -204,6 +219,7 @@ impl Pace {
         self.sleeps += u64::from(waited_us > self.nap.us() + SLEEP_MIN_US);
         self.slow.note_lull(waited_us);
         let found = work.since(std::mem::replace(&mut self.last, work));
+        self.found = found.sends();
         self.nap.note_turn(found, u64::from(active));
         let is_over = self.elapsed_us >= PERIOD_US;
         if is_over {

@@ -39,6 +39,7 @@ fn run_asking(pace: &mut Pace, periods: u64, waiting: u32, busy_percent: u64, as
         crowd.received += 50;
         pace.may_go(&crowd, now);
         now = pace.wake_at().unwrap_or(now);
+        pace.turn(0, 0, pace.last, 50);
         pace.may_go(&crowd, now);
         let mut work = pace.work;
         work.answered += 4;
@@ -220,6 +221,56 @@ fn zero_turns_it_off() {
     let mut pace = Pace::new(0);
     assert_eq!(run(&mut pace, 2000, 12, true), 0);
     assert!(pace.may_go(&Crowd::default(), Time::ZERO));
+}
+
+/// A turn of a microsecond that does so much.
+fn run_turn(pace: &mut Pace, each: Work) {
+    let mut work = pace.last;
+    work.answered += each.answered;
+    work.asked += each.asked;
+    work.hasty += each.hasty;
+    pace.turn(0, 1, work, 10);
+}
+
+#[test]
+fn as_long_as_somebody_asks_another_look_is_taken() {
+    let (some, all) = (Crowd::with(8, 10), Crowd::with(10, 10));
+    let answer = Work { answered: 1, ..Work::default() };
+    for found in [Work { asked: 1, ..answer }, Work { hasty: 1, ..answer }] {
+        let mut pace = Pace::new(0);
+        run_turn(&mut pace, found);
+        assert!(!pace.may_go(&some, Time::ZERO));
+        // At once: the worker does not sleep.
+        assert_eq!(pace.wake_at(), Some(Time::ZERO));
+        // The first look finds somebody, the next one nobody.
+        run_turn(&mut pace, found);
+        assert!(!pace.may_go(&some, Time::ZERO));
+        run_turn(&mut pace, answer);
+        assert!(pace.may_go(&some, Time::ZERO));
+        assert_eq!(pace.wake_at(), None);
+        // Nobody is left who could ask.
+        run_turn(&mut pace, found);
+        assert!(pace.may_go(&all, Time::ZERO));
+        // Not for ever.
+        let mut looks = 0;
+        run_turn(&mut pace, found);
+        while !pace.may_go(&some, Time::ZERO) {
+            looks += 1;
+            run_turn(&mut pace, found);
+        }
+        assert_eq!(looks, LOOKS_MAX);
+    }
+}
+
+#[test]
+fn a_wide_window_that_is_over_needs_no_look() {
+    let mut pace = Pace::new(600);
+    run(&mut pace, 2000, 30, true);
+    assert!(pace.is_trusting());
+    assert!(!pace.may_go(&Crowd::with(8, 10), Time::ZERO));
+    run_turn(&mut pace, Work { asked: 1, ..Work::default() });
+    let over = Time::ZERO + Duration::from_micros(pace.window_us());
+    assert!(pace.may_go(&Crowd::with(8, 10), over));
 }
 
 #[test]

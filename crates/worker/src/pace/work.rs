@@ -34,8 +34,12 @@ impl Work {
 
     /// Whether requests come though those before them have not been answered.
     pub(super) fn is_open_loop(self) -> bool {
-        let sends = self.asked + self.hasty;
-        self.hasty >= HASTY_MIN && self.hasty * 100 >= sends * HASTY_PERCENT
+        self.hasty >= HASTY_MIN && self.hasty * 100 >= self.sends() * HASTY_PERCENT
+    }
+
+    /// How often clients sent something.
+    pub(super) fn sends(self) -> u64 {
+        self.asked + self.hasty
     }
 
     /// How much that is in requests.
