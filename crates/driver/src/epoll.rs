@@ -42,15 +42,20 @@ pub struct EpollDriver {
     draining: Vec<Draining>,
     /// When to try again to accept from those that are parked; set while there are any.
     unpark_at: Option<Instant>,
-    /// Connections that may have more to read than was taken.
-    unread: Vec<Token>,
+    intake: Intake,
     /// The list being worked on; kept for its memory.
     reading: Vec<Token>,
     /// Connections to let go of.
     leaving: Vec<Token>,
+}
+
+/// What reads share.
+struct Intake {
+    buffer: Vec<u8>,
+    /// Connections that may have more to read than was taken.
+    unread: Vec<Token>,
     /// Counts ticks, and begins again.
     tick: u8,
-    buffer: Vec<u8>,
 }
 
 struct Listener {
@@ -97,6 +102,69 @@ struct State {
     leaving: bool,
 }
 
+/// The connection's slot, if it is still that one's.
+#[inline]
+fn find(tables: &mut [Vec<Socket>; 2], conn: Token) -> Option<&mut Socket> {
+    let socket = tables[conn.table()].get_mut(conn.index())?;
+    (socket.generation == conn.generation() && socket.descriptor.is_some()).then_some(socket)
+}
+
+impl Socket {
+    /// One read; what is left over is for the next tick.
+    ///
+    /// # Errors
+    /// When the connection has failed.
+    #[inline(always)]
+    fn read(
+        &mut self,
+        conn: Token,
+        intake: &mut Intake,
+        handler: &mut impl Handler,
+    ) -> Result<(), Errno> {
+        let Some(descriptor) = &self.descriptor else { return Ok(()) };
+        if self.state.paused || !self.state.readable {
+            return Ok(());
+        }
+        let Intake { buffer, unread, tick } = intake;
+        if buffer.capacity() < READ_SIZE {
+            *buffer = handler.buffer(READ_SIZE);
+        }
+        buffer.clear();
+        let room = buffer.capacity();
+        match net::recv(descriptor, spare_capacity(buffer), RecvFlags::empty()) {
+            // The end has a tick of its own.
+            Ok((0, _)) if self.read_at == *tick => self.list(conn, unread),
+            Ok((0, _)) => {
+                self.state.readable = false;
+                if !std::mem::replace(&mut self.state.ended, true) {
+                    handler.read_closed(conn);
+                }
+            }
+            Ok((len, _)) => {
+                self.read_at = *tick;
+                // A short read means empty: the next bytes make a new edge.
+                if len == room || self.state.thorough {
+                    self.list(conn, unread);
+                } else {
+                    self.state.readable = false;
+                }
+                handler.received(conn, buffer);
+            }
+            Err(Errno::AGAIN) => self.state.readable = false,
+            Err(Errno::INTR) => self.list(conn, unread),
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+
+    /// Has it read in the next tick.
+    fn list(&mut self, conn: Token, unread: &mut Vec<Token>) {
+        if !std::mem::replace(&mut self.state.listed, true) {
+            unread.push(conn);
+        }
+    }
+}
+
 impl EpollDriver {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
@@ -109,18 +177,15 @@ impl EpollDriver {
             next_key: 0,
             draining: Vec::new(),
             unpark_at: None,
-            unread: Vec::new(),
             reading: Vec::new(),
             leaving: Vec::new(),
-            tick: 0,
-            buffer: Vec::with_capacity(READ_SIZE),
+            intake: Intake { buffer: Vec::with_capacity(READ_SIZE), unread: Vec::new(), tick: 0 },
         })
     }
 
     #[inline]
     fn socket(&mut self, conn: Token) -> Option<&mut Socket> {
-        let socket = self.tables[conn.table()].get_mut(conn.index())?;
-        (socket.generation == conn.generation() && socket.descriptor.is_some()).then_some(socket)
+        find(&mut self.tables, conn)
     }
 
     fn insert(&mut self, conn: Token, descriptor: OwnedFd, connecting: bool) -> io::Result<()> {
@@ -137,7 +202,7 @@ impl EpollDriver {
         table[conn.index()] = Socket {
             descriptor: Some(descriptor),
             generation: conn.generation(),
-            read_at: self.tick.wrapping_sub(1),
+            read_at: self.intake.tick.wrapping_sub(1),
             state: State { connecting, ..State::default() },
         };
         Ok(())
@@ -175,7 +240,7 @@ impl EpollDriver {
         }
         let conn = Token(token);
         let flags = event.flags;
-        let Some(socket) = self.socket(conn) else { return };
+        let Some(socket) = find(&mut self.tables, conn) else { return };
         let special = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR | EventFlags::PRI;
         socket.state.thorough |= flags.intersects(special);
         if socket.state.connecting {
@@ -190,7 +255,9 @@ impl EpollDriver {
                 self.fail(conn, Errno::CONNRESET, handler);
                 return;
             }
-            self.read(conn, handler);
+            if let Err(errno) = socket.read(conn, &mut self.intake, handler) {
+                self.fail(conn, errno, handler);
+            }
         }
         if is_unblocked && let Some(socket) = self.socket(conn) {
             socket.state.write_blocked = false;
@@ -224,53 +291,9 @@ impl EpollDriver {
     /// Reads where no event says that there is something.
     #[inline(never)]
     fn read_on(&mut self, conn: Token, handler: &mut impl Handler) {
-        self.read(conn, handler);
-    }
-
-    /// One read; what is left over is for the next tick.
-    #[inline(always)]
-    fn read(&mut self, conn: Token, handler: &mut impl Handler) {
-        let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
-        if socket.generation != conn.generation() || socket.state.paused || !socket.state.readable {
-            return;
-        }
-        let Some(descriptor) = &socket.descriptor else { return };
-        let is_thorough = socket.state.thorough;
-        if self.buffer.capacity() < READ_SIZE {
-            self.buffer = handler.buffer(READ_SIZE);
-        }
-        self.buffer.clear();
-        let room = self.buffer.capacity();
-        match net::recv(descriptor, spare_capacity(&mut self.buffer), RecvFlags::empty()) {
-            // The end has a tick of its own.
-            Ok((0, _)) if socket.read_at == self.tick => self.list(conn),
-            Ok((0, _)) => {
-                socket.state.readable = false;
-                if !std::mem::replace(&mut socket.state.ended, true) {
-                    handler.read_closed(conn);
-                }
-            }
-            Ok((len, _)) => {
-                socket.read_at = self.tick;
-                // A short read means empty: the next bytes make a new edge.
-                if len == room || is_thorough {
-                    self.list(conn);
-                } else {
-                    socket.state.readable = false;
-                }
-                handler.received(conn, &mut self.buffer);
-            }
-            Err(Errno::AGAIN) => socket.state.readable = false,
-            Err(Errno::INTR) => self.list(conn),
-            Err(errno) => self.fail(conn, errno, handler),
-        }
-    }
-
-    fn list(&mut self, conn: Token) {
-        if let Some(socket) = self.socket(conn)
-            && !std::mem::replace(&mut socket.state.listed, true)
-        {
-            self.unread.push(conn);
+        let Some(socket) = find(&mut self.tables, conn) else { return };
+        if let Err(errno) = socket.read(conn, &mut self.intake, handler) {
+            self.fail(conn, errno, handler);
         }
     }
 
@@ -278,7 +301,7 @@ impl EpollDriver {
         let Some(index) = self.listeners.iter().position(|listener| listener.key == key) else {
             return;
         };
-        let tick = self.tick;
+        let tick = self.intake.tick;
         let listener = &mut self.listeners[index];
         // Where more was to be told than fits into a tick not every tick tells of the listener.
         let is_cut = self.is_cut;
@@ -321,7 +344,7 @@ impl EpollDriver {
                     handler.closed(conn, CloseKind::Reset);
                 }
             }
-            Err(why) => refuse(&descriptor, why, &mut self.buffer),
+            Err(why) => refuse(&descriptor, why, &mut self.intake.buffer),
         }
     }
 
@@ -381,9 +404,9 @@ impl EpollDriver {
     /// Reports the events there are, and reads on where the last tick left off.
     #[inline]
     fn report(&mut self, handler: &mut impl Handler) {
-        let is_behind = !self.unread.is_empty();
+        let is_behind = !self.intake.unread.is_empty();
         if is_behind {
-            std::mem::swap(&mut self.unread, &mut self.reading);
+            std::mem::swap(&mut self.intake.unread, &mut self.reading);
         }
         let events = std::mem::take(&mut self.events);
         for &event in &events {
@@ -446,7 +469,7 @@ impl Driver for EpollDriver {
             parked: false,
             expected: 1,
             accepted: 0,
-            accepted_at: self.tick,
+            accepted_at: self.intake.tick,
         });
         Ok(())
     }
@@ -507,7 +530,7 @@ impl Driver for EpollDriver {
         let has_ended = self.socket(conn).is_some_and(|socket| socket.state.ended);
         let Some(descriptor) = self.remove(conn) else { return };
         if !has_ended {
-            drain(&descriptor, &mut self.buffer);
+            drain(&descriptor, &mut self.intake.buffer);
         }
         drop(descriptor);
         self.unpark();
@@ -520,10 +543,10 @@ impl Driver for EpollDriver {
     }
 
     fn resume(&mut self, conn: Token) {
-        let Some(socket) = self.socket(conn) else { return };
+        let Some(socket) = find(&mut self.tables, conn) else { return };
         socket.state.paused = false;
         if socket.state.readable {
-            self.list(conn);
+            socket.list(conn, &mut self.intake.unread);
         }
     }
 
@@ -595,14 +618,14 @@ impl Driver for EpollDriver {
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         let mut timeout = timeout;
         let is_draining = !self.draining.is_empty() && self.unpark_at.is_none();
-        if !(self.unread.is_empty() && self.leaving.is_empty()) || is_draining {
+        if !(self.intake.unread.is_empty() && self.leaving.is_empty()) || is_draining {
             timeout = Some(Duration::ZERO);
         }
         if self.unpark_at.is_some() {
             timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
         }
         self.fetch(timeout)?;
-        self.tick = self.tick.wrapping_add(1);
+        self.intake.tick = self.intake.tick.wrapping_add(1);
         handler.woken();
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
             self.unpark();
