@@ -291,6 +291,8 @@ def figures(report, start, stop, memory):
         # How far the clocks' window is off the load's.
         "skew": wall / 1e9 / report["seconds"] - 1,
     }
+    others = result["server_cpu"] + result["load_cpu"]
+    result["others_busy"] = others * requests * 1000 / wall
     if memory:
         changes = [after - before for after, before in zip(stop["switches"], start["switches"])]
         result["gateway_cpu"] = gateway / requests / 1000

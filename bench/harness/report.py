@@ -249,7 +249,7 @@ def scenario_lines(results, scenario):
 def figure_table(results, scenario):
     head = ["contender", "operations/s", *(f"{name} µs" for name in LATENCIES), "> 35 ms"]
     head += ["gateway CPU µs", "spread", "core busy", "sleeps", "server CPU µs", "load CPU µs"]
-    head += ["peak MiB", "other CPU", *beside_title(scenario)]
+    head += ["others busy", "peak MiB", "other CPU", *beside_title(scenario)]
     rows = []
     for name in results.names(scenario.name):
         rounds = list(results.of(scenario.name, name).values())
@@ -259,6 +259,7 @@ def figure_table(results, scenario):
         cells += [slow(rounds), number(middle.get(CPU)), spread(rounds)]
         cells += [percent(middle.get("gateway_busy")), number(middle.get("sleeps"))]
         cells += [number(middle["server_cpu"]), number(middle["load_cpu"])]
+        cells += [percent(middle["others_busy"])]
         cells += [number(middle["peak_kib"] / 1024) if "peak_kib" in middle else "–"]
         cells += [percent(middle["foreign"])]
         cells += [number(middle["beside_ops"], 0)] if scenario.beside else []
