@@ -31,7 +31,8 @@ def bench():
 
 
 def figures(p99):
-    counts = dict.fromkeys(("errors", "misses", "slow", "beside_ops", "load_cpu", "foreign", "strangers"), 0)
+    counts = dict.fromkeys(
+        ("errors", "misses", "slow", "beside_ops", "load_cpu", "others_busy", "foreign", "strangers"), 0)
     return counts | {
         "requests": 1000,
         "tries": 1,
