@@ -136,7 +136,7 @@ struct Held {
     latest: Time,
     /// So many clients waited when it was looked at last.
     waiting: u64,
-    /// How often it was found not to go yet.
+    /// Turns that have ended since.
     looks: u32,
 }
 
@@ -187,7 +187,7 @@ impl Pace {
             }
             self.go(crowd);
         } else {
-            self.held = Some(Held { waiting, looks: held.looks + 1, ..held });
+            self.held = Some(Held { waiting, ..held });
         }
         may_go
     }
@@ -220,6 +220,9 @@ impl Pace {
         self.slow.note_lull(waited_us);
         let found = work.since(std::mem::replace(&mut self.last, work));
         self.found = found.sends();
+        if let Some(held) = &mut self.held {
+            held.looks += 1;
+        }
         self.nap.note_turn(found, u64::from(active));
         let is_over = self.elapsed_us >= PERIOD_US;
         if is_over {

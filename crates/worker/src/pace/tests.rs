@@ -255,6 +255,8 @@ fn as_long_as_somebody_asks_another_look_is_taken() {
         let mut looks = 0;
         run_turn(&mut pace, found);
         while !pace.may_go(&some, Time::ZERO) {
+            // To be asked again in the same turn is no look.
+            assert!(!pace.may_go(&some, Time::ZERO));
             looks += 1;
             run_turn(&mut pace, found);
         }
