@@ -31,8 +31,16 @@ use self::nap::Nap;
 use self::slow::SlowClients;
 pub(crate) use self::work::Work;
 
-/// The longest window, in microseconds, unless less is asked for: longer ones gain nothing.
+/// The longest window, in microseconds, unless less is asked for …
 const WINDOW_MAX_US: u64 = 600;
+/// … or a crowd is so large that this part of the time that an answer takes is longer: less gathers too
+/// little of it, and for more of it the processors wait for each other …
+const CROWD_LATENCY_PART: u64 = 2;
+/// … but no longer than this …
+const CROWD_WINDOW_MAX_US: u64 = 4_000;
+/// … and only while the worker is busy for so much of its time, in percent, although it waits: otherwise
+/// clients may take their time before they ask again, and to wait for them costs them latency.
+const CROWD_BUSY_MIN_PERCENT: u64 = 60;
 /// The window is adjusted after at least this much time.
 const PERIOD_US: u64 = 2_000;
 const PERIODS_PER_SECOND: u32 = 500;
@@ -99,6 +107,7 @@ impl Share {
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     window_max_us: u64,
+    crowd_window_max_us: u64,
     /// Nothing is ever held back for longer.
     hold_max: Duration,
     /// In microseconds times [`FRACTION`].
@@ -151,8 +160,9 @@ impl Pace {
     /// From now on nothing is held back for longer than so many microseconds.
     pub(crate) fn set_hold_max_us(&mut self, hold_max_us: u64) {
         self.window_max_us = hold_max_us.min(WINDOW_MAX_US);
+        self.crowd_window_max_us = hold_max_us.min(CROWD_WINDOW_MAX_US);
         self.hold_max = Duration::from_micros(hold_max_us);
-        self.window = self.window.min(self.window_max_us * FRACTION);
+        self.window = self.window.min(self.crowd_window_max_us * FRACTION);
         self.nap.turn_off();
     }
 
@@ -254,20 +264,23 @@ impl Pace {
         self.distrust_periods = self.distrust_periods.saturating_sub(1);
         self.slow.end_period();
         let requests_per_sleep = done.requests() / self.sleeps.max(1);
-        self.window = smooth(self.window, self.target(requests_per_sleep));
+        // Little's law: an answer takes as long as so many take who wait at a time.
+        let latency_us = active * self.elapsed_us / done.answered.max(1);
+        self.window = smooth(self.window, self.target(requests_per_sleep, latency_us));
         match self.is_to_nap(active) {
-            true => self.nap.adjust(active, done.answered, self.elapsed_us),
+            true => self.nap.adjust(latency_us),
             false => self.nap.turn_off(),
         }
         (self.elapsed_us, self.worked_us, self.sleeps, self.work) = (0, 0, 0, work);
     }
 
-    /// Where the window should be, given how many requests were answered between two sleeps.
-    fn target(&self, requests_per_sleep: u64) -> u64 {
-        let max = self.window_max_us * FRACTION;
+    /// Where the window should be, given how many requests were answered between two sleeps and how
+    /// long an answer takes.
+    fn target(&self, requests_per_sleep: u64, latency_us: u64) -> u64 {
         if self.gathering.is_crowd() && requests_per_sleep >= CROWD_REQUESTS_PER_SLEEP_MIN {
-            return max;
+            return self.crowd_window_us(latency_us) * FRACTION;
         }
+        let max = self.window_max_us * FRACTION;
         let between = |from: u64, to: u64| {
             (requests_per_sleep.clamp(from, to) - from) * FRACTION / (to - from)
         };
@@ -277,6 +290,15 @@ impl Pace {
             _ => 0,
         };
         max / 3 * (third + 2 * rest) / FRACTION
+    }
+
+    /// The longest window of a crowd.
+    fn crowd_window_us(&self, latency_us: u64) -> u64 {
+        match self.busy.is_at_least(CROWD_BUSY_MIN_PERCENT) {
+            true => (latency_us / CROWD_LATENCY_PART)
+                .clamp(self.window_max_us, self.crowd_window_max_us),
+            false => self.window_max_us,
+        }
     }
 
     fn is_to_nap(&self, active: u64) -> bool {
@@ -292,7 +314,7 @@ impl Pace {
         self.is_wide() && self.open_periods == 0 && self.distrust_periods == 0 && !self.nap.is_on()
     }
 
-    /// Whether the window is about as long as it may be.
+    /// Whether the window is about as long as it may be, or longer.
     fn is_wide(&self) -> bool {
         self.window_max_us > 0 && self.window * 100 >= self.window_max_us * FRACTION * WIDE_PERCENT
     }

@@ -39,11 +39,8 @@ impl Nap {
         self.found_little = (found.asked + found.answered) * FOUND_PART <= active;
     }
 
-    /// From now on there are naps, given how many clients are active and how many requests were answered
-    /// in so many microseconds.
-    pub(super) fn adjust(&mut self, active: u64, answered: u64, elapsed_us: u64) {
-        // Little's law: an answer takes as long as so many take who wait at a time.
-        let latency_us = active * elapsed_us / answered.max(1);
+    /// From now on there are naps, given how long an answer takes.
+    pub(super) fn adjust(&mut self, latency_us: u64) {
         self.us = (latency_us / LATENCY_PART).min(MAX_US);
     }
 

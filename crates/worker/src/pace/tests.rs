@@ -114,6 +114,41 @@ fn a_crowd_that_does_not_come_together_or_is_not_needed_closes_it_again() {
     assert!(least < start * 3 / 4, "{least}");
 }
 
+/// Periods with a crowd, all of which wait at some time, of so many clients, of whom so many are
+/// answered. The worker is busy for so much of its time.
+fn run_large_crowd(pace: &mut Pace, active: u32, answered: u64, busy_percent: u64) -> u64 {
+    for _ in 0..200 {
+        let mut crowd = Crowd::with(active, active);
+        crowd.received = pace.received + u64::from(active);
+        assert!(pace.may_go(&crowd, Time::ZERO));
+        let mut work = pace.work;
+        work.answered += answered;
+        work.asked += answered;
+        let worked_us = PERIOD_US * busy_percent / 100;
+        pace.turn(PERIOD_US - worked_us - 1, worked_us + 1, work, active);
+    }
+    pace.window_us()
+}
+
+#[test]
+fn a_large_crowd_has_half_of_the_time_that_an_answer_takes() {
+    // Of 500 clients 250 are answered in 2 ms, and of 100 as many: 4 ms and 800 µs for an answer.
+    let mut pace = Pace::new(5000);
+    assert!((1980..=2000).contains(&run_large_crowd(&mut pace, 500, 250, 90)));
+    assert!((590..=620).contains(&run_large_crowd(&mut pace, 100, 250, 90)));
+    assert!((3950..=CROWD_WINDOW_MAX_US).contains(&run_large_crowd(&mut pace, 5000, 250, 90)));
+    // The worker would have the time to serve them sooner.
+    assert!((590..=620).contains(&run_large_crowd(&mut pace, 500, 250, 50)));
+    // Less is asked for.
+    assert!((1480..=1500).contains(&run_large_crowd(&mut Pace::new(1500), 500, 250, 90)));
+    let mut pace = Pace::new(300);
+    assert!((290..=300).contains(&run_large_crowd(&mut pace, 500, 250, 90)));
+    pace = Pace::new(5000);
+    run_large_crowd(&mut pace, 500, 250, 90);
+    pace.set_hold_max_us(1000);
+    assert_eq!(pace.window_us(), 1000);
+}
+
 /// Turns of 100 µs, busy for so much of them, in which so many of the active clients ask and are
 /// answered.
 fn run_turns(pace: &mut Pace, turns: u64, found: u64, active: u32, busy_percent: u64) -> u64 {
