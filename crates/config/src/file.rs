@@ -31,14 +31,16 @@ section! {
         worker_shutdown_timeout: Number<0, 86400> = "30",
         /// Microseconds that requests, and replies to clients that are owed more, may be held back
         /// at most, under load, so that many are written together, which saves CPU time here and on
-        /// the servers. The window opens with the load, to 600 µs; to a third of it where clients
-        /// ask before they have been answered, because their requests come whatever is done. What
-        /// nobody could join goes at once. Beyond the window nothing waits if anything happens;
+        /// the servers; 0 turns it off. The window opens with the load, to 600 µs; to a third of it
+        /// where clients ask before they have been answered, because their requests come whatever is
+        /// done; and to half of the time that an answer takes, 4000 µs at most, where so many
+        /// clients that ask as soon as they are answered keep a worker busy that this is longer.
+        /// What nobody could join goes at once. Beyond the window nothing waits if anything happens;
         /// only where nothing does, once a second at most, all of this may pass, since a timer for
         /// every window costs more than what it is worth. Where the kernel has no `epoll_pwait2` (before
-        /// Linux 5.11, or a filter refuses it) windows take whole milliseconds. 0 turns it off; what
-        /// comes while the worker is at work on other requests is written with them all the same, as
-        /// far as eight looks, which wait for nothing, find it.
+        /// Linux 5.11, or a filter refuses it) windows take whole milliseconds. Whatever this is,
+        /// what comes while the worker is at work on other requests is written with them, as far as
+        /// eight more looks, which wait for nothing, find it.
         batch_window_max: Number<0, 10000> = "5000",
         /// Bytes that the buffers and requests of all workers may take, each worker an equal share
         /// of at least 8mb. From three quarters of it on a worker takes no new requests; at all of
@@ -47,7 +49,9 @@ section! {
         memory_max: Memory = "auto",
         /// How workers move bytes. `uring` takes fewer system calls under load; it needs Linux 6.1
         /// and the right to use io_uring, which the default seccomp profiles of containers refuse;
-        /// without them it warns and uses epoll. `auto` is `epoll`.
+        /// without them it warns and uses epoll. Since Linux 6.17 it takes 256 KiB of a connection at
+        /// a time, which makes large values as cheap as with epoll; before, up to 2 MiB may have
+        /// been received of a client that is to wait. `auto` is `epoll`.
         io_engine: IoEngine = "auto",
         /// Milliseconds that a reload, and an upgrade, wait for replies to requests on their way
         /// whose keys get to another server. What is not answered by then is answered after the
