@@ -107,7 +107,6 @@ impl Share {
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     window_max_us: u64,
-    crowd_window_max_us: u64,
     /// Nothing is ever held back for longer.
     hold_max: Duration,
     /// In microseconds times [`FRACTION`].
@@ -160,9 +159,8 @@ impl Pace {
     /// From now on nothing is held back for longer than so many microseconds.
     pub(crate) fn set_hold_max_us(&mut self, hold_max_us: u64) {
         self.window_max_us = hold_max_us.min(WINDOW_MAX_US);
-        self.crowd_window_max_us = hold_max_us.min(CROWD_WINDOW_MAX_US);
         self.hold_max = Duration::from_micros(hold_max_us);
-        self.window = self.window.min(self.crowd_window_max_us * FRACTION);
+        self.window = self.window.min(hold_max_us * FRACTION);
         self.nap.turn_off();
     }
 
@@ -264,7 +262,8 @@ impl Pace {
         self.distrust_periods = self.distrust_periods.saturating_sub(1);
         self.slow.end_period();
         let requests_per_sleep = done.requests() / self.sleeps.max(1);
-        // Little's law: an answer takes as long as so many take who wait at a time.
+        // Little's law: an answer takes as long as so many take who wait at a time, if each asks one thing
+        // at a time. With pipelines this is less: the time from one answer of a client to its next.
         let latency_us = active * self.elapsed_us / done.answered.max(1);
         self.window = smooth(self.window, self.target(requests_per_sleep, latency_us));
         match self.is_to_nap(active) {
@@ -294,11 +293,11 @@ impl Pace {
 
     /// The longest window of a crowd.
     fn crowd_window_us(&self, latency_us: u64) -> u64 {
-        match self.busy.is_at_least(CROWD_BUSY_MIN_PERCENT) {
-            true => (latency_us / CROWD_LATENCY_PART)
-                .clamp(self.window_max_us, self.crowd_window_max_us),
-            false => self.window_max_us,
+        if !self.busy.is_at_least(CROWD_BUSY_MIN_PERCENT) {
+            return self.window_max_us;
         }
+        let max = (self.hold_max.as_micros() as u64).min(CROWD_WINDOW_MAX_US);
+        (latency_us / CROWD_LATENCY_PART).clamp(self.window_max_us, max)
     }
 
     fn is_to_nap(&self, active: u64) -> bool {
