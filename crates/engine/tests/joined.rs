@@ -432,6 +432,25 @@ fn whatever_order_the_hits_come_in_each_key_gets_its_own() {
     }
 }
 
+/// While others ask already for what is to follow.
+#[test]
+fn a_hit_behind_misses_leaves_the_order_of_what_waits() {
+    let (mut world, [x, y, z], lane) = one_server();
+    together(&mut world, &[(x, "get a\r\nget b\r\nget c\r\n")]);
+    world.expect(lane, "get a b c\r\n");
+    let now = world.now;
+    world.engine.handle_received(y, b"get d\r\n", now);
+    world.engine.handle_received(lane, value("c", "1").as_bytes(), now);
+    world.engine.handle_received(z, b"set e 0 0 1\r\n1\r\n", now);
+    world.tick();
+    world.expect(lane, "set e 0 0 1\r\n1\r\nget d\r\n");
+    world.send(lane, "END\r\nSTORED\r\n".to_string() + &hit("d", "2"));
+    world.expect(x, "END\r\n".repeat(2) + &hit("c", "1"));
+    world.expect(y, hit("d", "2"));
+    world.expect(z, "STORED\r\n");
+    world.assert_idle();
+}
+
 #[test]
 fn many_hits_come_from_behind_or_in_pairs() {
     let count = 180;

@@ -35,6 +35,8 @@ pub(crate) struct Temper {
     pub(crate) unsettled: bool,
     /// Whole requests larger than this are refused.
     pub(crate) request_size_max: u64,
+    /// Of memcached's protocols it speaks the text protocol without meta commands.
+    pub(crate) text: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +116,9 @@ impl Client {
         let speaker = match config.protocol {
             Protocol::Redis => Speaker::Redis(RedisClient::new(id, config, &mut random)),
             Protocol::Memcached => match id % 3 {
+                _ if temper.text => {
+                    Speaker::Memcached(MemcachedClient::new(id, config, &mut random))
+                }
                 0 => Speaker::Memcached(MemcachedClient::new(id, config, &mut random)),
                 1 => Speaker::Meta(MetaClient::new(id, config, &mut random)),
                 _ => Speaker::Binary(BinaryClient::new(id, config, &mut random)),

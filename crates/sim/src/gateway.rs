@@ -130,7 +130,7 @@ impl Gateway {
 
     pub(crate) fn push(&mut self, input: Input, fabric: &mut Fabric) {
         self.inbox.push_back(input);
-        let at = fabric.clock.now() + fabric.random.below(60);
+        let at = fabric.clock.now() + fabric.random.below(fabric.network.turn_max_us());
         self.wake(at, &mut fabric.clock);
     }
 

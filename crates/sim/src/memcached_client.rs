@@ -33,7 +33,10 @@ impl MemcachedClient {
     }
 
     fn retrieve(&mut self, asking: &mut Asking<'_>) -> Request {
-        let verb = asking.random.pick(&["get", "get", "gets", "gat", "gats"]);
+        let verb = match asking.temper.text && asking.random.percent(70) {
+            true => "get",
+            false => asking.random.pick(&["get", "get", "gets", "gat", "gats"]),
+        };
         let count = match asking.random.percent(40) {
             true => 1,
             false => asking.random.range(2, 9),

@@ -56,8 +56,9 @@ impl MemcachedServer {
             b"get" | b"gets" | b"gat" | b"gats" => {
                 let is_touch = verb.starts_with(b"gat");
                 let first = if is_touch { 2 } else { 1 };
-                // The oracle learns nothing of commands on shared keys, so they never fail.
-                let refuse = refuse && words[first..].iter().any(|key| owner_of(key).is_some());
+                // The oracle learns nothing of commands on shared keys, so they never fail, nor does
+                // what the gateway asks for together with them.
+                let refuse = refuse && words[first..].iter().all(|key| owner_of(key).is_some());
                 for &key in &words[first..] {
                     let payload = is_touch.then(|| words[1].to_vec());
                     let outcome = match refuse {

@@ -38,6 +38,8 @@ pub(crate) struct Weather {
     pub(crate) cuts: u64,
     /// How often, in percent, the kernel takes only part of a write that it has room for.
     pub(crate) short_writes: u64,
+    /// How long a gateway's next turn may be in coming once there is something for it.
+    pub(crate) turn_max_us: u64,
 }
 
 enum Chunk {
@@ -129,6 +131,10 @@ impl Network {
             Side::Gateway => &mut conn.to_gateway,
             Side::Peer => &mut conn.to_peer,
         }
+    }
+
+    pub(crate) fn turn_max_us(&self) -> u64 {
+        self.weather.turn_max_us
     }
 
     /// Takes as much of `bytes` as there is room for, or less if the weather is bad; says how much.

@@ -184,6 +184,7 @@ impl Scenario {
             sessions: 0,
             unsettled: false,
             request_size_max: limits.request_size_max,
+            text: false,
         };
         let weather = Weather {
             latency_min_us: random.range(5, 100),
@@ -191,6 +192,7 @@ impl Scenario {
             capacity: random.pick(&[200, 4_000, 64_000, 256_000]).max(value_size_max as usize / 16),
             cuts: random.pick(&[0, 10, 50, 90]),
             short_writes: random.pick(&[0, 5, 40]),
+            turn_max_us: 60,
         };
         // Nobody but a server that is not well makes a request time out.
         let bytes = u64::from(clients) * temper.pipeline * 5 * (value_size_max + 100);
@@ -300,6 +302,7 @@ impl Scenario {
             capacity: 64_000,
             cuts: 10,
             short_writes: 0,
+            turn_max_us: 60,
         };
         scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
@@ -396,6 +399,41 @@ impl Scenario {
                 count_max: 30,
             };
         }
+        scenario.universe.clone_from(&scenario.snapshot.pools);
+        scenario
+    }
+
+    /// So many clients of memcached's text protocol, which ask for so little, that most turns of the
+    /// gateway's loop have requests and replies of several of them.
+    pub fn crowds(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0xc20d_0000_0000_0000);
+        scenario.gateways = 1;
+        scenario.snapshot.global.worker_processes = 1;
+        scenario.clients = random.range(6, 40) as u32;
+        scenario.clients_total = scenario.clients + 8;
+        (scenario.tight_queues, scenario.admitted) = (false, None);
+        scenario.snapshot.pools.truncate(1);
+        let pool = &mut scenario.snapshot.pools[0];
+        pool.protocol = Protocol::Memcached;
+        pool.topology = Topology::Sharded;
+        (pool.redis_auth, pool.redis_db) = (None, 0);
+        pool.servers = (0..random.range(1, 2)).map(|index| server(0, index)).collect();
+        pool.server_connections = 1;
+        pool.limits = Limits::default();
+        pool.timeout_ms = None;
+        let temper = &mut scenario.temper;
+        temper.text = true;
+        (temper.requests, temper.pipeline) = (200, random.pick(&[1, 2]));
+        temper.value_size_max = random.pick(&[50, 500, 500, 100_000]);
+        temper.large_values = 2;
+        temper.request_size_max = Limits::default().request_size_max;
+        (temper.stalls, temper.oddity) = (0, random.pick(&[0, 10]));
+        temper.think_max_us = random.pick(&[500, 2_000]);
+        (scenario.weather.latency_min_us, scenario.weather.latency_max_us) = (5, 300);
+        scenario.weather.capacity = 64_000;
+        scenario.weather.cuts = random.pick(&[10, 50, 90]);
+        scenario.weather.turn_max_us = random.pick(&[200, 600, 2_000]);
         scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }

@@ -370,6 +370,9 @@ impl Lane {
         if self.tail == request {
             self.tail = before;
         }
+        if joined.stages.before == request {
+            joined.stages.before = before;
+        }
         requests[request].next_in_lane = std::mem::replace(&mut self.head, request);
         true
     }
