@@ -9,6 +9,10 @@ import tempfile
 from . import contenders, machine
 from .process import Broken, wait_ready
 
+#: callgrind counts `rep movsb`, one instruction, once for each byte that it copies, and from which
+#: length on a C library copies so depends on the library and the processor: it is kept from it.
+TUNABLES = f"glibc.cpu.x86_rep_movsb_threshold={1 << 40}"
+
 #: Time for a gateway under valgrind to start, and to write its counts when it ends.
 PATIENCE = 120.0
 
@@ -30,6 +34,8 @@ def of_life(bench, contender, scenario, ports, requests=0, keep=None):
     os.chmod(directory, 0o777)
     out = os.path.join(directory, f"{contender.name}.{os.path.basename(directory)}.%p")
     prefix = [
+        "env",
+        f"GLIBC_TUNABLES={TUNABLES}",
         machine.tool("valgrind"),
         "--tool=callgrind",
         "--trace-children=yes",

@@ -1,7 +1,9 @@
 """One measurement: one contender in front of fresh servers, clocks read at the window's edges."""
 
 import contextlib
+import itertools
 import json
+import math
 import os
 import resource
 import statistics
@@ -24,8 +26,8 @@ WATCH_STALLS = 2.0
 DISTURBED = 0.01
 #: The most rounds that are measured for one.
 TRIES = 4
-#: Fewer rounds have no lower quartile to speak of.
-QUARTILE_ROUNDS = 4
+#: With which probability a median lies in its interval, at least.
+CONFIDENCE = 0.9
 
 
 class Bench:
@@ -286,13 +288,12 @@ def figures(report, start, stop, memory):
         "misses": report["misses"],
         "server_cpu": servers / requests / 1000,
         "load_cpu": report["load_cpu_us_per_request"],
+        "others_busy": (servers + load) / wall,
         "foreign": max(stop["busy"] - start["busy"] - known, 0) / wall,
         "strangers": grown(start["strangers"], stop["strangers"]) / wall,
         # How far the clocks' window is off the load's.
         "skew": wall / 1e9 / report["seconds"] - 1,
     }
-    others = result["server_cpu"] + result["load_cpu"]
-    result["others_busy"] = others * requests * 1000 / wall
     if memory:
         changes = [after - before for after, before in zip(stop["switches"], start["switches"])]
         result["gateway_cpu"] = gateway / requests / 1000
@@ -316,18 +317,24 @@ def medians(rounds):
     return {key: statistics.median(each[key] for each in rounds) for key in numbers}
 
 
-def quiet(rounds, key):
-    """The lower quartile of a figure over the rounds of one contender; none of a few rounds."""
-    values = [each[key] for each in rounds if each.get(key) is not None]
-    if len(values) < QUARTILE_ROUNDS:
-        return None
-    return statistics.quantiles(values, n=4, method="inclusive")[0]
-
-
 def ratio(rounds, baseline, key):
     """The median of the ratios round by round: a drift of the machine cancels out."""
     pairs = list(ratios(rounds, baseline, key).values())
     return statistics.median(pairs) if pairs else None
+
+
+def interval(rounds, baseline, key):
+    """Between which ratios the median lies nine times of ten and more, however they are spread; none
+    of fewer than five rounds.
+
+    That the median is below the k-th lowest of n independent rounds, or above the k-th highest, is as
+    probable as fewer than k heads, or tails, of n coins (the confidence interval of the sign test).
+    """
+    pairs = sorted(ratios(rounds, baseline, key).values())
+    count = len(pairs)
+    outside = itertools.accumulate(2 * math.comb(count, k) / 2**count for k in range(count))
+    cut = sum(each <= 1 - CONFIDENCE for each in outside)
+    return (pairs[cut - 1], pairs[-cut]) if cut else None
 
 
 def ratios(rounds, baseline, key):

@@ -5,18 +5,13 @@ import os
 
 from . import chart, machine, targets
 from .measure import DISTURBED, medians
-from .scenarios import BY_NAME
 
 CPU = "gateway_cpu"
 LATENCIES = ("p50", "p99", "p99.9", "max")
-#: In the place of a base: the baseline, by the lower quartiles of both.
-QUIET_ROUNDS = object()
-QUIET = (
-    "The *quiet* columns are for a machine that stalls: the lower quartile of the percentile over the",
-    "contender's rounds, as a ratio to that of {baseline}. A round in which the machine stood still",
-    "tells of the machine; the quartile leaves such rounds out, of all contenders alike, as long as a",
-    "quarter of them is spared. It also leaves out what a contender does to itself in fewer than",
-    "three quarters of its rounds, so the medians are what is judged.",
+INTERVALS = (
+    "The medians decide. In brackets is between which ratios the median lies nine times of ten, as far as",
+    "the rounds of this run tell. Where that reaches the limit in all scenarios that miss it, the answer is",
+    "*perhaps*, and a longer run tells. Of twenty scenarios that are just at a limit, chance has one beyond it.",
 )
 
 
@@ -58,8 +53,6 @@ def markdown(results, about, pictures):
             lines += [f"![{title}, as a ratio to {results.baseline}]({file})", ""]
         lines += overview_lines(results, loads)
         lines += ["## Scenario by scenario", ""]
-        if any(quiet_known(results, scenario) for scenario in loads):
-            lines += [" ".join(QUIET).format(baseline=results.baseline), ""]
         for scenario in loads:
             lines += scenario_lines(results, scenario)
     for kind, title, lister in (
@@ -153,33 +146,33 @@ def stall_lines(stalls):
 
 def target_lines(results):
     rows = []
-    for target, worst, missed, quiet in targets.verdicts(results):
+    for target, worst, missed in targets.verdicts(results):
         digits = 2 if "×" in target.bound() else 0
         unit = " ×" if digits else ""
-        names = ", ".join(f"`{name}` {number(value, digits)}" for name, value in missed)
-        several = target.where not in BY_NAME
-        answer = "yes" if not missed else f"no: {names}" if several else "no"
-        rows.append([target.title(), target.bound(), number(worst, digits) + unit, answer])
-        rows[-1].append(quiet_cell(target, quiet, several))
+        cells = ["–", "not measured"]
+        if worst:
+            cells = [number(worst.value, digits) + unit, answer(target, missed, digits)]
+        rows.append([target.title(), target.bound(), *cells])
     if not rows:
         return []
-    head = ["target", "limit", "measured", "met", "in quiet rounds"]
-    if all(cells[-1] == "–" for cells in rows):
-        head, rows = head[:-1], [cells[:-1] for cells in rows]
-        return ["## Targets", "", *table(head, rows)]
-    note = (
-        "What is *measured*, the medians, decides; *in quiet rounds* is told beside it, see below."
-    )
-    return ["## Targets", "", note, "", *table(head, rows)]
+    head = ["target", "limit", "measured", "met"]
+    return ["## Targets", "", " ".join(INTERVALS), "", *table(head, rows)]
 
 
-def quiet_cell(target, quiet, several):
-    """The worst of the quiet rounds, and all scenarios where they are beyond the limit."""
-    if not quiet:
-        return "–"
-    worst = times(target.worst([value for _, value in quiet]))
-    beyond = [f"`{name}` {number(value, 2)}" for name, value in quiet if not target.met(value)]
-    return f"{worst}: {', '.join(beyond)}" if several and beyond else worst
+def answer(target, missed, digits):
+    """Whether it is met, and by whom it is not."""
+    if not missed:
+        return "yes"
+    names = [f"`{each.scenario}` {number(each.value, digits)}{between(each)}" for each in missed]
+    verdict = "perhaps" if all(map(target.may_be_met, missed)) else "no"
+    return f"{verdict}: {', '.join(names)}"
+
+
+def between(measured):
+    if measured.interval is None:
+        return ""
+    low, high = measured.interval
+    return f" ({low:.2f}–{high:.2f})"
 
 
 def overview_lines(results, loads):
@@ -272,21 +265,11 @@ def beside_title(scenario):
     return [f"{scenario.beside} operations/s"] if scenario.beside else []
 
 
-def quiet_known(results, scenario):
-    """Whether somebody had rounds enough to tell the quiet ones."""
-    return any(
-        results.quiet_ratio(scenario.name, name, key) is not None
-        for name in results.names(scenario.name)
-        for key in targets.TAILS
-    )
-
-
 def against_table(results, scenario):
     """Every contender as ratios: to the baseline, to the floor, and to no gateway at all."""
     columns = [
         ("operations/s", "ops", None),
         *((name, name, None) for name in LATENCIES),
-        *((f"{name}, quiet", name, QUIET_ROUNDS) for name in targets.TAILS),
         ("gateway CPU", CPU, None),
         ("server CPU", "server_cpu", None),
         *((title, "beside_ops", None) for title in beside_title(scenario)),
@@ -295,7 +278,7 @@ def against_table(results, scenario):
         ("server CPU vs direct", "server_cpu", "direct"),
     ]
     rows = {
-        name: [against(results, scenario.name, name, key, base) for _, key, base in columns]
+        name: [results.ratio(scenario.name, name, key, base) for _, key, base in columns]
         for name in results.names(scenario.name)
     }
     shown = [any(row[at] is not None for row in rows.values()) for at in range(len(columns))]
@@ -307,12 +290,6 @@ def against_table(results, scenario):
             for name, row in rows.items()
         ],
     )
-
-
-def against(results, scenario, name, key, base):
-    if base is QUIET_ROUNDS:
-        return results.quiet_ratio(scenario, name, key)
-    return results.ratio(scenario, name, key, base)
 
 
 def flaws(results, scenario):

@@ -1,6 +1,6 @@
 """The figures of all rounds, and what they say together."""
 
-from .measure import medians, quiet, ratio
+from .measure import interval, medians, ratio
 
 
 class Results:
@@ -36,16 +36,10 @@ class Results:
         other = self.of(scenario, base or self.baseline)
         return ratio(self.of(scenario, contender), other, key)
 
-    def quiet_ratio(self, scenario, contender, key, base=None):
-        """Between the lower quartiles of both, each over all its rounds; none of a few rounds.
-
-        Rounds are not paired here: which of them the machine spoils differs by contender.
-        """
-        own, other = (
-            quiet(self.of(scenario, name).values(), key)
-            for name in (contender, base or self.baseline)
-        )
-        return own / other if own is not None and other else None
+    def interval(self, scenario, contender, key, base=None):
+        """Between which ratios the median lies, if there were rounds enough to tell."""
+        other = self.of(scenario, base or self.baseline)
+        return interval(self.of(scenario, contender), other, key)
 
     def names(self, scenario):
         measured = self.rounds.get(scenario, {})

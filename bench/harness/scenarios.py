@@ -149,7 +149,6 @@ SCENARIOS = [
         protocol="memcached",
         mget=10,
         get_percent=100,
-        default=False,
     ),
     speed("meta-p1", "memcached's meta commands, 50 clients, pipeline 1", protocol="meta"),
     speed("meta-p16", "as `meta-p1`, pipeline 16", protocol="meta", pipeline=16),

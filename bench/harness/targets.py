@@ -12,9 +12,6 @@ FLOOR = ("floor",)
 #: Gateways that look at keys as cashew does; haproxy in TCP mode does not.
 PEERS = ("nutcracker", "envoy")
 
-#: Figures that a round's stalls of the machine decide.
-TAILS = ("p99", "p99.9")
-
 WORDS = {
     CPU: "gateway CPU per request",
     SERVER_CPU: "server CPU per request",
@@ -26,6 +23,16 @@ WORDS = {
 }
 
 WHERE = {"all": "every scenario", "tails": "every scenario of `tails`"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a scenario has to say of a target."""
+
+    scenario: str
+    value: float
+    #: Between which the value lies, if there were rounds enough to tell.
+    interval: tuple | None
 
 
 @dataclass(frozen=True)
@@ -60,40 +67,39 @@ class Target:
         return f"{'≥' if self.at_least else '≤'} {self.limit:{digits}}{unit}"
 
     def measure(self, results):
-        """(scenario, value) for each scenario where everything it takes was measured."""
-        names = [each.name for each in results.scenarios if self.covers(each)]
-        values = ((name, self.value(results, name)) for name in names)
-        return [(name, value) for name, value in values if value is not None]
+        """What every scenario says where everything it takes was measured."""
+        found = (self.find(results, each.name) for each in results.scenarios if self.covers(each))
+        return [each for each in found if each]
 
-    def value(self, results, scenario):
+    def lacks_base(self, results):
+        """Whether only those are missing that the figure is to be compared with."""
+        covered = (each.name for each in results.scenarios if self.covers(each))
+        return bool(self.bases) and any(results.of(name, self.contender) for name in covered)
+
+    def find(self, results, scenario):
         if not self.bases:
-            return results.median(scenario, self.contender).get(self.metric)
-        ratios = [results.ratio(scenario, self.contender, self.metric, b) for b in self.bases]
-        known = [ratio for ratio in ratios if ratio is not None]
-        return self.worst(known) if known else None
+            value = results.median(scenario, self.contender).get(self.metric)
+            return None if value is None else Measured(scenario, value, None)
+        known = []
+        for base in self.bases:
+            compared = (scenario, self.contender, self.metric, base)
+            value = results.ratio(*compared)
+            if value is not None:
+                known.append(Measured(scenario, value, results.interval(*compared)))
+        return self.worst(known)
 
-    def quiet(self, results):
-        """(scenario, ratio of the quiet rounds) likewise, where the figure is a tail."""
-        if self.metric not in TAILS or not self.bases:
-            return []
-        found = []
-        for each in results.scenarios:
-            if self.covers(each):
-                ratios = [
-                    results.quiet_ratio(each.name, self.contender, self.metric, base)
-                    for base in self.bases
-                ]
-                known = [ratio for ratio in ratios if ratio is not None]
-                found += [(each.name, self.worst(known))] if known else []
-        return found
-
-    def worst(self, values):
-        return min(values) if self.at_least else max(values)
+    def worst(self, measured):
+        choose = min if self.at_least else max
+        return choose(measured, key=lambda each: each.value, default=None)
 
     def met(self, value):
         """To the two digits that are printed: no run tells more."""
         value = round(value, 2)
         return value >= self.limit if self.at_least else value <= self.limit
+
+    def may_be_met(self, measured):
+        """Whether chance may be all that keeps it from being met."""
+        return measured.interval is not None and any(map(self.met, measured.interval))
 
 
 TARGETS = [
@@ -130,11 +136,10 @@ TARGETS = [
 
 
 def verdicts(results):
-    """(target, worst value, scenarios that miss it with their values, those of its quiet rounds)
-    of all that was measured; the quiet rounds decide nothing."""
+    """(target, worst, those that miss it) of all that was measured, and (target, None, []) where
+    nothing was there to measure it against."""
     for target in TARGETS:
-        values = target.measure(results)
-        if values:
-            missed = [(name, value) for name, value in values if not target.met(value)]
-            worst = target.worst([value for _, value in values])
-            yield target, worst, missed, target.quiet(results)
+        measured = target.measure(results)
+        missed = [each for each in measured if not target.met(each.value)]
+        if measured or target.lacks_base(results):
+            yield target, target.worst(measured), missed

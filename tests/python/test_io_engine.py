@@ -16,8 +16,9 @@ LARGE = os.urandom(1 << 20) * 24
 def gateway(place, request):
     servers = [place.redis() for _ in range(2)]
     pool = {"redis": True, "servers": server_lines(servers), "timeout": 20_000}
+    narrow = {**pool, "client_output_pause": "64kb", "client_output_max": "64kb"}
     settings = {"worker_processes": 1, "io_engine": request.param}
-    gateway = place.cashew({"alpha": pool}, settings)
+    gateway = place.cashew({"alpha": pool, "narrow": narrow}, settings)
     check_io_engine(gateway, request.param)
     gateway.servers = servers
     return gateway
@@ -38,6 +39,22 @@ def test_large_values_pass_in_pieces(gateway):
         assert conn.call("SET", "large", LARGE) == "OK"
         assert conn.call("GET", "large") == LARGE
         assert conn.call("STRLEN", "large") == len(LARGE)
+
+
+def test_large_values_pass_clients_that_may_let_little_wait(gateway):
+    """Whether they read as fast as they can or not."""
+    with gateway.connect() as conn:
+        conn.call("SET", "large", LARGE)
+    for pause in [0, 0.002]:
+        with gateway.connect("narrow", timeout=60) as conn:
+            conn.send(resp("GET", "large"))
+            left = len(f"${len(LARGE)}\r\n") + len(LARGE) + 2
+            while left > 0:
+                time.sleep(pause)
+                piece = conn.socket.recv(min(left, 1 << 18))
+                assert piece, f"closed with {left} bytes to come"
+                left -= len(piece)
+    assert gateway.stats()["narrow"]["clients_overflowed"] == 0
 
 
 def test_a_client_that_reads_late_gets_everything(gateway):

@@ -73,6 +73,6 @@ pub(crate) fn test_conf(path: &Path) -> ExitCode {
 /// Of an instance that is started as this process was.
 fn memory_bound(snapshot: &Snapshot) -> MemoryBound {
     let inherited = getrlimit(Resource::Nofile).current.unwrap_or(OPEN_FILES_MAX);
-    let driver = cashew_worker::driver_size(snapshot.global.io_engine);
+    let driver = cashew_worker::driver_memory(snapshot.global.io_engine);
     MemoryBound::new(snapshot, snapshot.global.max_open_files.unwrap_or(inherited), driver)
 }

@@ -49,9 +49,8 @@ section! {
         memory_max: Memory = "auto",
         /// How workers move bytes. `uring` takes fewer system calls under load; it needs Linux 6.1
         /// and the right to use io_uring, which the default seccomp profiles of containers refuse;
-        /// without them it warns and uses epoll. Since Linux 6.17 it takes 256 KiB of a connection at
-        /// a time, which makes large values as cheap as with epoll; before, up to 2 MiB may have
-        /// been received of a client that is to wait. `auto` is `epoll`.
+        /// without them it warns and uses epoll. Since Linux 6.17 it takes up to 256 KiB of a
+        /// connection at a time, before 64 KiB. `auto` is `epoll`.
         io_engine: IoEngine = "auto",
         /// Milliseconds that a reload, and an upgrade, wait for replies to requests on their way
         /// whose keys get to another server. What is not answered by then is answered after the

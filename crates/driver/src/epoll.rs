@@ -458,6 +458,8 @@ impl EpollDriver {
 }
 
 impl Driver for EpollDriver {
+    const LATE_MAX: u64 = 0;
+
     fn listen(&mut self, id: u32, socket: OwnedFd) -> io::Result<()> {
         let key = self.next_key;
         watch_listener(&self.epoll, key, &socket)?;
@@ -614,6 +616,10 @@ impl Driver for EpollDriver {
     /// Everything has been written by [`Driver::send`].
     #[inline]
     fn flush(&mut self, _: &mut impl Handler) {}
+
+    fn take_released(&mut self) -> usize {
+        0
+    }
 
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         let mut timeout = timeout;

@@ -119,6 +119,10 @@ pub trait Handler {
 
 /// What every way of moving bytes must do; `tests/contract.rs` says it in code.
 pub trait Driver {
+    /// The most bytes of a connection that are reported behind the read for which it is to be
+    /// paused: by the same wait, and by later ones after [`Driver::pause`].
+    const LATE_MAX: u64;
+
     /// Accepts from a listening, non-blocking socket from now on. Connections inherit the socket's
     /// options; TCP_NODELAY should be among them.
     fn listen(&mut self, listener: u32, socket: OwnedFd) -> io::Result<()>;
@@ -155,7 +159,8 @@ pub trait Driver {
     /// Closes the connection, after what has been written; nothing is reported about it any more.
     fn close(&mut self, conn: Token);
 
-    /// Reports no bytes of the connection until [`Driver::resume`].
+    /// Reads no more of the connection until [`Driver::resume`]. What has been read is still reported,
+    /// up to [`Driver::LATE_MAX`]; the end is not.
     fn pause(&mut self, conn: Token);
 
     fn resume(&mut self, conn: Token);
@@ -180,6 +185,9 @@ pub trait Driver {
     /// Writes as much as goes of what [`Driver::send`] was called for, and reports how far that
     /// came. Call it before what is sent has to be seen, and before waiting.
     fn flush(&mut self, handler: &mut impl Handler);
+
+    /// Bytes of its own buffers that went back to the allocator since the last call.
+    fn take_released(&mut self) -> usize;
 
     /// Waits for something to happen, at most for `timeout` (`None`: without end), and reports it.
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()>;

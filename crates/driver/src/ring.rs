@@ -35,10 +35,14 @@ const BUFFER_ROOM: usize = 4096;
 const QUEUES_SIZE_MAX: usize = 1 << 20;
 /// The most bytes that all of it takes.
 pub(crate) const SIZE_MAX: usize = BUFFERS_MAX * (BUFFER_SIZE + BUFFER_ROOM) + QUEUES_SIZE_MAX;
-/// After so many bytes the kernel stops receiving of a connection until it is asked again, where it
-/// can be told to (Linux 6.17): otherwise it takes up to 32 buffers, 2 MiB, of one that is to be
-/// paused as soon as its first bytes are seen.
+/// After so many bytes, rounded up to buffers, the kernel stops receiving of a connection until it is
+/// asked again, where it can be told to (Linux 6.17). Without end it would take up to 32 buffers,
+/// 2 MiB, at once, of one that is to be paused as soon as its first bytes are seen: where it cannot be
+/// told it is asked for each buffer.
 const RECEIVED_MAX: u32 = 4 * BUFFER_SIZE as u32;
+/// What comes of a connection beside one buffer when it is to be paused: the kernel is asked for more
+/// as soon as a wait has reported what it was asked for, and is told to stop behind that wait.
+pub(crate) const LATE_MAX: usize = 2 * (RECEIVED_MAX as usize + BUFFER_SIZE);
 const GROUP: u16 = 0;
 /// After so many waits – a wait in vain counts for several – surplus buffers are let go of.
 const TRIM_AGE: u32 = 256;
@@ -79,8 +83,8 @@ pub(crate) struct Ring {
     pending: VecDeque<cqueue::Entry>,
     pool: Pool,
     enter_flags: EnterFlags,
-    /// `RECEIVED_MAX`, or 0 where the kernel knows of no such limit.
-    received_max: u32,
+    /// Whether the kernel knows of `RECEIVED_MAX`.
+    has_limit: bool,
     writes: Vec<Write>,
     /// Of all writes; what it points to lives as long as the [`Writes`] they were made of.
     slices: Vec<libc::iovec>,
@@ -119,7 +123,7 @@ impl Ring {
             pending: VecDeque::new(),
             pool: Pool::new(),
             enter_flags,
-            received_max: 0,
+            has_limit: false,
             writes: Vec::new(),
             slices: Vec::new(),
             messages: Vec::new(),
@@ -129,17 +133,22 @@ impl Ring {
         // What allows the set-up may still forbid the use.
         ring.push(&opcode::Nop::new().build().user_data(OWN << KIND_SHIFT | UNHEARD));
         ring.enter(1, None)?;
-        ring.received_max = ring.probe_received_max()?;
+        ring.has_limit = ring.probe_limit()?;
         Ok(ring)
+    }
+
+    /// As a kernel that has no limit would have it.
+    pub(crate) fn forget_limit(&mut self) {
+        self.has_limit = false;
     }
 
     /// Older kernels refuse a limit (io_recvmsg_prep in io_uring/net.c), which is looked at before
     /// the descriptor is.
-    fn probe_received_max(&mut self) -> io::Result<u32> {
-        self.push(&receive(-1, RECEIVED_MAX).user_data(RECEIVE << KIND_SHIFT));
+    fn probe_limit(&mut self) -> io::Result<bool> {
+        self.push(&receive_up_to_limit(Fd(-1)).user_data(RECEIVE << KIND_SHIFT));
         self.enter(1, None)?;
         let result = self.pending.pop_front().map(|entry| count(entry.result()));
-        Ok(if result == Some(Err(Errno::BADF)) { RECEIVED_MAX } else { 0 })
+        Ok(result == Some(Err(Errno::BADF)))
     }
 
     /// Accepts until that fails or is cancelled.
@@ -150,9 +159,13 @@ impl Ring {
     }
 
     /// Receives until the end, or a failure – among them, that there is no buffer – or until it is
-    /// cancelled or `RECEIVED_MAX` bytes have come.
+    /// cancelled, or `RECEIVED_MAX` bytes have come, or any at all where the kernel knows no limit.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>, tag: u64) {
-        let entry = receive(socket.as_raw_fd(), self.received_max);
+        let socket = Fd(socket.as_raw_fd());
+        let entry = match self.has_limit {
+            true => receive_up_to_limit(socket),
+            false => receive_once(socket),
+        };
         self.push(&entry.user_data(RECEIVE << KIND_SHIFT | tag));
     }
 
@@ -296,6 +309,11 @@ impl Ring {
         self.pool.is_short = true;
     }
 
+    /// Bytes of buffers that went back to the allocator since the last call.
+    pub(crate) fn take_released(&mut self) -> usize {
+        std::mem::take(&mut self.pool.released)
+    }
+
     /// Lets go of buffers that were not needed for some time.
     fn trim(&mut self) -> io::Result<()> {
         if self.pool.age < TRIM_AGE {
@@ -391,16 +409,22 @@ impl Drop for Ring {
     }
 }
 
-/// An entry that receives, at most `max` bytes, rounded up to buffers; 0 is no limit.
-fn receive(socket: RawFd, max: u32) -> squeue::Entry {
+/// An entry that receives again and again.
+fn receive_up_to_limit(socket: Fd) -> squeue::Entry {
     /// Of a receive's limit, which the crate does not know of, in io_uring_sqe: `optlen`
     /// (include/uapi/linux/io_uring.h).
     const LIMIT_AT: usize = 44;
     const { assert!(size_of::<squeue::Entry>() == 64, "an entry is an io_uring_sqe") };
-    let mut entry = opcode::RecvMulti::new(Fd(socket), GROUP).build();
+    let mut entry = opcode::RecvMulti::new(socket, GROUP).build();
     // SAFETY: an entry is the kernel's structure, in which these four bytes, aligned, may be anything.
-    unsafe { (&raw mut entry).byte_add(LIMIT_AT).cast::<u32>().write(max) };
+    unsafe { (&raw mut entry).byte_add(LIMIT_AT).cast::<u32>().write(RECEIVED_MAX) };
     entry
+}
+
+/// An entry that receives into one buffer.
+fn receive_once(socket: Fd) -> squeue::Entry {
+    let entry = opcode::Recv::new(socket, std::ptr::null_mut(), 0).buf_group(GROUP).build();
+    entry.flags(squeue::Flags::BUFFER_SELECT)
 }
 
 fn count(result: i32) -> Result<usize, Errno> {
@@ -498,6 +522,8 @@ struct Pool {
     taken_max: usize,
     age: u32,
     is_short: bool,
+    /// Bytes given back to the allocator.
+    released: usize,
 }
 
 impl Pool {
@@ -519,6 +545,7 @@ impl Pool {
             taken_max: 0,
             age: 0,
             is_short: false,
+            released: 0,
         }
     }
 
@@ -531,6 +558,7 @@ impl Pool {
 
     /// Forgets all buffers. The kernel must not have them.
     fn clear(&mut self) {
+        self.released += self.buffers.iter().map(Vec::capacity).sum::<usize>();
         self.buffers = Vec::new();
         self.tail = 0;
         self.store_tail();

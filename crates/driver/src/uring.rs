@@ -1,7 +1,7 @@
 //! The io_uring driver: clients are accepted and bytes received by operations that stay in the
 //! kernel, everything that is to be written in a tick goes in one call of it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -74,9 +74,7 @@ pub struct UringDriver {
     dirty: VecDeque<Token>,
     /// Those being written, and whether all their output is; kept for its memory.
     writing: Vec<(Token, bool)>,
-    /// What had been received of connections when they were paused.
-    held: HashMap<Token, Vec<u8>>,
-    /// Connections no longer paused of which something was held back.
+    /// Connections no longer paused whose end was held back.
     resumed: Vec<Token>,
     /// Ends of connections, for the next tick.
     ends: Vec<Completion>,
@@ -161,13 +159,22 @@ impl UringDriver {
             unpark_at: None,
             dirty: VecDeque::new(),
             writing: Vec::new(),
-            held: HashMap::new(),
             resumed: Vec::new(),
             ends: Vec::new(),
             leaving: Vec::new(),
             tick: 0,
             buffer: Vec::new(),
         })
+    }
+
+    /// One that works as on Linux 6.1 to 6.16, for tests.
+    ///
+    /// # Errors
+    /// As [`UringDriver::new`].
+    pub fn as_before_6_17() -> Result<Self, Refusal> {
+        let mut driver = Self::new()?;
+        driver.ring.forget_limit();
+        Ok(driver)
     }
 
     #[inline]
@@ -223,7 +230,6 @@ impl UringDriver {
             // Receiving and connecting come to their end. An error means that they did already.
             let _ = shutdown(&descriptor, Shutdown::Both);
         }
-        self.held.remove(&conn);
         let table = &mut self.tables[conn.table()];
         if conn.index() + 1 == table.len() {
             while table.last().is_some_and(|socket| socket.descriptor.is_none()) {
@@ -284,17 +290,13 @@ impl UringDriver {
         match bytes {
             Ok(Some(mut buffer)) => {
                 socket.read_at = tick;
-                if socket.state.paused && !socket.state.leaving {
-                    if goes_on {
-                        // It does not stop when it is about to go on at the moment it is told to.
-                        self.ring.cancel_receive(tag);
-                    }
-                    self.held.entry(conn).or_default().extend_from_slice(&buffer.bytes);
-                } else {
-                    handler.received(conn, &mut buffer.bytes);
-                    if buffer.bytes.capacity() < BUFFER_SIZE {
-                        buffer.bytes = handler.buffer(BUFFER_SIZE);
-                    }
+                if goes_on && socket.state.paused && !socket.state.leaving {
+                    // It does not stop when it is about to go on at the moment it is told to.
+                    self.ring.cancel_receive(tag);
+                }
+                handler.received(conn, &mut buffer.bytes);
+                if buffer.bytes.capacity() < BUFFER_SIZE {
+                    buffer.bytes = handler.buffer(BUFFER_SIZE);
                 }
                 self.ring.recycle(buffer);
             }
@@ -320,23 +322,6 @@ impl UringDriver {
         let state = &mut socket.state;
         if state.ended && !state.paused && !std::mem::replace(&mut state.end_reported, true) {
             handler.read_closed(conn);
-        }
-    }
-
-    /// Reports what was held back while the connection was paused; the end later than bytes.
-    fn report_held(&mut self, conn: Token, handler: &mut impl Handler) {
-        let tick = self.tick;
-        let Some(socket) = self.socket(conn) else { return };
-        if socket.state.paused && !socket.state.leaving {
-            return;
-        }
-        socket.read_at = tick;
-        match self.held.remove(&conn) {
-            Some(mut bytes) => {
-                self.resumed.push(conn);
-                handler.received(conn, &mut bytes);
-            }
-            None => self.report_end(conn, handler),
         }
     }
 
@@ -596,7 +581,7 @@ impl UringDriver {
         let tick = self.tick;
         for conn in std::mem::take(&mut self.leaving) {
             let Some(socket) = self.socket(conn) else { continue };
-            if socket.state.is_busy() || socket.read_at == tick || self.held.contains_key(&conn) {
+            if socket.state.is_busy() || socket.read_at == tick {
                 self.leaving.push(conn);
                 continue;
             }
@@ -656,7 +641,7 @@ impl UringDriver {
     /// Reports what had to wait until now.
     fn report_delayed(&mut self, handler: &mut impl Handler) {
         for conn in std::mem::take(&mut self.resumed) {
-            self.report_held(conn, handler);
+            self.report_end(conn, handler);
         }
         for completion in std::mem::take(&mut self.ends) {
             self.handle(completion, handler);
@@ -674,6 +659,8 @@ impl UringDriver {
 }
 
 impl Driver for UringDriver {
+    const LATE_MAX: u64 = ring::LATE_MAX as u64;
+
     fn listen(&mut self, id: u32, socket: OwnedFd) -> io::Result<()> {
         let epoch = self.next_epoch();
         self.listeners.push(Listener { id, epoch, socket, is_accepting: false, is_parked: false });
@@ -748,9 +735,6 @@ impl Driver for UringDriver {
             return;
         }
         self.leaving.push(conn);
-        if self.held.contains_key(&conn) {
-            self.resumed.push(conn);
-        }
     }
 
     fn close(&mut self, conn: Token) {
@@ -783,11 +767,11 @@ impl Driver for UringDriver {
     fn resume(&mut self, conn: Token) {
         let Some(socket) = self.socket(conn) else { return };
         socket.state.paused = false;
-        let has_ended = socket.state.ended && !socket.state.end_reported;
-        if has_ended || self.held.contains_key(&conn) {
+        let State { connecting, ended, end_reported, .. } = socket.state;
+        if ended && !end_reported {
             self.resumed.push(conn);
         }
-        if self.socket(conn).is_some_and(|socket| !socket.state.connecting) {
+        if !connecting {
             self.receive(conn);
         }
     }
@@ -820,6 +804,10 @@ impl Driver for UringDriver {
         while !self.dirty.is_empty() {
             self.write(handler);
         }
+    }
+
+    fn take_released(&mut self) -> usize {
+        self.ring.take_released()
     }
 
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {

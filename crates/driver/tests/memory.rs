@@ -86,4 +86,11 @@ fn all_buffers_in_use_take_what_is_said() {
     }
     assert!(most <= UringDriver::SIZE_MAX, "{most}");
     assert!(most >= 7 << 20, "hardly any of 128 buffers of 64 KiB is empty: {most}");
+    assert_eq!(driver.take_released(), 0);
+    drop(peers);
+    for _ in 0..100 {
+        driver.wait(Some(Duration::from_millis(1)), &mut Nobody).unwrap();
+    }
+    assert!(driver.take_released() >= 7 << 20, "nobody needs them any more");
+    assert_eq!(driver.take_released(), 0);
 }

@@ -20,8 +20,6 @@ const GROWTH: usize = 4;
 pub(crate) const POOLED_SIZE_MAX: usize = 8 << 20;
 /// The driver reads no more at once.
 pub(crate) const READ_SIZE_MAX: usize = 128 * 1024;
-/// From this size on the allocator is told to map memory for each buffer alone.
-const MAPPED_MIN: usize = 64 * 1024;
 /// A full buffer of this length is followed by another: one that keeps growing would be copied again
 /// and again. What is added at once, usually one read at most, leaves it small enough to be pooled.
 const TAIL_SIZE_MAX: usize = POOLED_CAPACITY_MAX / 2;
@@ -39,8 +37,7 @@ pub(crate) struct BufPool {
     /// These, and what connections hold: buffers taken and not given back, and what else was
     /// charged.
     total: usize,
-    /// Bytes given back to the allocator that it may still have: what is larger has a mapping of
-    /// its own, which ends at once.
+    /// Bytes given back to the allocator.
     released: usize,
     fronts: Spares<Front>,
 }
@@ -99,7 +96,7 @@ impl BufPool {
         self.total -= bytes;
     }
 
-    /// Bytes that went back to the allocator since the last call and that it may still have.
+    /// Bytes that went back to the allocator since the last call.
     pub(crate) fn take_released(&mut self) -> usize {
         std::mem::take(&mut self.released)
     }
@@ -114,14 +111,23 @@ impl BufPool {
     /// Makes room for `more` bytes in the buffer.
     #[inline]
     pub(crate) fn reserve(&mut self, buf: &mut Vec<u8>, more: usize) {
-        if buf.capacity() - buf.len() < more {
+        if !has_room(buf, more) {
             self.grow(buf, more, Vec::reserve);
+        }
+    }
+
+    /// Appends the bytes to the buffer.
+    #[inline]
+    pub(crate) fn extend(&mut self, buf: &mut Vec<u8>, bytes: &[u8]) {
+        if !append_within(buf, bytes) {
+            self.grow(buf, bytes.len(), Vec::reserve);
+            buf.extend_from_slice(bytes);
         }
     }
 
     /// As [`BufPool::reserve`], but not for more to come: who calls it knows how much will.
     pub(crate) fn reserve_exact(&mut self, buf: &mut Vec<u8>, more: usize) {
-        if buf.capacity() - buf.len() < more {
+        if !has_room(buf, more) {
             self.grow(buf, more, Vec::reserve_exact);
         }
     }
@@ -143,12 +149,18 @@ impl BufPool {
 
     #[inline]
     pub(crate) fn give(&mut self, mut buf: Vec<u8>) {
+        self.take_back(&mut buf);
+    }
+
+    /// As [`BufPool::give`], and leaves an empty buffer without capacity.
+    #[inline]
+    pub(crate) fn take_back(&mut self, buf: &mut Vec<u8>) {
         if buf.capacity() == POOLED_CAPACITY_MIN && self.has_room(POOLED_CAPACITY_MIN) {
             buf.clear();
             self.size += POOLED_CAPACITY_MIN;
-            self.free[0].give(buf);
+            self.free[0].give(std::mem::take(buf));
         } else {
-            self.give_other(buf);
+            self.give_other(std::mem::take(buf));
         }
     }
 
@@ -163,9 +175,7 @@ impl BufPool {
             return;
         }
         self.discharge(capacity);
-        if capacity < MAPPED_MIN {
-            self.released += capacity;
-        }
+        self.released += capacity;
     }
 
     /// Whether a buffer of this capacity may be kept.
@@ -200,6 +210,21 @@ impl BufPool {
 #[inline]
 fn class_of(capacity: usize) -> usize {
     (capacity.ilog2() - POOLED_CAPACITY_MIN.ilog2()) as usize
+}
+
+/// Appends the bytes if there is room for them; returns whether there is.
+// By itself, so that the copy is all that is left of `extend_from_slice` before this is inlined.
+fn append_within(buf: &mut Vec<u8>, bytes: &[u8]) -> bool {
+    let has_room = has_room(buf, bytes.len());
+    if has_room {
+        buf.extend_from_slice(bytes);
+    }
+    has_room
+}
+
+#[inline(always)]
+fn has_room(buf: &Vec<u8>, more: usize) -> bool {
+    buf.capacity() - buf.len() >= more
 }
 
 /// Bytes that wait to be written on one connection, in order. Holds no memory when empty.
@@ -240,20 +265,12 @@ impl Output {
     #[inline(always)]
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.len += bytes.len() as u64;
-        if !self.has_room(bytes.len()) {
+        if !has_room(&self.tail, bytes.len()) {
             self.begin(bytes.len(), pool);
         }
-        // Where it is known that there is room the copy is all that is left of this.
-        if self.has_room(bytes.len()) {
-            self.tail.extend_from_slice(bytes);
-        } else {
+        if !append_within(&mut self.tail, bytes) {
             self.push_behind(bytes, pool);
         }
-    }
-
-    #[inline(always)]
-    fn has_room(&self, more: usize) -> bool {
-        self.tail.capacity() - self.tail.len() >= more
     }
 
     /// Takes a small buffer if there is none and a small one will do: once for each write, as a
@@ -358,6 +375,21 @@ impl Output {
         bytes
     }
 
+    /// Takes the first buffer out. Nothing of it may be written already.
+    pub(crate) fn pop(&mut self, pool: &mut BufPool) -> Option<Vec<u8>> {
+        debug_assert_eq!(self.written, 0);
+        if self.is_empty() {
+            return None;
+        }
+        let first = self.front.as_mut().and_then(|front| front.pop_front());
+        if let Some(front) = self.front.take_if(|front| front.is_empty()) {
+            pool.fronts.give(front);
+        }
+        let buf = first.unwrap_or_else(|| std::mem::take(&mut self.tail));
+        self.len -= buf.len() as u64;
+        Some(buf)
+    }
+
     /// Drops the first `bytes` bytes: they are written, or need not be.
     ///
     /// # Panics
@@ -406,7 +438,7 @@ impl Output {
         }
         self.written = 0;
         self.len = 0;
-        pool.give(std::mem::take(&mut self.tail));
+        pool.take_back(&mut self.tail);
     }
 
     #[cold]

@@ -203,12 +203,12 @@ impl Parser {
 }
 
 impl Client {
-    /// Puts a request at the end of the chain. It is to be added to what the client `asked`.
+    /// Puts a request at the end of the chain. It is to be added to what the client `asked`, who joins
+    /// the crowd if there was none before it.
     #[inline(always)]
-    pub(crate) fn append(&mut self, request: u32, requests: &mut Requests, crowd: &mut Crowd) {
+    pub(crate) fn append(&mut self, request: u32, requests: &mut Requests) {
         if self.head == NONE {
             self.head = request;
-            crowd.join(&mut self.asked_in, &mut self.asked);
         } else {
             requests[self.tail].next_in_client = request;
         }
@@ -249,8 +249,7 @@ impl Client {
         mut ended: impl FnMut(Time),
     ) {
         while self.head != NONE {
-            let head = self.head;
-            let request = &mut requests[head];
+            let request = &mut requests[self.head];
             if !request.done {
                 return;
             }
@@ -266,14 +265,29 @@ impl Client {
                     self.output.push_buf(std::mem::take(&mut request.reply), bufs);
                 }
             }
-            ended(request.started);
-            self.head = request.next_in_client;
-            self.requests -= 1;
-            requests.remove(head, bufs);
-            if self.head == NONE {
-                crowd.leave();
-            }
+            ended(self.end_head(requests, bufs, crowd));
         }
+    }
+
+    /// The reply of the request that is next is in the output, which ends the request; returns when it
+    /// began.
+    #[inline(always)]
+    pub(crate) fn end_head(
+        &mut self,
+        requests: &mut Requests,
+        bufs: &mut BufPool,
+        crowd: &mut Crowd,
+    ) -> Time {
+        let head = self.head;
+        let request = &requests[head];
+        let started = request.started;
+        self.head = request.next_in_client;
+        self.requests -= 1;
+        requests.remove(head, bufs);
+        if self.head == NONE {
+            crowd.leave();
+        }
+        started
     }
 
     /// Whether its requests mean something else than those of most clients.

@@ -413,7 +413,10 @@ impl Engine {
         let slot = &mut self.requests[request];
         slot.silent = client.noreply;
         slot.asked = self.asking.asked;
-        client.append(request, &mut self.requests, &mut self.crowd);
+        if client.head == NONE {
+            self.crowd.join(&mut client.asked_in, &mut client.asked);
+        }
+        client.append(request, &mut self.requests);
         client.asked = client.asked.wrapping_add(1);
         self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);
         request

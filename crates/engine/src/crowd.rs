@@ -40,22 +40,28 @@ impl Crowd {
 
     /// A client that was owed nothing asks; `last` is the period in which it asked before, and
     /// `count` how much it asked since its count was begun.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn join(&mut self, last: &mut u32, count: &mut u32) {
         self.waiting += 1;
         self.asked += 1;
         if *last != self.period {
-            if *last / PERIODS_COUNTED != self.period / PERIODS_COUNTED {
-                *count = 0;
-            }
-            // Who has just connected takes the place of one who has gone, if there is any: of
-            // clients that ask once and go, as many are active as there are at a time.
-            match *last == 0 && self.vacant > 0 {
-                true => self.vacant -= 1,
-                false => self.recent += 1,
-            }
-            *last = self.period;
+            self.join_anew(last, count);
         }
+    }
+
+    /// The client has not asked in this period before.
+    #[inline(never)]
+    fn join_anew(&mut self, last: &mut u32, count: &mut u32) {
+        if *last / PERIODS_COUNTED != self.period / PERIODS_COUNTED {
+            *count = 0;
+        }
+        // Who has just connected takes the place of one who has gone, if there is any: of clients
+        // that ask once and go, as many are active as there are at a time.
+        match *last == 0 && self.vacant > 0 {
+            true => self.vacant -= 1,
+            false => self.recent += 1,
+        }
+        *last = self.period;
     }
 
     /// How much a client asked lately, given its `last` and `count` and whether it is owed

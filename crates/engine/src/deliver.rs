@@ -216,7 +216,7 @@ impl Engine {
         owner.output.push_buf(start, &mut self.bufs);
         owner.output.push(bytes, &mut self.bufs);
         self.mark_streaming(client, 0);
-        self.check_output(client);
+        self.check_output_before(client, bytes.len());
     }
 
     /// Sends what has come of a large reply when it is worth a write: each one wakes the client. So
@@ -242,9 +242,10 @@ impl Engine {
             self.bufs.give(buffer);
             return;
         }
+        let len = buffer.len();
         self.clients[client].output.push_buf(buffer, &mut self.bufs);
         self.mark_streaming(client, left);
-        self.check_output(client);
+        self.check_output_before(client, len);
     }
 
     /// Keeps bytes of a reply with its request, as far as somebody waits for them.
@@ -260,9 +261,14 @@ impl Engine {
 
     /// Cuts a client off that lets replies pile up.
     pub(crate) fn check_output(&mut self, index: u32) {
+        self.check_output_before(index, 0);
+    }
+
+    /// The same without the last so many bytes: part of a reply may be more than the limit by itself.
+    fn check_output_before(&mut self, index: u32, last: usize) {
         let client = &self.clients[index];
         let limit = self.pools[client.pool as usize].limits.client_output_max;
-        if client.output.len() + client.held > limit {
+        if client.output.len() + client.held - last as u64 > limit {
             self.cut_client(index, PoolCounter::ClientsOverflowed);
         }
     }
@@ -324,9 +330,10 @@ impl Engine {
         self.deliver_buf(parent, reply);
     }
 
+    /// Frees the fragments of one parent from this one on.
     pub(crate) fn free_fragments(&mut self, mut at: u32) {
+        let client = if at == NONE { NONE } else { self.waiting_client(at) };
         while at != NONE {
-            let client = self.waiting_client(at);
             let request = &mut self.requests[at];
             let Role::Fragment { next, .. } = std::mem::replace(&mut request.role, Role::Single)
             else {

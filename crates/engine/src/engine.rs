@@ -393,8 +393,10 @@ impl Engine {
 
     #[inline(never)]
     fn handle_lane_received(&mut self, conn: ConnId, bytes: &[u8]) {
-        if let Some(lane) = self.current_lane(conn) {
-            self.lane_received(lane, bytes);
+        let Some(lane) = self.current_lane(conn) else { return };
+        match self.lanes[lane as usize].paused {
+            true => self.keep_for_later(lane, bytes),
+            false => self.lane_received(lane, bytes),
         }
     }
 
@@ -491,8 +493,7 @@ impl Engine {
         }
     }
 
-    /// Bytes that went back to the allocator since the last call, less those of large buffers,
-    /// which leave it at once.
+    /// Bytes that went back to the allocator since the last call.
     pub fn take_released(&mut self) -> usize {
         self.bufs.take_released()
     }
@@ -520,6 +521,7 @@ impl Engine {
     pub fn settle(&mut self, now: Time) {
         self.now = now;
         self.rest();
+        self.requests.note_peak();
         self.publish_lanes();
         self.settle_pressure();
         if !self.resumable.is_empty() {

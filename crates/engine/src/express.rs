@@ -165,7 +165,7 @@ impl Engine {
         if !is_clear {
             return buf;
         }
-        let requests_before = client.requests;
+        let (requests_before, is_idle) = (client.requests, client.head == NONE);
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
         let expiry = pool.expiry(self.now);
         let has_tags = R::TAGS && pool.has_tags();
@@ -197,15 +197,20 @@ impl Engine {
             if let Some(asked) = R::asked(plain.bytes) {
                 slot.asked = asked;
             }
-            client.append(request, &mut self.requests, &mut self.crowd);
+            if !R::JOINS {
+                // While the slot is at hand.
+                slot.enter_lane(plain.bytes.len() as u64);
+            }
+            client.append(request, &mut self.requests);
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
             // Of those that retrieve, all but `get` have to do with uniques.
             if R::JOINS && plain.expect == Expect::Values && !plain.uniques {
-                lane.append_get(request, plain.bytes, index, requests, bufs);
+                let word = &plain.bytes[b"get".len()..plain.bytes.len() - b"\r\n".len()];
+                lane.append_get(request, word, index, requests, bufs);
             } else if R::JOINS {
                 lane.append_beside_gets(request, plain.bytes, index, requests, bufs);
             } else {
-                lane.append(request, plain.bytes.len() as u64, requests);
+                lane.link(request, plain.bytes.len() as u64, requests);
                 lane.output.push(plain.bytes, bufs);
             }
             lane.mark(&mut self.dirty_lanes);
@@ -213,6 +218,9 @@ impl Engine {
             buf = plain.rest;
         }
         let count = client.requests - requests_before;
+        if is_idle && count > 0 {
+            self.crowd.join(&mut client.asked_in, &mut client.asked);
+        }
         client.asked = client.asked.wrapping_add(count);
         self.metrics.add_pool(pool.metrics, PoolCounter::Requests, count.into());
         buf
@@ -303,10 +311,12 @@ impl Engine {
                     client.output.push(END, &mut self.bufs);
                 }
                 let (requests, bufs) = (&mut self.requests, &mut self.bufs);
-                client.deliver_done(requests, bufs, &mut self.crowd, |started| {
+                let mut ended = |started| {
                     let latency = self.now.micros_since(started);
                     self.tally.add(pool.metrics, latency, &self.metrics);
-                });
+                };
+                ended(client.end_head(requests, bufs, &mut self.crowd));
+                client.deliver_done(requests, bufs, &mut self.crowd, ended);
                 if client.paused {
                     unblocked = owner;
                 }

@@ -94,8 +94,12 @@ pub(crate) struct Lane {
     pub(crate) peer_id: u64,
     /// What its server's statistics know of it.
     pub(crate) counted: Counted,
-    /// Not read until the client has taken more of the reply.
+    /// The client is to take more of the reply before it gets any.
     pub(crate) paused: bool,
+    /// Its connection is not read.
+    pub(crate) is_muted: bool,
+    /// What came while it was paused, in order.
+    pub(crate) kept: Output,
     pub(crate) low_water: LowWater,
     /// The client whose upload is passing and goes on, or [`NONE`]. It is the only request here.
     pub(crate) upload: u32,
@@ -257,6 +261,8 @@ impl Lane {
             peer_id: 0,
             counted: Counted::default(),
             paused: false,
+            is_muted: false,
+            kept: Output::default(),
             low_water: LowWater::Byte,
             upload: NONE,
         }
@@ -281,9 +287,15 @@ impl Lane {
     /// Puts a request, whose bytes are the last `wire_len` of what waits, at the end of the queue.
     #[inline(always)]
     pub(crate) fn append(&mut self, request: u32, wire_len: u64, requests: &mut Requests) {
-        let slot = &mut requests[request];
-        slot.wire_len = wire_len;
-        slot.in_lane = true;
+        requests[request].enter_lane(wire_len);
+        self.link(request, wire_len, requests);
+    }
+
+    /// The same for one that was told so: see [`Request::enter_lane`].
+    ///
+    /// [`Request::enter_lane`]: crate::request::Request::enter_lane
+    #[inline(always)]
+    pub(crate) fn link(&mut self, request: u32, wire_len: u64, requests: &mut Requests) {
         if self.tail == NONE {
             self.head = request;
         } else {

@@ -80,10 +80,21 @@ impl Engine {
         self.tell_queues(index);
     }
 
+    /// Bytes that are read already arrived from the server, whose client is to take others first.
+    #[cold]
+    pub(crate) fn keep_for_later(&mut self, index: u32, bytes: &[u8]) {
+        self.lanes[index as usize].kept.push(bytes, &mut self.bufs);
+    }
+
     /// Passes a buffer on whole, if all of it is the middle of one reply that its client gets as it
-    /// comes. Returns whether it did.
+    /// comes, or keeps it for later. Returns whether it did.
     pub(crate) fn lane_received_buffer(&mut self, index: u32, buffer: &mut Vec<u8>) -> bool {
         let lane = &mut self.lanes[index as usize];
+        if lane.paused {
+            self.bufs.charge(buffer.capacity());
+            lane.kept.push_buf(std::mem::take(buffer), &mut self.bufs);
+            return true;
+        }
         if lane.in_flight == 0 || !self.requests[lane.head].streaming {
             return false;
         }

@@ -83,7 +83,7 @@ pub use failure::{CloseReason, Failure};
 pub use files::OpenFiles;
 pub use id::ConnId;
 pub use inquiry::{Place, Rest};
-pub use memory::MemoryBound;
+pub use memory::{DriverMemory, MemoryBound};
 pub use monitor::{Hearing, Overheard};
 pub use moving::{Export, SessionParts, Silence};
 pub use tally::Answered;

@@ -51,6 +51,15 @@ const BUFFER_ROOM_FACTOR: u64 = 4;
 /// held.
 const HEAP_LOSS: u64 = 8;
 
+/// What a worker's driver takes, whichever that is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverMemory {
+    /// Bytes of its own, beside what clients make it hold.
+    pub size: u64,
+    /// Bytes of one connection that still come, behind one read, when it is to be paused.
+    pub late: u64,
+}
+
 /// The most memory that one worker takes, in parts, and why. Sockets' memory is the kernel's and
 /// not among it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,8 +83,8 @@ pub struct MemoryBound {
 }
 
 impl MemoryBound {
-    /// For workers that may open so many files each, and whose driver takes so many bytes.
-    pub fn new(snapshot: &Snapshot, open_files: u64, driver: u64) -> Self {
+    /// For workers that may open so many files each.
+    pub fn new(snapshot: &Snapshot, open_files: u64, driver: DriverMemory) -> Self {
         let global = &snapshot.global;
         let workers = global.worker_processes.max(1);
         let pools = &snapshot.pools;
@@ -86,11 +95,12 @@ impl MemoryBound {
         let clients = if by_files { most } else { by_limits };
         let scratch = pools.iter().map(scratch).max().unwrap_or(0);
         let fixed = pools.iter().map(|pool| pool_at_rest(pool, workers)).sum::<u64>();
-        let per_client = pools.iter().map(held_by_client).max().unwrap_or(0);
+        let of_client = |pool| held_by_client(pool, driver.late);
+        let per_client = pools.iter().map(of_client).max().unwrap_or(0);
         let session_lanes = |pool: &Pool| files.sessions().min(sessions_max(pool, 0, workers));
         let by_lanes = pools.iter().fold(0, |sum: u64, pool| {
             sum.saturating_add(held_by_lane(pool).saturating_mul(lanes(pool, workers)))
-                .saturating_add(private_lanes(pool) * held_by_upload(pool))
+                .saturating_add(private_lanes(pool) * held_by_private_lane(pool, driver.late))
                 .saturating_add(held_by_subscriptions(pool))
                 .saturating_add(session_lanes(pool).saturating_mul(held_by_session(pool)))
         });
@@ -101,7 +111,7 @@ impl MemoryBound {
             clients,
             by_files,
             fixed: PROGRAM + (POOLED_SIZE_MAX + KEPT_SIZE_MAX) as u64 + scratch + fixed,
-            driver,
+            driver: driver.size,
             allowed: clients.saturating_mul(per_client).saturating_add(by_lanes),
             memory_max: global.worker_memory_max,
             largest: pools
@@ -197,7 +207,7 @@ fn scratch(pool: &Pool) -> u64 {
     arguments(pool) * SCRATCH_OF_ARGUMENT
 }
 
-fn held_by_client(pool: &Pool) -> u64 {
+fn held_by_client(pool: &Pool, late: u64) -> u64 {
     let limits = &pool.limits;
     let requests = u64::from(limits.client_requests_max);
     let gathers = match pool.protocol {
@@ -207,7 +217,7 @@ fn held_by_client(pool: &Pool) -> u64 {
                 * GATHER_OF_MEMCACHED_BYTE
         }
     };
-    let input = 2 * (limits.request_size_max + READ_SIZE_MAX as u64);
+    let input = 2 * (limits.request_size_max + READ_SIZE_MAX as u64 + late);
     let output = limits.client_output_max + READ_SIZE_MAX as u64;
     let room = (output * (BUFFER_ROOM_FACTOR - 1)).min(requests * BUFFER_ROOM_MAX);
     let early = match pool.protocol {
@@ -217,8 +227,9 @@ fn held_by_client(pool: &Pool) -> u64 {
     input + early + scratch(pool) + output + room + requests * (REQUEST_SIZE as u64 + gathers)
 }
 
-fn held_by_upload(pool: &Pool) -> u64 {
-    BUFFER_ROOM_FACTOR * AHEAD_MAX.min(pool.limits.request_size_max)
+/// An upload, or the reply to it that its client is to wait for.
+fn held_by_private_lane(pool: &Pool, late: u64) -> u64 {
+    BUFFER_ROOM_FACTOR * (AHEAD_MAX.min(pool.limits.request_size_max) + late)
 }
 
 /// All subscriptions of different topics, and the message that comes from each server.
@@ -318,9 +329,13 @@ mod tests {
     use crate::slab::Slab;
 
     fn bound(text: &str) -> MemoryBound {
+        bound_with(DriverMemory::default(), text)
+    }
+
+    fn bound_with(driver: DriverMemory, text: &str) -> MemoryBound {
         let text = format!("{text}\n    listen: 127.0.0.1:1\n    servers:\n     - 127.0.0.1:2:1\n");
         match cashew_config::parse("f", &text, &Context::of_system()) {
-            Ok(loaded) => MemoryBound::new(&loaded.snapshot, 1000, 0),
+            Ok(loaded) => MemoryBound::new(&loaded.snapshot, 1000, driver),
             Err(errors) => panic!("{errors}"),
         }
     }
@@ -359,6 +374,17 @@ mod tests {
         assert_eq!(more("redis: true", "redis: true\n    databases: 1"), 30);
         assert_eq!(more("protocol: auto", "protocol: text"), 1);
         assert_eq!(more("protocol: auto", "protocol: binary"), 1);
+    }
+
+    #[test]
+    fn what_comes_of_paused_connections_counts() {
+        let text = "global: {memory_max: 0, worker_processes: 1}\npools:\n  p:\n    \
+                    client_connections: 10";
+        let without = bound(text);
+        let with = bound_with(DriverMemory { size: 1 << 20, late: 1 << 19 }, text);
+        assert_eq!(with.driver, 1 << 20);
+        // Of ten clients, and of the server's four connections for large values.
+        assert!(with.allowed - without.allowed >= 14 << 19);
     }
 
     #[test]

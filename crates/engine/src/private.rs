@@ -153,12 +153,17 @@ impl Engine {
         let conn = lane.conn;
         if !lane.paused && waits > limit && is_alone {
             lane.paused = true;
-            self.actions.push_back(Action::PauseRead { conn });
+            if !std::mem::replace(&mut lane.is_muted, true) {
+                self.actions.push_back(Action::PauseRead { conn });
+            }
         } else if lane.paused && waits <= limit / 2 {
             lane.paused = false;
-            self.actions.push_back(Action::ResumeRead { conn });
             let expiry = self.pools[lane.pool as usize].expiry(self.now);
             lane.arm(index, expiry, &mut self.timers);
+        }
+        if lane.is_muted && !lane.paused && lane.kept.is_empty() {
+            lane.is_muted = false;
+            self.actions.push_back(Action::ResumeRead { conn });
         }
     }
 
@@ -175,7 +180,19 @@ impl Engine {
             let lane = &self.lanes[index as usize];
             if lane.paused && self.reader_of(lane) == client {
                 self.balance(index);
+                self.take_kept(index);
             }
+        }
+    }
+
+    /// Goes on with what came while the lane was paused.
+    fn take_kept(&mut self, index: u32) {
+        while let lane = &mut self.lanes[index as usize]
+            && !lane.paused
+            && let Some(bytes) = lane.kept.pop(&mut self.bufs)
+        {
+            self.lane_received(index, &bytes);
+            self.bufs.give(bytes);
         }
     }
 
@@ -245,6 +262,8 @@ impl Engine {
         lane.generation = lane.generation.wrapping_add(1);
         lane.dirty = false;
         lane.paused = false;
+        lane.is_muted = false;
+        lane.kept.clear(&mut self.bufs);
         lane.handshake.output.clear(&mut self.bufs);
         lane.handshake.reply.clear();
         lane.batches.clear();

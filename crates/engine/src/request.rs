@@ -210,11 +210,17 @@ impl Request {
         }
     }
 
+    /// It stands in a lane's queue, with so many bytes in the lane's output.
+    #[inline(always)]
+    pub(crate) fn enter_lane(&mut self, wire_len: u64) {
+        self.wire_len = wire_len;
+        self.in_lane = true;
+    }
+
     /// Keeps bytes of the reply.
     #[inline]
     pub(crate) fn hold(&mut self, bytes: &[u8], bufs: &mut BufPool) {
-        bufs.reserve(&mut self.reply, bytes.len());
-        self.reply.extend_from_slice(bytes);
+        bufs.extend(&mut self.reply, bytes);
     }
 
     /// Makes a request of a free slot, where the reply is empty and the role single.

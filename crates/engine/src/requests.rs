@@ -21,7 +21,7 @@ pub(crate) struct Requests {
     slots: Vec<Request>,
     free: u32,
     len: u32,
-    /// The largest `len` since the last [`Requests::shrink`].
+    /// The largest `len` at the end of a turn since the last [`Requests::shrink`].
     peak: u32,
     /// Bytes of the buffers of free slots.
     kept: usize,
@@ -45,7 +45,6 @@ impl Requests {
     #[inline(always)]
     pub(crate) fn add(&mut self, pool: u32, client: u32, started: Time) -> (u32, &mut Request) {
         self.len += 1;
-        self.peak = self.peak.max(self.len);
         if self.free == NONE {
             self.grow();
         }
@@ -68,7 +67,7 @@ impl Requests {
 
     /// Frees a slot whose reply and role have been taken care of, and its buffer if it is large or
     /// many are kept.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn remove(&mut self, index: u32, bufs: &mut BufPool) {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.is_used && slot.reply.is_empty());
@@ -77,12 +76,18 @@ impl Requests {
         slot.next_in_client = self.free;
         let capacity = slot.reply.capacity();
         if capacity > REPLY_KEPT_MAX || self.kept + capacity > KEPT_SIZE_MAX {
-            bufs.give(std::mem::take(&mut slot.reply));
+            give_reply(slot, bufs);
         } else {
             self.kept += capacity;
         }
         self.free = index;
         self.len -= 1;
+    }
+
+    /// A turn is over.
+    #[inline]
+    pub(crate) fn note_peak(&mut self) {
+        self.peak = self.peak.max(self.len);
     }
 
     /// Gives trailing free slots and the buffers of all free ones back when most of the array was
@@ -124,6 +129,11 @@ impl Requests {
         }
         self.kept = 0;
     }
+}
+
+#[inline(never)]
+fn give_reply(slot: &mut Request, bufs: &mut BufPool) {
+    bufs.take_back(&mut slot.reply);
 }
 
 impl Index<u32> for Requests {

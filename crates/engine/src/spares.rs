@@ -5,13 +5,11 @@ pub(crate) struct Spares<T> {
     free: Vec<T>,
     /// Fewest values that lay unused since the last [`Spares::trim`].
     idle: usize,
-    /// Most values that lay unused since then.
-    most: usize,
 }
 
 impl<T> Default for Spares<T> {
     fn default() -> Self {
-        Self { free: Vec::new(), idle: 0, most: 0 }
+        Self { free: Vec::new(), idle: 0 }
     }
 }
 
@@ -24,28 +22,17 @@ impl<T> Spares<T> {
 
     #[inline]
     pub(crate) fn give(&mut self, value: T) {
-        if self.free.len() == self.free.capacity() {
-            return self.give_more(value);
-        }
         self.free.push(value);
-        self.most = self.most.max(self.free.len());
     }
 
-    /// Apart, so that hardly anything has to be saved for it.
-    #[cold]
-    fn give_more(&mut self, value: T) {
-        self.free.push(value);
-        self.most = self.most.max(self.free.len());
-    }
-
-    /// Drops half of the values that nobody needed since the last call.
+    /// Drops half of the values that nobody needed since the last call, and twice their room: a list
+    /// that has grown has room for twice as many as it had to hold, at most.
     pub(crate) fn trim(&mut self, dropped: impl FnMut(T)) {
         let surplus = self.idle.div_ceil(2);
         // The front of the stack is what has been idle longest.
         self.free.drain(..surplus).for_each(dropped);
-        self.free.shrink_to(self.most * 2);
+        self.free.shrink_to(self.free.capacity().saturating_sub(2 * surplus));
         self.idle = self.free.len();
-        self.most = self.free.len();
     }
 }
 

@@ -99,6 +99,78 @@ fn a_reply_may_take_longer_than_the_timeout_if_it_goes_on() {
     assert!(world.closed.contains(&client) && world.closed.contains(&lane));
 }
 
+/// All of it comes in one wait, whether or not the lane is paused.
+fn flood(world: &mut World, lane: ConnId, bytes: &[u8], piece: usize) {
+    for piece in bytes.chunks(piece) {
+        world.engine.handle_received_buffer(lane, &mut piece.to_vec(), world.now);
+    }
+    world.tick();
+}
+
+/// The client takes some of what waits for it, again and again.
+fn take_slowly(world: &mut World, client: ConnId, len: usize) -> Vec<u8> {
+    let mut seen = Vec::new();
+    while seen.len() < len {
+        world.write_some(client, 16_000.min(len - seen.len()));
+        seen.extend(world.received(client));
+        world.tick();
+    }
+    seen
+}
+
+#[test]
+fn what_came_when_the_server_was_not_to_be_read_waits_for_the_client() {
+    for piece in [READ_SIZE, 1000] {
+        let (mut world, client) = world("");
+        let lane = ask(&mut world, client);
+        let reply = reply(3 * MIB);
+        world.stuck.push(client);
+        flood(&mut world, lane, &reply, piece);
+        assert!(world.paused.contains(&lane));
+        let held = world.engine.held_bytes();
+        assert!((3 * MIB..4 * MIB).contains(&held), "it is counted: {held}");
+        assert!(take_slowly(&mut world, client, reply.len()) == reply);
+        let is_resumed =
+            |action: &&Action| matches!(action, Action::ResumeRead { conn } if *conn == lane);
+        assert_eq!(world.actions.iter().filter(is_resumed).count(), 1, "when all had its turn");
+        world.assert_idle();
+        world.stuck.clear();
+        world.send(client, redis("GET big"));
+        world.expect(lane, redis("GET big"));
+    }
+}
+
+#[test]
+fn a_reply_larger_than_the_limit_passes_a_client_that_reads() {
+    let (mut world, client) = world("client_output_pause: 64kb\nclient_output_max: 64kb");
+    let lane = ask(&mut world, client);
+    let reply = reply(MIB);
+    world.stuck.push(client);
+    let mut seen = Vec::new();
+    for several in reply.chunks(5 * READ_SIZE) {
+        assert!(!world.paused.contains(&lane));
+        flood(&mut world, lane, several, READ_SIZE);
+        seen.extend(take_slowly(&mut world, client, several.len()));
+    }
+    assert!(seen == reply);
+    assert!(world.closed.is_empty());
+    world.assert_idle();
+}
+
+#[test]
+fn a_server_that_leaves_a_paused_connection_takes_what_waited_with_it() {
+    let (mut world, client) = world("");
+    let lane = ask(&mut world, client);
+    world.stuck.push(client);
+    flood(&mut world, lane, &reply(4 * MIB)[..3 * MIB], READ_SIZE);
+    world.close(lane, CloseReason::Reset);
+    world.stuck.clear();
+    world.write(client);
+    world.tick();
+    assert!(world.closed.contains(&client), "it has half a reply");
+    world.assert_idle();
+}
+
 /// What the driver was told, in order.
 fn low_water(world: &World, lane: ConnId) -> Vec<u32> {
     let of_lane = |action: &Action| match action {

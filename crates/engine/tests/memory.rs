@@ -5,7 +5,7 @@ mod world;
 
 use std::fs;
 
-use cashew_engine::{ConnId, MemoryBound};
+use cashew_engine::{ConnId, DriverMemory, MemoryBound};
 use world::{World, pool, redis};
 
 const OPEN_FILES: u64 = 2000;
@@ -33,7 +33,8 @@ fn worker(max: u64, options: &str) -> (World, ConnId, u64) {
     );
     snapshot.global.worker_memory_max = Some(max);
     let (world, [lane]) = World::connected::<1>(&snapshot);
-    (world, lane, MemoryBound::new(&snapshot, OPEN_FILES, 0).total())
+    let driver = DriverMemory::default();
+    (world, lane, MemoryBound::new(&snapshot, OPEN_FILES, driver).total())
 }
 
 /// Clients that each ask as often as they may, until so much is held. Returns how often they asked.

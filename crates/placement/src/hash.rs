@@ -145,12 +145,20 @@ fn fnv1(init: u32, prime: u32, key: &[u8]) -> u32 {
 #[inline(always)]
 fn fnv1a(init: u32, prime: u32, key: &[u8]) -> u32 {
     let step = |hash: u32, byte: u8| (hash ^ sign_extend(byte)).wrapping_mul(prime);
-    // Each step needs the one before it; four at a time at least save the loop's own. Loops are
+    // Each step needs the one before it; several at a time at least save the loop's own. Loops are
     // never a call, as a fold may be.
-    let (fours, rest) = key.as_chunks::<4>();
     let mut hash = init;
-    for &[a, b, c, d] in fours {
-        hash = step(step(step(step(hash, a), b), c), d);
+    let (eights, rest) = key.as_chunks::<8>();
+    for bytes in eights {
+        for &byte in bytes {
+            hash = step(hash, byte);
+        }
+    }
+    let (fours, rest) = rest.as_chunks::<4>();
+    for bytes in fours {
+        for &byte in bytes {
+            hash = step(hash, byte);
+        }
     }
     for &byte in rest {
         hash = step(hash, byte);

@@ -4,7 +4,8 @@
 //! plain numbers and may be called by any thread at any time.
 #![allow(unsafe_code)]
 
-/// Bytes from which a buffer gets a mapping of its own, which ends when the buffer is freed.
+/// Bytes from which a buffer gets a mapping of its own, which ends when the buffer is freed, unless
+/// the heap has room for it when it is made.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED_MIN: i32 = 64 * 1024;
 

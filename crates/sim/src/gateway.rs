@@ -20,6 +20,8 @@ use crate::world::Fabric;
 
 /// Most bytes of one read.
 const READ_SIZE: usize = 64 * 1024;
+/// A driver has read so much more of a connection when it is told to pause.
+const LATE_MAX: usize = 640 * 1024;
 /// Most slices of one write.
 const SLICES_MAX: usize = 8;
 
@@ -77,6 +79,8 @@ pub(crate) struct Socket {
     /// `None` while connecting.
     pub(crate) conn: Option<u32>,
     paused: bool,
+    /// While it is paused: how much more has been read before, and is yet to be told.
+    late: usize,
     /// Fewer bytes are not read, unless no more can come.
     low_water: usize,
     write_blocked: bool,
@@ -91,6 +95,7 @@ impl Socket {
         Self {
             conn: Some(conn),
             paused: false,
+            late: 0,
             low_water: 1,
             write_blocked: false,
             ended: false,
@@ -345,18 +350,20 @@ impl Gateway {
         let now = fabric.clock.time();
         let token = self.token_of(conn, fabric);
         let Some(socket) = self.sockets.get_mut(&token) else { return };
-        if (socket.paused && !socket.detaching) || fabric.network.is_reset(conn, Side::Gateway) {
+        let is_paused = socket.paused && !socket.detaching;
+        if (is_paused && socket.late == 0) || fabric.network.is_reset(conn, Side::Gateway) {
             return;
         }
         let ready = fabric.network.readable(conn, Side::Gateway);
         if ready < socket.low_water && !fabric.network.is_complete(conn, Side::Gateway) {
             return;
         }
-        let ready = ready.min(READ_SIZE);
+        let ready = ready.min(READ_SIZE).min(if is_paused { socket.late } else { usize::MAX });
         let max = piece(ready, fabric.cuts, &mut fabric.random);
         let bytes = fabric.network.read(conn, Side::Gateway, max, &mut fabric.clock);
         let id = ConnId::from_token(token);
         if !bytes.is_empty() {
+            socket.late = socket.late.saturating_sub(bytes.len());
             let at = fabric.clock.now();
             let numbers = [u64::from(self.id), u64::from(conn), 0];
             fabric.trace.quote(at, "gateway reads", numbers, &bytes);
@@ -369,7 +376,7 @@ impl Gateway {
                 self.push(Input::Readable { conn }, fabric);
             }
             self.engine.handle_received(id, &bytes, now);
-        } else if fabric.network.at_end(conn, Side::Gateway) && !socket.ended {
+        } else if fabric.network.at_end(conn, Side::Gateway) && !socket.ended && !is_paused {
             socket.ended = true;
             fabric.trace.note(
                 fabric.clock.now(),
@@ -429,6 +436,7 @@ impl Gateway {
                 Action::PauseRead { conn } => {
                     if let Some(socket) = self.sockets.get_mut(&conn.token()) {
                         socket.paused = true;
+                        socket.late = fabric.random.pick(&[0, 1, 100, LATE_MAX]);
                     }
                 }
                 Action::ResumeRead { conn } => {
@@ -530,7 +538,8 @@ impl Gateway {
                     let limits = &fabric.pools[pool].limits;
                     // The gateway's own answers may repeat a request (ECHO), one at a time.
                     let local = limits.client_output_pause + fabric.request_size_max;
-                    let limit = limits.client_output_max.max(local) as usize;
+                    // Part of a reply that is passed on is told from what waits before it.
+                    let limit = limits.client_output_max.max(local) as usize + READ_SIZE;
                     assert!(waiting <= limit, "I4: {waiting} bytes wait for client {client}");
                 }
                 Peer::Server(server) => {

@@ -19,6 +19,7 @@ use std::os::fd::OwnedFd;
 use cashew_config::snapshot::IoEngine;
 use cashew_control::ChildChannel;
 use cashew_driver::{Driver, EpollDriver, Refusal, UringDriver};
+use cashew_engine::DriverMemory;
 
 use crate::start::Start;
 
@@ -44,12 +45,14 @@ pub fn run(control: OwnedFd) -> Result<(), Error> {
     }
 }
 
-/// The most bytes that a worker takes for moving bytes in this way, beside what its clients make it
-/// hold. Where the kernel refuses io_uring it takes less.
-pub fn driver_size(engine: IoEngine) -> u64 {
+/// The most memory that a worker takes for moving bytes in this way. Where the kernel refuses io_uring
+/// it takes less.
+pub fn driver_memory(engine: IoEngine) -> DriverMemory {
     match engine {
-        IoEngine::Auto | IoEngine::Epoll => 0,
-        IoEngine::Uring => UringDriver::SIZE_MAX,
+        IoEngine::Auto | IoEngine::Epoll => DriverMemory { size: 0, late: EpollDriver::LATE_MAX },
+        IoEngine::Uring => {
+            DriverMemory { size: UringDriver::SIZE_MAX, late: UringDriver::LATE_MAX }
+        }
     }
 }
 

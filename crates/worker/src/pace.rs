@@ -189,7 +189,7 @@ impl Pace {
         let may_go = is_complete || (held.due <= now && !is_worth_a_look);
         if may_go {
             self.gathering.note_batch(is_complete);
-            self.slow.note_batch(active.saturating_sub(held.waiting));
+            self.slow.note_batch(active.saturating_sub(held.waiting), absent_max);
             if !is_complete && held.latest <= now {
                 self.distrust_periods = DISTRUST_PERIODS;
             }

@@ -466,7 +466,7 @@ impl<D: Driver> Worker<D> {
     /// Gives freed memory back to the system once a peak is over: while more is being freed, more
     /// is likely to be needed again.
     fn return_memory(&mut self) {
-        let released = self.core.engine.take_released();
+        let released = self.core.engine.take_released() + self.driver.take_released();
         self.unreturned += released;
         if self.unreturned >= TRIM_MIN && released < self.unreturned / 8 {
             self.unreturned = 0;

@@ -37,6 +37,15 @@ macro_rules! contract {
                 }
             })*
         }
+
+        mod older_uring {
+            $(#[test]
+            fn $name() {
+                if crate::bench::has_uring() {
+                    super::$name(crate::bench::older_uring_driver);
+                }
+            })*
+        }
     };
 }
 
@@ -64,6 +73,10 @@ pub(crate) fn uring_driver() -> UringDriver {
     UringDriver::new().expect("io_uring")
 }
 
+pub(crate) fn older_uring_driver() -> UringDriver {
+    UringDriver::as_before_6_17().expect("io_uring")
+}
+
 /// Whether there is something to test: a container may forbid io_uring, an old kernel has none.
 pub(crate) fn has_uring() -> bool {
     match UringDriver::new() {
@@ -74,19 +87,6 @@ pub(crate) fn has_uring() -> bool {
             false
         }
     }
-}
-
-/// Whether this kernel can be told how much to receive of a connection, which io_uring needs in order
-/// to hold little of one that is paused: since Linux 6.17.
-pub(crate) fn has_receive_limit() -> bool {
-    let uname = rustix::system::uname();
-    let mut numbers = uname.release().to_str().unwrap().split(['.', '-']);
-    let mut next = || numbers.next().unwrap().parse::<u32>().unwrap();
-    let is_new = (next(), next()) >= (6, 17);
-    if !is_new {
-        eprintln!("skipped: the kernel is older than 6.17");
-    }
-    is_new
 }
 
 /// A token of the first table, where accepted connections go.

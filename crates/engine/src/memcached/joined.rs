@@ -31,8 +31,6 @@ const STAGES_MAX: usize = 4;
 const LINE_SIZE_MAX: usize = 2000;
 /// Keys that are answered are forgotten when they take this much.
 const ANSWERED_MAX: usize = 4096;
-/// So much room for keys is kept while there are none.
-const ROOM_KEPT_MAX: usize = 4096;
 const VERB: &[u8] = b"get";
 const LINE_END: &[u8] = b"\r\n";
 /// What of a line is counted to the last of its gets.
@@ -43,7 +41,7 @@ pub(crate) const END: &[u8; 5] = b"END\r\n";
 /// A lane's gets of several keys.
 pub(crate) struct Joined {
     /// Keys of those that are joined and in the output, or sent, in the order of the lane, each
-    /// behind a space.
+    /// behind a space. From a pool.
     keys: Vec<u8>,
     /// Where those begin that are not answered.
     answered: usize,
@@ -168,11 +166,10 @@ impl Joined {
 
     #[inline(never)]
     fn forget_answered(&mut self, bufs: &mut BufPool) {
-        bufs.discharge(self.answered);
         self.keys.drain(..self.answered);
         self.answered = 0;
-        if self.keys.is_empty() && self.keys.capacity() > ROOM_KEPT_MAX {
-            self.keys = Vec::new();
+        if self.keys.is_empty() {
+            bufs.take_back(&mut self.keys);
         }
     }
 
@@ -213,18 +210,18 @@ fn word_len(request: &Request) -> usize {
 }
 
 impl Lane {
-    /// Puts `bytes`, a `get` of one key, into the first get that waits and may have it.
+    /// Puts a `get` of one key, whose `word` has the space in front of it, into the first get that
+    /// waits and may have it.
     #[inline(always)]
     pub(crate) fn append_get(
         &mut self,
         request: u32,
-        bytes: &[u8],
+        word: &[u8],
         client: u32,
         requests: &mut Requests,
         bufs: &mut BufPool,
     ) {
-        let (text, _) = bytes.split_at(bytes.len() - LINE_END.len());
-        let (_, word) = text.split_at(VERB.len());
+        let wire_len = (FRAME_LEN + word.len()) as u64;
         let mark = mark_of(client);
         let stages = &mut self.joined.stages;
         let mut at = stages.of(mark).map_or(0, |(at, is_behind)| at + usize::from(is_behind));
@@ -244,16 +241,17 @@ impl Lane {
         stage.asking |= mark;
         if at == stages.count {
             stage.line = bufs.take_for(LINE_SIZE_MAX);
-            stage.line.extend_from_slice(text);
+            stage.line.extend_from_slice(VERB);
+            stage.line.extend_from_slice(word);
             stage.first = request;
             stage.last = request;
             stage.end = request;
             stages.count += 1;
-            stages.len += text.len();
+            stages.len += VERB.len() + word.len();
             if at == 0 {
                 (stages.first, stages.before) = (request, before);
             }
-            self.append(request, bytes.len() as u64, requests);
+            self.append(request, wire_len, requests);
             return;
         }
         stage.line.extend_from_slice(word);
@@ -265,7 +263,7 @@ impl Lane {
         requests[last].expect = Expect::Joined;
         requests[last].wire_len -= FRAME_LEN as u64;
         requests[request].expect = Expect::JoinedLast;
-        self.insert_behind(last, request, bytes.len() as u64, requests);
+        self.insert_behind(last, request, wire_len, requests);
         self.uncounted_size -= FRAME_LEN as u64;
     }
 
@@ -416,9 +414,7 @@ impl Lane {
         for stage in &mut stages.list[..count] {
             let Stage { mut line, first, last, rest, .. } = std::mem::take(stage);
             if first != last {
-                let keys = &line[VERB.len()..];
-                self.joined.keys.extend_from_slice(keys);
-                bufs.charge(keys.len());
+                bufs.extend(&mut self.joined.keys, &line[VERB.len()..]);
             }
             line.extend_from_slice(LINE_END);
             self.output.push(&line, bufs);

@@ -226,7 +226,7 @@ fn value(buf: &[u8]) -> Option<&[u8]> {
 #[inline(always)]
 pub(super) fn value_head(buf: &[u8]) -> Option<(&[u8], u64, &[u8])> {
     let (key, rest) = key(buf)?;
-    let (size, rest) = number(number(rest)?.1)?;
+    let (size, rest) = number(behind_number(rest)?)?;
     let rest = if rest.first() == Some(&b' ') { number(rest)?.1 } else { rest };
     Some((key, size, behind_line_end(rest)?))
 }

@@ -401,47 +401,113 @@ fn run_out(pace: &mut Pace, waiting: u32, lull_us: u64, now: Time) -> bool {
     goes_at_once
 }
 
+/// A policy that holds batches of fifty clients back for as long as it may.
+fn wide() -> Pace {
+    let mut pace = Pace::new(5000);
+    run(&mut pace, 2000, 20, true);
+    pace
+}
+
 #[test]
 fn clients_that_come_after_a_lull_again_and_again_are_not_waited_for() {
     let now = Time::from_micros(1_000_000);
-    let mut pace = Pace::new(5000);
-    run(&mut pace, 2000, 20, true);
-    // A pause of all of them says nothing of each.
-    assert!(!run_out(&mut pace, 5, 150, now));
-    assert!(!run_out(&mut pace, 40, 150, now));
-    assert!(!run_out(&mut pace, 39, 150, now));
+    let mut pace = wide();
+    // A pause of all of them says nothing of each, and a batch may come together by chance.
+    for waiting in [5, 40, 39, 40] {
+        assert!(!run_out(&mut pace, waiting, 150, now));
+        assert!(run_out(&mut pace, 49, 150, now));
+        assert_eq!(pace.slow.count(), 0);
+    }
+    assert!(!run_out(&mut pace, 38, 150, now));
     assert_eq!(pace.slow.count(), 11 - 1);
     assert!(run_out(&mut pace, 40, 150, now));
     assert!(!run_out(&mut pace, 39, 150, now));
-    assert!(run_out(&mut pace, 49, 150, now));
-    // Whose asking ends the wait is no faster for it.
+    // Whose asking ends the wait is no faster for it. Four such batches and the one before, which said
+    // eleven, then five more.
     let mut crowd = Crowd::with(37, 50);
-    for _ in 0..slow::BATCHES {
+    for count in [10, 10, 10, 11, 11, 11, 11, 11, 13] {
         crowd.received = pace.received + 50;
         crowd.waiting = 37;
         assert!(!pace.may_go(&crowd, now));
         crowd.waiting = 40;
         assert!(pace.may_go(&crowd, now));
+        assert_eq!(pace.slow.count(), count);
     }
-    assert_eq!(pace.slow.count(), 13);
-    // It is tried again after a while.
-    run(&mut pace, u64::from(PERIODS_PER_SECOND) * PERIOD_US / 100, 20, true);
-    assert!(!run_out(&mut pace, 40, 150, now));
+    crowd.received = pace.received + 50;
+    crowd.waiting = 37;
+    assert!(pace.may_go(&crowd, now));
+}
+
+#[test]
+fn a_batch_that_waits_for_more_to_ask_anew_says_nothing_of_who_is_slow() {
+    let now = Time::from_micros(1_000_000);
+    let mut pace = wide();
+    for _ in 0..5 {
+        assert!(!run_out(&mut pace, 40, 150, now));
+        // So many wait that nobody need ask, but few have asked since the last batch.
+        let mut crowd = Crowd::with(49, 50);
+        crowd.received = pace.received + 10;
+        assert!(!pace.may_go(&crowd, now));
+        assert!(pace.may_go(&crowd, now + Duration::from_micros(WINDOW_MAX_US)));
+    }
+    assert_eq!(pace.slow.count(), 10);
 }
 
 #[test]
 fn who_is_late_now_and_then_or_while_others_ask_is_waited_for() {
     let now = Time::from_micros(1_000_000);
-    let mut pace = Pace::new(5000);
-    run(&mut pace, 2000, 20, true);
+    let mut pace = wide();
     for _ in 0..10 {
-        assert!(!run_out(&mut pace, 40, 150, now));
-        assert!(!run_out(&mut pace, 40, 150, now));
-        assert!(run_out(&mut pace, 49, 150, now));
-        assert!(!run_out(&mut pace, 40, 150, now));
-        assert!(!run_out(&mut pace, 40, 150, now));
+        for batch in 0..slow::BATCHES {
+            let is_late = batch % 4 == 0;
+            assert_eq!(run_out(&mut pace, if is_late { 40 } else { 49 }, 150, now), !is_late);
+        }
+    }
+    for _ in 0..slow::BATCHES {
         assert!(!run_out(&mut pace, 40, 149, now));
     }
+    assert_eq!(pace.slow.count(), 0);
+}
+
+/// Ten of fifty are slow, and as much time has passed as they are not waited for.
+fn with_slow_ones_tried_anew(now: Time) -> Pace {
+    let mut pace = wide();
+    while pace.slow.count() == 0 {
+        run_out(&mut pace, 40, 150, now);
+    }
+    let turns = u64::from(slow::PERIODS) * PERIOD_US / 100;
+    run(&mut pace, turns - 20, 20, true);
+    assert_eq!(pace.slow.count(), 10);
+    run(&mut pace, 20, 20, true);
+    assert_eq!(pace.slow.count(), 0);
+    pace
+}
+
+#[test]
+fn who_is_slow_still_is_known_by_one_batch() {
+    let now = Time::from_micros(1_000_000);
+    let mut pace = with_slow_ones_tried_anew(now);
+    assert!(!run_out(&mut pace, 42, 150, now));
+    assert_eq!(pace.slow.count(), 8);
+    // A pause of more than were known says nothing of the others.
+    assert!(!run_out(&mut pace, 20, 150, now));
+    assert_eq!(pace.slow.count(), 10);
+    assert!(run_out(&mut pace, 40, 150, now));
+    // Fewer before do not make it less.
+    for _ in 0..3 {
+        assert!(!run_out(&mut pace, 38, 150, now));
+    }
+    assert_eq!(pace.slow.count(), 10);
+}
+
+#[test]
+fn who_is_slow_no_more_is_waited_for_again() {
+    let now = Time::from_micros(1_000_000);
+    let mut pace = with_slow_ones_tried_anew(now);
+    for _ in 0..slow::BATCHES {
+        assert!(run_out(&mut pace, 49, 150, now));
+    }
+    assert!(!run_out(&mut pace, 40, 150, now));
     assert_eq!(pace.slow.count(), 0);
 }
 

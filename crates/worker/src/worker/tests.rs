@@ -37,6 +37,8 @@ struct Fake {
 }
 
 impl Driver for Fake {
+    const LATE_MAX: u64 = 0;
+
     fn listen(&mut self, _: u32, _: OwnedFd) -> io::Result<()> {
         Ok(())
     }
@@ -96,6 +98,10 @@ impl Driver for Fake {
     }
 
     fn flush(&mut self, _: &mut impl Handler) {}
+
+    fn take_released(&mut self) -> usize {
+        0
+    }
 
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         self.waits.set(self.waits.get() + 1);
