@@ -128,6 +128,7 @@ TARGETS = [
     Target("mc-p1", CPU, 0.70, NUTCRACKER),
     Target("mc-p16", CPU, 0.55, NUTCRACKER),
     Target("mc-one", CPU, 0.70, NUTCRACKER),
+    Target("mc-mget", CPU, 0.60, NUTCRACKER),
     Target("mc-one", SERVER_CPU, 0.65, NUTCRACKER),
     Target("idle", "bytes_per_connection", 256),
     Target("peak", "peak_kib", 8192),

@@ -377,9 +377,6 @@ impl Engine {
             let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane as usize) else {
                 continue;
             };
-            if !request.separator.is_empty() {
-                lane.output.push(request.separator, &mut self.bufs);
-            }
             lane.output.push(key, &mut self.bufs);
         }
         let parent = self.new_request(client);
@@ -460,7 +457,6 @@ impl Engine {
         } else {
             let request = FragmentText {
                 head: &|_, _| {},
-                separator: b"",
                 keys: std::iter::repeat(text),
                 foot: b"",
                 expect,
@@ -537,8 +533,6 @@ impl Engine {
 pub(crate) struct FragmentText<'a, K> {
     /// Writes the start, given the number of keys.
     pub(crate) head: &'a dyn Fn(&mut Vec<u8>, u32),
-    /// What stands in front of each key.
-    pub(crate) separator: &'static [u8],
     /// The keys in their order, each with what belongs to it, as they are written.
     pub(crate) keys: K,
     pub(crate) foot: &'a [u8],

@@ -8,6 +8,7 @@ use cashew_protocol::resp;
 use crate::buffer::LARGE;
 use crate::engine::Engine;
 use crate::lane::{Link, Scanner};
+use crate::memcached::{END, Part};
 use crate::request::Role;
 use crate::slab::NONE;
 
@@ -30,13 +31,22 @@ impl Engine {
             let fragment = lane.head;
             let request = &mut self.requests[fragment];
             let Role::Fragment { parent, .. } = request.role else { break };
+            let mut end: &[u8] = b"";
             // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
             if request.arrived > 0 || request.is_tagged {
                 break;
             }
+            let is_joined = request.expect.is_joined();
             let plain = match (&lane.scanner, request.expect) {
                 (Scanner::Redis(_), _) => resp::plain_reply_or_array(buf),
                 (Scanner::Memcached(_), Expect::Values) => memcached::plain_values(buf),
+                (Scanner::Memcached(_), _) if is_joined => {
+                    let part = lane.joined.plain_part(request, buf);
+                    part.map(|Part { reply, is_open, rest }| {
+                        end = if is_open { END } else { b"" };
+                        (reply, rest)
+                    })
+                }
                 _ => None,
             };
             let Some((reply, rest)) = plain.filter(|(reply, _)| reply.len() < LARGE) else { break };
@@ -44,10 +54,15 @@ impl Engine {
             request.in_lane = false;
             request.done = true;
             lane.pop_head(request.next_in_lane, request.wire_len);
+            if is_joined {
+                lane.joined.pop_key(request, &mut self.bufs);
+            }
             let client = self.requests[parent].client;
             if client != NONE {
-                self.requests[fragment].hold(reply, &mut self.bufs);
-                self.clients[client].held += reply.len() as u64;
+                let request = &mut self.requests[fragment];
+                request.hold(reply, &mut self.bufs);
+                request.hold(end, &mut self.bufs);
+                self.clients[client].held += (reply.len() + end.len()) as u64;
             }
             self.end_batch(index);
             self.fragment_done(fragment, parent);

@@ -128,8 +128,8 @@ impl Requests {
     ) -> Option<()> {
         let start = out.len();
         self.places_of_values(fragments, gather, places);
-        let keys = gather.keys.iter().zip(&gather.owners);
-        for (key, &owner) in keys.skip(gather.dealt as usize) {
+        let dealt = gather.dealt as usize;
+        for (key, &owner) in gather.keys[dealt..].iter().zip(&gather.owners[dealt..]) {
             let place = &mut places[owner as usize];
             let block = block_of(key.of(&gather.text), self.undealt(*place)?);
             out.extend_from_slice(block);

@@ -237,7 +237,6 @@ impl Engine {
                     encode::write_array_header(out, 1 + step * keys as usize);
                     out.extend_from_slice(name);
                 },
-                separator: b"",
                 keys: args[1..].iter().skip(step - 1).step_by(step).map(|last| {
                     let end = behind(last);
                     &bytes[std::mem::replace(&mut start, end)..end]

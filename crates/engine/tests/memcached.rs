@@ -210,7 +210,8 @@ fn the_error_of_a_fragment_is_the_answer() {
         "VALUE b 0 1\r\n2\r\nSERVER_ERROR out of memory\r\n",
         "ERROR\r\n",
     ] {
-        world.send(client, "get a b\r\nget a\r\n");
+        world.send(client, "get a b\r\n");
+        world.send(client, "get a\r\n");
         world.send(a, "VALUE a 0 1\r\n1\r\nEND\r\n");
         world.send(b, error);
         let line = error.split_inclusive("\r\n").last().expect("a line");
@@ -261,7 +262,9 @@ fn what_is_wrong_with_a_retrieval_changes_nothing_before_it() {
         ("VALUE b 0 1\r\n2\r\nSERVER_ERROR x\r\n", "SERVER_ERROR x\r\n"),
         ("VALUE f 0 1\r\n2\r\nEND\r\n", "SERVER_ERROR Server sent an invalid reply\r\n"),
     ] {
-        world.send(client, "get a b\r\nget b a\r\nget a\r\n");
+        for request in ["get a b\r\n", "get b a\r\n", "get a\r\n"] {
+            world.send(client, request);
+        }
         world.send(a, "VALUE a 0 1\r\n1\r\nEND\r\nVALUE a 0 1\r\n1\r\nEND\r\nEND\r\n");
         world.expect(client, "");
         world.send(b, format!("VALUE b 0 1\r\n2\r\nEND\r\n{reply}"));

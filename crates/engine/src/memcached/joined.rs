@@ -1,9 +1,11 @@
-//! Gets of one key that leave together, as one get of all their keys.
+//! Gets that leave together, as one get of all their keys.
 //!
 //! memcached writes to its connection after each `get`, however many have come by one read, and
 //! writes once for a `get` of many keys. So of the gets that wait for one write of a lane each
 //! takes its place in one, `get a b c`, and the reply is dealt out by the keys that it names:
-//! a server spends a fraction of its system calls, and so does the gateway on reading.
+//! a server spends a fraction of its system calls, and so does the gateway on reading. A get of several
+//! keys on several servers takes part with each of them as if it were a get of its own, whose reply is
+//! put together with the others' in the end.
 //!
 //! What waits so stands in up to [`STAGES_MAX`] stages at the end of the lane's queue, each a get
 //! and behind it what clients of that get have asked since. Whoever asks stands as far in front as
@@ -14,13 +16,16 @@
 //! A server names its hits in the order of the keys, but a proxy in its place may not. So whose key is
 //! named comes to the front, and who is passed by has missed only when the reply ends.
 
+use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::{self, Expect, REPLY_LINE_SIZE_MAX};
 
 use crate::buffer::BufPool;
+use crate::bulk::Mark;
+use crate::dispatch::Split;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
-use crate::lane::{Lane, Scan};
-use crate::request::Request;
+use crate::lane::{Lane, Link, Scan};
+use crate::request::{Gather, Merge, Request, Role};
 use crate::requests::Requests;
 use crate::slab::NONE;
 
@@ -29,6 +34,8 @@ const STAGES_MAX: usize = 4;
 /// Longest get that is made of several. Before 1.4.8 memcached closed on lines of more than 2,048
 /// bytes.
 const LINE_SIZE_MAX: usize = 2000;
+/// A get of more keys has enough in common on each server to go by itself, as one request to each.
+pub(super) const JOINED_KEYS_MAX: usize = 32;
 /// Keys that are answered are forgotten when they take this much.
 const ANSWERED_MAX: usize = 4096;
 const VERB: &[u8] = b"get";
@@ -442,6 +449,76 @@ enum Meaning {
 }
 
 impl Engine {
+    /// Finds the lanes for a get of these keys, where each can be a get of its own. What is known to be
+    /// large is not put together with what is small.
+    pub(super) fn find_lanes_to_join<'k>(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        mut keys: impl Iterator<Item = &'k [u8]>,
+        size: usize,
+    ) -> bool {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let queue_max = pool.limits.server_queue_max;
+        let has_large = !pool.large_replies.is_empty()
+            && keys.any(|key| pool.large_replies.contains(Mark::of(key)));
+        let can_join = !has_large
+            && (0..split.parts.len()).all(|at| {
+                let found = self.lane_for(client, split.parts[at].server, size);
+                let part = &mut split.parts[at];
+                found.is_ok_and(|index| {
+                    let lane = &self.lanes[index as usize];
+                    part.lane = index;
+                    lane.is_shared()
+                        && matches!(lane.link, Link::Ready { .. })
+                        && lane.in_flight + lane.unsent + part.keys <= queue_max
+                })
+            });
+        if !can_join {
+            split.parts.iter_mut().for_each(|part| part.lane = NONE);
+        }
+        can_join
+    }
+
+    /// Asks for each of the keys, whose `words` have the space in front of them, by a get of its own, on
+    /// the lanes that [`Engine::find_lanes_to_join`] has found.
+    pub(super) fn join_gets<'b>(
+        &mut self,
+        client: u32,
+        split: &Split,
+        mut gather: Box<Gather>,
+        words: impl Iterator<Item = &'b [u8]>,
+    ) {
+        let parent = self.new_request(client);
+        let pool_index = self.clients[client].pool;
+        let pool = &self.pools[pool_index as usize];
+        let expiry = pool.expiry(self.now);
+        let (mut first, mut last) = (NONE, NONE);
+        for (&owner, word) in split.owners.iter().zip(words) {
+            let (fragment, slot) = self.requests.add(pool_index, NONE, self.now);
+            slot.role = Role::Fragment { parent, next: NONE };
+            slot.mark = Mark::of(&word[1..]);
+            slot.expect = Expect::Values;
+            slot.asked = self.asking.asked;
+            match last {
+                NONE => first = fragment,
+                last => self.requests[last].role = Role::Fragment { parent, next: fragment },
+            }
+            last = fragment;
+            let index = split.parts[owner as usize].lane;
+            let lane = &mut self.lanes[index as usize];
+            lane.append_get(fragment, word, client, &mut self.requests, &mut self.bufs);
+            lane.mark(&mut self.dirty_lanes);
+            lane.arm(index, expiry, &mut self.timers);
+        }
+        // The fragment of each key is its own.
+        (0..).zip(&mut gather.owners).for_each(|(at, owner)| *owner = at);
+        let pending = gather.owners.len() as u32;
+        let merge = Merge::Values(gather);
+        self.requests[parent].role = Role::Parent { fragments: first, pending, merge };
+        self.metrics.add_pool(pool.metrics, PoolCounter::Fragments, split.parts.len() as u64);
+    }
+
     /// Takes bytes of the reply to a get of several keys; returns what is left of them.
     pub(crate) fn joined_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index as usize];

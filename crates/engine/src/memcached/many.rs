@@ -30,6 +30,13 @@ pub(super) fn access(verb: Verb) -> Access {
     }
 }
 
+/// A key as it follows others, with the space in front of it. Every key has one: nothing else parts it
+/// from the word before.
+#[inline]
+pub(super) fn behind_space(key: Span, bytes: &[u8]) -> &[u8] {
+    &bytes[key.start as usize - 1..key.end()]
+}
+
 /// How far a request has come.
 pub(crate) struct Many {
     /// Bytes of the request.
@@ -150,8 +157,7 @@ impl Engine {
                     gather.is_part = true;
                     let request = FragmentText {
                         head: &|out, _| out.extend_from_slice(start),
-                        separator: b" ",
-                        keys: part.iter().map(|key| key.of(bytes)),
+                        keys: part.iter().map(|key| behind_space(*key, bytes)),
                         foot: b"\r\n",
                         expect: Expect::Values,
                         size: start.len()

@@ -20,7 +20,7 @@ mod uniques;
 
 pub(crate) use auth::{greet, is_greeted};
 pub(crate) use fallback::Notes;
-pub(crate) use joined::{END, Joined};
+pub(crate) use joined::{END, Joined, Part};
 pub(crate) use many::Many;
 pub(crate) use stats::{Aggregate, merge_packets, merge_stats};
 pub(crate) use uniques::tags;

@@ -10,12 +10,17 @@ use crate::slab::NONE;
 impl Engine {
     /// Bytes came of a fragment of a retrieval: passes on what is next for the client, and whole.
     /// Small replies are kept together, so that a server's failure can still be answered.
+    #[inline]
     pub(crate) fn stream_values(&mut self, fragment: u32) {
         let Role::Fragment { parent, .. } = self.requests[fragment].role else { return };
-        let state = &self.requests[parent];
-        if !state.streaming && self.requests[fragment].reply.len() < LARGE {
-            return;
+        if self.requests[parent].streaming || self.requests[fragment].reply.len() >= LARGE {
+            self.stream_large(parent);
         }
+    }
+
+    #[inline(never)]
+    fn stream_large(&mut self, parent: u32) {
+        let state = &self.requests[parent];
         let client = state.client;
         let is_next = client != NONE && self.clients[client].head == parent;
         let is_values = matches!(state.role, Role::Parent { merge: Merge::Values(_), .. });

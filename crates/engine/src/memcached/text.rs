@@ -7,7 +7,8 @@ use cashew_protocol::memcached::{
 use cashew_protocol::redis::Access;
 
 use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
-use super::many::{PART_KEYS, access};
+use super::joined::JOINED_KEYS_MAX;
+use super::many::{PART_KEYS, access, behind_space};
 use super::meta::{FENCE, plain_key};
 use super::stats::Kind;
 use crate::buffer::LARGE;
@@ -276,13 +277,23 @@ impl Engine {
             Ok(Some(server)) => self.forward_to(client, Some(server), Expect::Values, bytes.len()),
             Ok(None) => {
                 let gather = self.gather_with_keys(&split, keys, bytes);
+                let is_plain =
+                    parser.verb() == Verb::Get && keys[0].start as usize == b"get ".len();
+                if is_plain && keys.len() <= JOINED_KEYS_MAX {
+                    let keys_of = || keys.iter().map(|key| key.of(bytes));
+                    if self.find_lanes_to_join(client, &mut split, keys_of(), bytes.len()) {
+                        let words = keys.iter().map(|key| behind_space(*key, bytes));
+                        self.join_gets(client, &split, gather, words);
+                        self.scratch.split = split;
+                        return Plan::Done;
+                    }
+                }
                 // Verb and, for gat, the expiry.
                 let start = &bytes[..keys[0].start as usize];
                 let start = start.trim_ascii_end();
                 let request = FragmentText {
                     head: &|out, _| out.extend_from_slice(start),
-                    separator: b" ",
-                    keys: keys.iter().map(|key| key.of(bytes)),
+                    keys: keys.iter().map(|key| behind_space(*key, bytes)),
                     foot: b"\r\n",
                     expect: Expect::Values,
                     size: bytes.len(),
