@@ -125,6 +125,7 @@ impl Engine {
         (lane.head, lane.tail, lane.first_unsent) = (NONE, NONE, NONE);
         (lane.unsent, lane.partial, lane.in_flight, lane.in_flight_size) = (0, 0, 0, 0);
         lane.upload = NONE;
+        lane.close_gets(&mut self.bufs);
         lane.output.clear(&mut self.bufs);
         if lane.has_connection() {
             self.disconnect(index, Closed::ByUs);

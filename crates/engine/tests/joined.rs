@@ -661,3 +661,34 @@ fn misses_are_told_instead_of_failures_where_that_is_wished() {
     world.expect(x, hit("a", "1"));
     world.expect(y, "END\r\n");
 }
+
+/// The connection that a large value comes on is set aside with what waits for it to be written. Then
+/// its client goes, who is behind with reading.
+#[test]
+fn what_waits_on_a_lane_that_is_abandoned_is_said_to_nobody() {
+    let options =
+        "timeout: 400\npreconnect: true\nclient_output_max: 600kb\nclient_output_pause: 600kb";
+    let (mut world, [first]): (World, [ConnId; 1]) = World::connected(&pool(options, 1));
+    let [x, y] = [(); 2].map(|()| client(&mut world));
+    world.stuck.push(x);
+    world.send(x, "get big\r\n");
+    world.expect(first, "get big\r\n");
+    let now = world.now;
+    world.engine.handle_received(x, b"get s\r\n", now);
+    let reply = hit("big", &"v".repeat(310_000));
+    for piece in reply.as_bytes().chunks(100_000) {
+        world.engine.handle_received(first, piece, now);
+    }
+    world.engine.handle_closed(x, CloseReason::Reset, now);
+    world.tick();
+    assert!(world.closed.contains(&first));
+    let shared = world.accept(0);
+    world.expect(shared, "");
+    // A large value is known by its key, and is asked for on the lane that was abandoned.
+    world.send(y, "get big\r\n");
+    let private = world.accept(0);
+    world.expect(private, "get big\r\n");
+    world.send(private, "END\r\n");
+    world.expect(y, "END\r\n");
+    world.assert_idle();
+}
