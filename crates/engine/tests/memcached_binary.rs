@@ -217,6 +217,16 @@ fn a_failed_server_is_an_error_or_a_miss() {
 }
 
 #[test]
+fn a_quiet_miss_stays_quiet_where_a_hit_breaks_off() {
+    let (mut world, client, [a, ..]) = four_servers("on_failure: miss");
+    world.send(client, [ask(GETQ, 1, "a"), ask(NOOP, 2, "")].concat());
+    world.send(a, &hit(GETQ, 1, "value")[..26]);
+    world.close(a, CloseReason::Reset);
+    world.expect(client, reply(NOOP, 0, 2, ""));
+    world.assert_idle();
+}
+
+#[test]
 fn malformed_packets_are_answered_and_closed() {
     for (request, told) in [
         (packet(0x80, GET, 0, 1, [b"", b"", b""]), reply(GET, 4, 1, "Invalid arguments")),

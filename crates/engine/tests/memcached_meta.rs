@@ -201,6 +201,16 @@ fn a_failed_server_is_an_error_or_a_miss() {
 }
 
 #[test]
+fn a_quiet_miss_stays_quiet_where_a_hit_breaks_off() {
+    let (mut world, client, [a, ..]) = four_servers("on_failure: miss");
+    world.send(client, "mg a v q\r\nmn\r\n");
+    world.send(a, "VA 10\r\n01");
+    world.close(a, CloseReason::Reset);
+    world.expect(client, "MN\r\n");
+    world.assert_idle();
+}
+
+#[test]
 fn statistics_of_all_servers_are_put_together() {
     let (mut world, client, lanes) = four_servers("");
     world.send(client, "stats\r\nstats items\r\nstats reset\r\n");

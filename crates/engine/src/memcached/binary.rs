@@ -164,7 +164,8 @@ impl Engine {
         let header = parser.header();
         let opcode = parser.opcode();
         let reticence = opcode.reticence();
-        self.asking.asked = Asked { opcode: header.opcode, opaque: header.opaque, reticence };
+        self.asking.asked =
+            Asked { opcode: header.opcode, opaque: header.opaque, reticence, is_sifted: false };
         self.asking.is_tagged = false;
         self.asking.expect = match parser.is_quiet() {
             true => Expect::PacketQuiet,

@@ -99,7 +99,7 @@ impl Engine {
 impl Failed<'_> {
     fn write(&self, misses: bool, out: &mut Vec<u8>, is_unwanted: &mut bool) {
         if misses && self.write_miss(out) {
-            *is_unwanted = matches!(self.expect, Expect::MetaQuiet | Expect::PacketQuiet);
+            *is_unwanted = self.asked.is_sifted || self.expect.is_sifted();
             return;
         }
         match self.expect {

@@ -40,6 +40,8 @@ pub(crate) struct Asked {
     pub(crate) opaque: [u8; 4],
     /// What is left out of a reply that is sifted.
     pub(crate) reticence: Reticence,
+    /// Its reply was sifted: what has begun is wanted, and what takes its place may not be.
+    pub(crate) is_sifted: bool,
 }
 
 /// The request of memcached that is being dispatched.

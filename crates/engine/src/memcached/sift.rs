@@ -59,6 +59,7 @@ impl Engine {
     /// Decides by the start of a reply, or by all of a fenced one.
     fn judge(&mut self, index: u32) {
         let request = &mut self.requests[index];
+        request.asked.is_sifted = true;
         let asked = request.asked;
         let is_unwanted = match request.expect {
             Expect::Fenced => {
