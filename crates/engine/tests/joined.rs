@@ -5,6 +5,7 @@ mod world;
 use std::collections::HashMap;
 
 use cashew_engine::{CloseReason, ConnId};
+use world::gets::{random_of, serve, together, value};
 use world::{World, pool};
 
 /// All keys are of the one server.
@@ -21,18 +22,6 @@ fn client(world: &mut World) -> ConnId {
     world.send(client, "what\r\n");
     world.received(client);
     client
-}
-
-/// What several clients ask in the same turn of the loop.
-fn together(world: &mut World, requests: &[(ConnId, &str)]) {
-    for (client, request) in requests {
-        world.engine.handle_received(*client, request.as_bytes(), world.now);
-    }
-    world.tick();
-}
-
-fn value(key: &str, data: &str) -> String {
-    format!("VALUE {key} 0 {}\r\n{data}\r\n", data.len())
 }
 
 fn hit(key: &str, data: &str) -> String {
@@ -203,13 +192,7 @@ fn pipelines_of_gets_and_sets_by_turns_share_few_gets() {
 #[test]
 fn whatever_order_is_written_each_client_finds_what_it_has_set() {
     for seed in 1..=60_u64 {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut random = move |below: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 33) as usize % below
-        };
+        let mut random = random_of(seed);
         let (mut world, clients, lane) = one_server::<150>();
         let mut known = [(); 150].map(|()| String::new());
         let mut stored: HashMap<String, String> = HashMap::new();
@@ -251,25 +234,6 @@ fn whatever_order_is_written_each_client_finds_what_it_has_set() {
         }
         world.assert_idle();
     }
-}
-
-/// What a server answers.
-fn serve(requests: &str, stored: &mut HashMap<String, String>) -> String {
-    let mut reply = String::new();
-    let mut lines = requests.lines();
-    while let Some(line) = lines.next() {
-        let mut words = line.split(' ');
-        if words.next() == Some("set") {
-            let key = words.next().expect("it has a key");
-            stored.insert(key.into(), lines.next().expect("it has a value").into());
-            reply += "STORED\r\n";
-        } else {
-            let found = words.filter_map(|key| Some(value(key, stored.get(key)?)));
-            reply.extend(found);
-            reply += "END\r\n";
-        }
-    }
-    reply
 }
 
 #[test]

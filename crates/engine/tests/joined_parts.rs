@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
+use world::gets::{random_of, serve, together, value};
 use world::{World, pool};
 
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
@@ -20,18 +21,6 @@ fn four_servers<const N: usize>(options: &str) -> (World, [ConnId; N], [ConnId; 
         client
     });
     (world, clients, lanes)
-}
-
-/// What several clients ask in the same turn of the loop.
-fn together(world: &mut World, requests: &[(ConnId, &str)]) {
-    for (client, request) in requests {
-        world.engine.handle_received(*client, request.as_bytes(), world.now);
-    }
-    world.tick();
-}
-
-fn value(key: &str, data: &str) -> String {
-    format!("VALUE {key} 0 {}\r\n{data}\r\n", data.len())
 }
 
 #[test]
@@ -145,25 +134,6 @@ fn no_more_is_asked_of_a_server_than_may_wait() {
     world.assert_idle();
 }
 
-/// What a server answers.
-fn serve(requests: &str, stored: &mut HashMap<String, String>) -> String {
-    let mut reply = String::new();
-    let mut lines = requests.lines();
-    while let Some(line) = lines.next() {
-        let mut words = line.split(' ');
-        if words.next() == Some("set") {
-            let key = words.next().expect("it has a key");
-            stored.insert(key.into(), lines.next().expect("it has a value").into());
-            reply += "STORED\r\n";
-        } else {
-            let found = words.filter_map(|key| Some(value(key, stored.get(key)?)));
-            reply.extend(found);
-            reply += "END\r\n";
-        }
-    }
-    reply
-}
-
 /// Clients that each have keys of their own, of which they know what they have set last, and ask for
 /// several of them at once. Replies come in pieces, and while others ask.
 #[test]
@@ -171,13 +141,7 @@ fn whatever_is_put_together_each_client_finds_what_it_has_set() {
     const CLIENTS: usize = 140;
     const LETTERS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
     for seed in 1..=40_u64 {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut random = move |below: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 33) as usize % below
-        };
+        let mut random = random_of(seed);
         let (mut world, clients, lanes) = four_servers::<CLIENTS>("");
         let mut known: HashMap<String, String> = HashMap::new();
         let mut stored = [(); 4].map(|()| HashMap::new());

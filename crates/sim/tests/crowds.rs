@@ -1,11 +1,10 @@
 //! I1, I2: where requests of many clients leave together, each gets its own replies. More seeds with
 //! `CASHEW_SIM_SEEDS=<count>`, from `CASHEW_SIM_FROM=<seed>`.
 
-use cashew_sim::{Scenario, run};
+mod seeds;
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|text| text.parse().ok())
-}
+use cashew_sim::{Scenario, run};
+use seeds::number;
 
 #[test]
 fn what_leaves_together_comes_back_to_each() {

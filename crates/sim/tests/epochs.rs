@@ -3,13 +3,12 @@
 //! pause allows. More seeds with `CASHEW_SIM_SEEDS=<count>`, from `CASHEW_SIM_FROM=<seed>`; one with
 //! `CASHEW_SIM_EPOCHS_SEED=<seed>`.
 
+mod seeds;
+
 use cashew_sim::{Counts, Scenario, run};
+use seeds::number;
 
 const SEEDS: u64 = 200;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().expect("it is a number"))
-}
 
 #[test]
 fn epochs_change_under_load() {

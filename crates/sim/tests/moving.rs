@@ -2,11 +2,10 @@
 //! order, and no connection is closed for that. More seeds with `CASHEW_SIM_SEEDS=<count>`, from
 //! `CASHEW_SIM_FROM=<seed>`.
 
-use cashew_sim::{Counts, Scenario, run};
+mod seeds;
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|text| text.parse().ok())
-}
+use cashew_sim::{Counts, Scenario, run};
+use seeds::number;
 
 #[test]
 fn clients_that_are_handed_over_do_not_notice() {

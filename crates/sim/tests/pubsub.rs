@@ -6,6 +6,8 @@
 //! subscribed hears numbers that grow, and from the first that was published after the subscription
 //! was confirmed all of them, until a connection between its worker and a server breaks.
 
+mod seeds;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -13,16 +15,13 @@ use std::sync::Arc;
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, Setup, Time};
 use cashew_metrics::{Layout, Segments};
+use seeds::number;
 
 const CHANNELS: usize = 6;
 const SERVERS: usize = 4;
 const SUBSCRIBERS: usize = 8;
 /// What a pattern subscriber has instead of a channel.
 const PATTERN: &str = "c:*";
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|text| text.parse().ok())
-}
 
 #[test]
 fn subscriptions_are_neither_lost_nor_doubled() {

@@ -3,11 +3,10 @@
 //! `CASHEW_SIM_SEEDS=<count>`, from `CASHEW_SIM_FROM=<seed>`; one, with its events printed if it
 //! fails, with `CASHEW_SIM_SEED=<seed>`.
 
-use cashew_sim::{Counts, Scenario, run};
+mod seeds;
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|text| text.parse().ok())
-}
+use cashew_sim::{Counts, Scenario, run};
+use seeds::number;
 
 fn sweep(scenario: impl Fn(u64) -> Scenario + std::panic::RefUnwindSafe) -> Counts {
     let from = number("CASHEW_SIM_SEED").or(number("CASHEW_SIM_FROM")).unwrap_or(1);

@@ -1,14 +1,12 @@
 //! Many seeds on every push; more with `CASHEW_SIM_SEEDS=<count>`, from `CASHEW_SIM_FROM=<seed>`;
 //! one, with its events printed if it fails, with `CASHEW_SIM_SEED=<seed>`.
 
+mod seeds;
+
 use cashew_sim::{Counts, Report, Scenario, run};
+use seeds::number;
 
 const SEEDS: u64 = 300;
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
-}
 
 #[test]
 fn sweep() {

@@ -1,6 +1,8 @@
 //! An engine with hand-played clients and servers: tests read like transcripts.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod gets;
+
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::Arc;
