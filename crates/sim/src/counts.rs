@@ -13,6 +13,8 @@ pub struct Counts {
     /// Quiet batches that were answered, and those of them that faults took something from.
     pub batches: u64,
     pub torn_batches: u64,
+    /// Commands with keys of several clients.
+    pub shared: u64,
     /// Executions of requests that gateways pass on while they arrive.
     pub uploads: u64,
     /// Executions of requests whose connection the gateway had given up.
@@ -46,6 +48,7 @@ impl AddAssign for Counts {
         self.executions += other.executions;
         self.batches += other.batches;
         self.torn_batches += other.torn_batches;
+        self.shared += other.shared;
         self.uploads += other.uploads;
         self.late += other.late;
         self.cuts += other.cuts;

@@ -1,7 +1,7 @@
 //! A server process: its state of health and its connections. What it does with requests is the
 //! model's business.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cashew_config::snapshot::{Pool, Protocol};
 
@@ -325,6 +325,8 @@ impl Server {
         let (now, number) = (fabric.clock.now(), u64::from(self.id));
         fabric.trace.quote(now, "server executes", [number, u64::from(conn), 0], &done.tag);
         fabric.oracle.counts.transactions += u64::from(done.tags.is_some());
+        let owners: BTreeSet<u32> = done.keys.iter().filter_map(|key| owner_of(&key.0)).collect();
+        fabric.oracle.counts.shared += u64::from(owners.len() > 1);
         for (at, (key, payload, outcome)) in done.keys.iter().enumerate() {
             let tag = done.tags.as_ref().map_or(&done.tag, |tags| &tags[at]);
             let by_exec = done.tags.is_some();

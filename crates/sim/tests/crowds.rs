@@ -3,14 +3,22 @@
 
 mod seeds;
 
-use cashew_sim::{Scenario, run};
+use cashew_sim::{Counts, Scenario, run};
 use seeds::number;
 
 #[test]
 fn what_leaves_together_comes_back_to_each() {
     let from = number("CASHEW_SIM_FROM").unwrap_or(1);
     let seeds = number("CASHEW_SIM_SEEDS").unwrap_or(30);
-    let is_bad = |&seed: &u64| std::panic::catch_unwind(|| run(&Scenario::crowds(seed))).is_err();
-    let failed: Vec<u64> = (from..from + seeds).filter(is_bad).collect();
+    let mut total = Counts::default();
+    let mut failed = Vec::new();
+    for seed in from..from + seeds {
+        match std::panic::catch_unwind(|| run(&Scenario::crowds(seed))) {
+            Ok(report) => total += report.counts,
+            Err(_) => failed.push(seed),
+        }
+    }
+    println!("{total:?}");
     assert!(failed.is_empty(), "{} of {seeds} seeds fail: {failed:?}", failed.len());
+    assert!(total.shared > 20 * seeds, "{total:?}");
 }
