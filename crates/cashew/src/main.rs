@@ -16,6 +16,9 @@ use std::process::ExitCode;
 
 use arguments::{Arguments, CommandArguments};
 
+#[global_allocator]
+static ALLOCATOR: cashew_process::memory::Allocator = cashew_process::memory::Allocator;
+
 fn main() -> ExitCode {
     cashew_process::memory::map_large_buffers();
     let arguments = match Arguments::parse() {
