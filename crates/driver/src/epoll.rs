@@ -1,6 +1,7 @@
 //! The epoll driver: every descriptor is registered once, edge-triggered, and read until a short
 //! read; no `epoll_ctl` per request.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -13,8 +14,8 @@ use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, 
 use crate::low_water;
 use crate::precise::PreciseWait;
 use crate::socket::{
-    ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
-    drain, finish_connecting, refuse, start_connecting,
+    ACCEPTS_PER_TICK, BYTES_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX,
+    close_kind, drain, finish_connecting, refuse, start_connecting,
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
@@ -31,8 +32,12 @@ const ACCEPT_FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEX
 pub struct EpollDriver {
     epoll: OwnedFd,
     precise: PreciseWait,
+    /// Of this round, which is over when all of them have been reported and `reading` has been read:
+    /// as a rule within one tick.
     events: Vec<Event>,
-    /// There may be more events than the last tick has fetched.
+    /// So many of them have been reported.
+    reported: usize,
+    /// There may be more events than the last round has fetched.
     is_cut: bool,
     tables: [Vec<Socket>; 2],
     listeners: Vec<Listener>,
@@ -43,8 +48,8 @@ pub struct EpollDriver {
     /// When to try again to accept from those that are parked; set while there are any.
     unpark_at: Option<Instant>,
     intake: Intake,
-    /// The list being worked on; kept for its memory.
-    reading: Vec<Token>,
+    /// Who was `unread` when this round began, and has not been read since.
+    reading: VecDeque<Token>,
     /// Connections to let go of.
     leaving: Vec<Token>,
 }
@@ -52,10 +57,20 @@ pub struct EpollDriver {
 /// What reads share.
 struct Intake {
     buffer: Vec<u8>,
-    /// Connections that may have more to read than was taken.
-    unread: Vec<Token>,
-    /// Counts ticks, and begins again.
-    tick: u8,
+    /// Connections that may have more to read than was taken; for the next round.
+    unread: VecDeque<Token>,
+    /// Counts rounds, and begins again.
+    round: u8,
+    /// Bytes read in this tick.
+    taken: usize,
+}
+
+impl Intake {
+    /// Whether more is read in this tick.
+    #[inline(always)]
+    fn has_room(&self) -> bool {
+        self.taken < BYTES_PER_TICK
+    }
 }
 
 struct Listener {
@@ -66,9 +81,9 @@ struct Listener {
     /// Out of descriptors: not watched until one is free again.
     parked: bool,
     /// How many to accept at once: as many as waited the last time. Asking for one that is not
-    /// there costs the kernel a socket; one that is left over is reported again by the next tick.
+    /// there costs the kernel a socket; one that is left over is reported again by the next round.
     expected: usize,
-    /// How many were accepted since nobody was left over, and in which tick the last of them.
+    /// How many were accepted since nobody was left over, and in which round the last of them.
     accepted: usize,
     accepted_at: u8,
 }
@@ -78,7 +93,7 @@ struct Listener {
 struct Socket {
     descriptor: Option<OwnedFd>,
     generation: u32,
-    /// When bytes came last. Taking an old tick for this one is harmless.
+    /// When bytes came last. Taking an old round for this one is harmless.
     read_at: u8,
     state: State,
 }
@@ -110,7 +125,7 @@ fn find(tables: &mut [Vec<Socket>; 2], conn: Token) -> Option<&mut Socket> {
 }
 
 impl Socket {
-    /// One read; what is left over is for the next tick.
+    /// One read; what is left over is for the next round.
     ///
     /// # Errors
     /// When the connection has failed.
@@ -125,15 +140,15 @@ impl Socket {
         if self.state.paused || !self.state.readable {
             return Ok(());
         }
-        let Intake { buffer, unread, tick } = intake;
+        let Intake { buffer, unread, round, taken } = intake;
         if buffer.capacity() < READ_SIZE {
             *buffer = handler.buffer(READ_SIZE);
         }
         buffer.clear();
         let room = buffer.capacity();
         match net::recv(descriptor, spare_capacity(buffer), RecvFlags::empty()) {
-            // The end has a tick of its own.
-            Ok((0, _)) if self.read_at == *tick => self.list(conn, unread),
+            // The end has a round of its own.
+            Ok((0, _)) if self.read_at == *round => self.list(conn, unread),
             Ok((0, _)) => {
                 self.state.readable = false;
                 if !std::mem::replace(&mut self.state.ended, true) {
@@ -141,7 +156,8 @@ impl Socket {
                 }
             }
             Ok((len, _)) => {
-                self.read_at = *tick;
+                self.read_at = *round;
+                *taken += len;
                 // A short read means empty: the next bytes make a new edge.
                 if len == room || self.state.thorough {
                     self.list(conn, unread);
@@ -157,10 +173,10 @@ impl Socket {
         Ok(())
     }
 
-    /// Has it read in the next tick.
-    fn list(&mut self, conn: Token, unread: &mut Vec<Token>) {
+    /// Has it read in the next round.
+    fn list(&mut self, conn: Token, unread: &mut VecDeque<Token>) {
         if !std::mem::replace(&mut self.state.listed, true) {
-            unread.push(conn);
+            unread.push_back(conn);
         }
     }
 }
@@ -171,15 +187,21 @@ impl EpollDriver {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             precise: PreciseWait::new(),
             events: Vec::with_capacity(EVENTS_PER_TICK),
+            reported: 0,
             is_cut: false,
             tables: [Vec::new(), Vec::new()],
             listeners: Vec::new(),
             next_key: 0,
             draining: Vec::new(),
             unpark_at: None,
-            reading: Vec::new(),
+            reading: VecDeque::new(),
             leaving: Vec::new(),
-            intake: Intake { buffer: Vec::with_capacity(READ_SIZE), unread: Vec::new(), tick: 0 },
+            intake: Intake {
+                buffer: Vec::with_capacity(READ_SIZE),
+                unread: VecDeque::new(),
+                round: 0,
+                taken: 0,
+            },
         })
     }
 
@@ -202,7 +224,7 @@ impl EpollDriver {
         table[conn.index()] = Socket {
             descriptor: Some(descriptor),
             generation: conn.generation(),
-            read_at: self.intake.tick.wrapping_sub(1),
+            read_at: self.intake.round.wrapping_sub(1),
             state: State { connecting, ..State::default() },
         };
         Ok(())
@@ -301,11 +323,11 @@ impl EpollDriver {
         let Some(index) = self.listeners.iter().position(|listener| listener.key == key) else {
             return;
         };
-        let tick = self.intake.tick;
+        let round = self.intake.round;
         let listener = &mut self.listeners[index];
-        // Where more was to be told than fits into a tick not every tick tells of the listener.
+        // Where more was to be told than fits into a round not every round tells of the listener.
         let is_cut = self.is_cut;
-        if is_cut || listener.accepted_at == tick.wrapping_sub(1) {
+        if is_cut || listener.accepted_at == round.wrapping_sub(1) {
             // Some were left over, or may have been.
             listener.expected = (2 * listener.expected).min(ACCEPTS_PER_TICK);
         } else {
@@ -317,13 +339,13 @@ impl EpollDriver {
             match net::accept_with(&listener.socket, ACCEPT_FLAGS) {
                 Ok(descriptor) => {
                     listener.accepted += 1;
-                    listener.accepted_at = tick;
+                    listener.accepted_at = round;
                     self.take(id, descriptor, handler);
                 }
                 Err(Errno::AGAIN) => {
                     listener.expected = listener.accepted.clamp(1, ACCEPTS_PER_TICK);
                     // Nobody is left over.
-                    listener.accepted_at = tick.wrapping_sub(1);
+                    listener.accepted_at = round.wrapping_sub(1);
                     return;
                 }
                 // The connection was reset while it waited, or a signal came.
@@ -390,45 +412,58 @@ impl EpollDriver {
         }
     }
 
-    /// Waits for events and keeps them.
+    /// Waits for events and keeps them: a round begins.
     fn fetch(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.events.clear();
+        self.reported = 0;
         match self.precise.wait(&self.epoll, &mut self.events, timeout) {
             Ok(()) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
         self.is_cut = self.events.len() == EVENTS_PER_TICK;
+        self.intake.round = self.intake.round.wrapping_add(1);
+        if !self.intake.unread.is_empty() {
+            std::mem::swap(&mut self.intake.unread, &mut self.reading);
+        }
         Ok(())
     }
 
-    /// Reports the events there are, and reads on where the last tick left off.
+    /// Whether everything that the last fetch found has been reported.
+    #[inline]
+    fn is_round_over(&self) -> bool {
+        self.reported == self.events.len() && self.reading.is_empty()
+    }
+
+    /// Reports the events there are, and reads on where the last round left off, as far as this tick
+    /// has room for it.
     #[inline]
     fn report(&mut self, handler: &mut impl Handler) {
-        let is_behind = !self.intake.unread.is_empty();
-        if is_behind {
-            std::mem::swap(&mut self.intake.unread, &mut self.reading);
-        }
+        self.intake.taken = 0;
         let events = std::mem::take(&mut self.events);
-        for &event in &events {
+        let mut unreported = events[self.reported..].iter();
+        while self.intake.has_room()
+            && let Some(&event) = unreported.next()
+        {
             self.handle_event(event, handler);
         }
+        self.reported = events.len() - unreported.len();
         self.events = events;
-        if is_behind {
+        if !self.reading.is_empty() {
             self.catch_up(handler);
         }
     }
 
-    /// Reads on where the last tick left off.
+    /// Reads on where the last round left off.
     #[inline(never)]
     fn catch_up(&mut self, handler: &mut impl Handler) {
-        let mut reading = std::mem::take(&mut self.reading);
-        for conn in reading.drain(..) {
+        while self.intake.has_room()
+            && let Some(conn) = self.reading.pop_front()
+        {
             if let Some(socket) = self.socket(conn) {
                 socket.state.listed = false;
                 self.read_on(conn, handler);
             }
         }
-        self.reading = reading;
     }
 
     /// Stops watching a listener that cannot accept, or it would be reported again and again.
@@ -471,7 +506,7 @@ impl Driver for EpollDriver {
             parked: false,
             expected: 1,
             accepted: 0,
-            accepted_at: self.intake.tick,
+            accepted_at: self.intake.round,
         });
         Ok(())
     }
@@ -506,7 +541,12 @@ impl Driver for EpollDriver {
     }
 
     fn unwatch(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        Ok(epoll::delete(&self.epoll, descriptor)?)
+        epoll::delete(&self.epoll, descriptor)?;
+        // An event of it may not have been reported yet. Those of others are told again.
+        let is_watch = |event: &Event| event.data.u64() & (SPECIAL | WATCH) == SPECIAL | WATCH;
+        self.events.drain(..std::mem::take(&mut self.reported));
+        self.events.retain(|event| !is_watch(event));
+        Ok(())
     }
 
     fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind> {
@@ -630,8 +670,9 @@ impl Driver for EpollDriver {
         if self.unpark_at.is_some() {
             timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
         }
-        self.fetch(timeout)?;
-        self.intake.tick = self.intake.tick.wrapping_add(1);
+        if self.is_round_over() {
+            self.fetch(timeout)?;
+        }
         handler.woken();
         if self.unpark_at.is_some_and(|at| at <= Instant::now()) {
             self.unpark();

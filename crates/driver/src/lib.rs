@@ -190,5 +190,9 @@ pub trait Driver {
     fn take_released(&mut self) -> usize;
 
     /// Waits for something to happen, at most for `timeout` (`None`: without end), and reports it.
+    ///
+    /// Behind 128 KiB that have been reported the rest is left to the next call, which then returns at
+    /// once: what these led to can be written meanwhile, and the peers work on it while the rest is
+    /// read.
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()>;
 }

@@ -14,6 +14,8 @@ use crate::{Address, CloseKind};
 /// Connections accepted in one tick.
 pub(crate) const ACCEPTS_PER_TICK: usize = 64;
 pub(crate) const EVENTS_PER_TICK: usize = 512;
+/// When so many bytes have been reported, the rest is for the next tick. See [`crate::Driver::wait`].
+pub(crate) const BYTES_PER_TICK: usize = 128 * 1024;
 /// Connections accepted at once from a socket that is let go of: more than any queue has.
 const DRAINED_MAX: usize = 65_536;
 /// Buffers handed to one write.

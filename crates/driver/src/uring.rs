@@ -13,8 +13,8 @@ use rustix::net::{Shutdown, SocketFlags, shutdown, sockopt};
 use crate::low_water;
 use crate::ring::{self, BUFFER_SIZE, Buffer, Completion, Ring};
 use crate::socket::{
-    ACCEPTS_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX, close_kind,
-    drain, finish_connecting, refuse, start_connecting,
+    ACCEPTS_PER_TICK, BYTES_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX,
+    close_kind, drain, finish_connecting, refuse, start_connecting,
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
@@ -618,9 +618,16 @@ impl UringDriver {
     }
 
     fn report(&mut self, handler: &mut impl Handler) {
+        let mut taken = 0;
         for _ in 0..EVENTS_PER_TICK {
             let Some(completion) = self.ring.next() else { return };
+            if let Completion::Received { bytes: Ok(Some(buffer)), .. } = &completion {
+                taken += buffer.bytes.len();
+            }
             self.handle(completion, handler);
+            if taken >= BYTES_PER_TICK {
+                return;
+            }
         }
     }
 

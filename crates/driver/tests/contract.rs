@@ -29,6 +29,7 @@ contract! {
     reads_what_is_larger_than_a_read
     reads_on_behind_an_urgent_byte
     lets_no_connection_hold_up_another
+    leaves_the_rest_of_much_to_the_next_waits
     reports_the_end_behind_the_data
     writes_to_a_half_closed_peer
     reports_a_reset
@@ -260,6 +261,44 @@ fn lets_no_connection_hold_up_another<D: Driver>(new: fn() -> D) {
     bench.until(|recorder| recorder.received(small) == b"x");
     let before = bench.recorder.received(large).len();
     assert!(before < stuffed / 2, "{before} of {stuffed} bytes came first");
+}
+
+fn leaves_the_rest_of_much_to_the_next_waits<D: Driver>(new: fn() -> D) {
+    const LEN: usize = 50_000;
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (reader, writer) = std::io::pipe().unwrap();
+    bench.driver.watch(7, reader.as_fd()).unwrap();
+    let (mut peers, conns): (Vec<_>, Vec<_>) = (0..12).map(|_| bench.accept(address)).unzip();
+    for round in 1..=5 {
+        for peer in &mut peers {
+            peer.write_all(&pattern(LEN)).unwrap();
+        }
+        rustix::io::write(&writer, b"x").unwrap();
+        thread::sleep(QUIET);
+        let count = |recorder: &bench::Recorder| -> usize {
+            conns.iter().map(|&conn| recorder.received(conn).len()).sum()
+        };
+        let all = round * LEN * conns.len();
+        let mut waits = 0;
+        while count(&bench.recorder) < all {
+            let before = count(&bench.recorder);
+            let asked = Instant::now();
+            bench.tick(Duration::from_secs(5));
+            assert!(asked.elapsed() < Duration::from_secs(4), "the rest is not waited for");
+            let taken = count(&bench.recorder) - before;
+            assert!(taken <= 128 * 1024 + 64 * 1024, "{taken} bytes in one wait");
+            waits += 1;
+        }
+        assert!(waits >= 4, "{waits} waits");
+        bench.until(|recorder| recorder.has(Event::Readable(7)));
+        rustix::io::read(&reader, &mut [0; 8]).unwrap();
+        bench.recorder.events.clear();
+    }
+    let expected = pattern(LEN).repeat(5);
+    for conn in conns {
+        assert!(*bench.recorder.received(conn) == expected[..]);
+    }
 }
 
 fn reports_the_end_behind_the_data<D: Driver>(new: fn() -> D) {
