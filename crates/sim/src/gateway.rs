@@ -158,6 +158,11 @@ impl Gateway {
         self.tick_at = u64::MAX;
         for input in std::mem::take(&mut self.inbox) {
             self.take(input, fabric);
+            // Where much has come some of it is written before the rest is read.
+            if fabric.random.percent(2) {
+                self.act(fabric);
+                self.send_all(fabric);
+            }
         }
         if fabric.random.percent(2) {
             self.report_stale(fabric);
@@ -168,14 +173,18 @@ impl Gateway {
         }
         self.engine.settle(now);
         self.act(fabric);
-        while let Some(conn) = self.engine.poll_dirty() {
-            self.send(conn.token(), fabric);
-        }
+        self.send_all(fabric);
         self.act(fabric);
         self.check_bounds(fabric);
         let next = Clock::instant(self.engine.poll_timeout()).max(fabric.clock.now() + 10);
         self.wake(next, &mut fabric.clock);
         std::mem::take(&mut self.wishes)
+    }
+
+    fn send_all(&mut self, fabric: &mut Fabric) {
+        while let Some(conn) = self.engine.poll_dirty() {
+            self.send(conn.token(), fabric);
+        }
     }
 
     /// What the engine calls a connection; 0 if it is another gateway's by now.

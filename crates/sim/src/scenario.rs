@@ -376,6 +376,7 @@ impl Scenario {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x0b10_ad00_0000_0000);
         (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        scenario.snapshot.global.worker_memory_max = None;
         scenario.clients = scenario.clients.min(6);
         scenario.clients_total = scenario.clients + 3;
         for pool in &mut scenario.snapshot.pools {
