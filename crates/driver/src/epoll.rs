@@ -106,7 +106,7 @@ struct State {
     paused: bool,
     /// There may be something to read.
     readable: bool,
-    /// Listed in `unread`.
+    /// Listed in `unread` or `reading`.
     listed: bool,
     /// After a short read there may be more, of which no new edge will tell: the peer ended its
     /// side, or sent an urgent byte, where a read stops. Read on until the kernel says so.
@@ -428,12 +428,6 @@ impl EpollDriver {
         Ok(())
     }
 
-    /// Whether everything that the last fetch found has been reported.
-    #[inline]
-    fn is_round_over(&self) -> bool {
-        self.reported == self.events.len() && self.reading.is_empty()
-    }
-
     /// Reports the events there are, and reads on where the last round left off, as far as this tick
     /// has room for it.
     #[inline]
@@ -670,7 +664,7 @@ impl Driver for EpollDriver {
         if self.unpark_at.is_some() {
             timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
         }
-        if self.is_round_over() {
+        if !self.is_behind() {
             self.fetch(timeout)?;
         }
         handler.woken();
@@ -685,6 +679,11 @@ impl Driver for EpollDriver {
             self.report_detached(handler);
         }
         Ok(())
+    }
+
+    #[inline]
+    fn is_behind(&self) -> bool {
+        self.reported < self.events.len() || !self.reading.is_empty()
     }
 }
 

@@ -191,8 +191,11 @@ pub trait Driver {
 
     /// Waits for something to happen, at most for `timeout` (`None`: without end), and reports it.
     ///
-    /// Behind 128 KiB that have been reported the rest is left to the next call, which then returns at
-    /// once: what these led to can be written meanwhile, and the peers work on it while the rest is
-    /// read.
+    /// When 128 KiB have been reported, by reads of which the last may bring 64 KiB more, the rest of
+    /// what it found is left to the next calls, which return at once and look for nothing else: so what
+    /// came first can be written while the rest is read. See [`Driver::is_behind`].
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()>;
+
+    /// Whether the last [`Driver::wait`] has left something that it found to the next one.
+    fn is_behind(&self) -> bool;
 }

@@ -29,7 +29,8 @@ pub(crate) const BUFFER_SIZE: usize = 64 * 1024;
 /// Buffers the kernel has when little is going on, and at most; powers of two.
 const BUFFERS_MIN: usize = 16;
 const BUFFERS_MAX: usize = 128;
-/// What the allocator adds to a buffer that has a mapping of its own: a page, for its header.
+/// What the allocator adds to a buffer that has a mapping of its own: a page, for its header and
+/// the shift of its beginning.
 const BUFFER_ROOM: usize = 4096;
 /// The kernel's queues, and what is kept of completions and of writes for as long as it lives.
 const QUEUES_SIZE_MAX: usize = 1 << 20;
@@ -263,6 +264,11 @@ impl Ring {
                 self.enter(1, Some(&SubmitArgs::new().timespec(&timeout)))
             }
         }
+    }
+
+    /// How many things have happened that [`Ring::next`] has not told of.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.len()
     }
 
     /// The next thing that happened.

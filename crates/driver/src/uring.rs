@@ -78,6 +78,8 @@ pub struct UringDriver {
     resumed: Vec<Token>,
     /// Ends of connections, for the next tick.
     ends: Vec<Completion>,
+    /// Of what the ring has to tell, so much is of this round and has not been reported.
+    unreported: usize,
     /// Connections to let go of.
     leaving: Vec<Token>,
     /// Counts ticks, and begins again.
@@ -161,6 +163,7 @@ impl UringDriver {
             writing: Vec::new(),
             resumed: Vec::new(),
             ends: Vec::new(),
+            unreported: 0,
             leaving: Vec::new(),
             tick: 0,
             buffer: Vec::new(),
@@ -618,16 +621,18 @@ impl UringDriver {
     }
 
     fn report(&mut self, handler: &mut impl Handler) {
+        if self.unreported == 0 {
+            // What comes while these are worked on is for the next round.
+            self.unreported = self.ring.pending().min(EVENTS_PER_TICK);
+        }
         let mut taken = 0;
-        for _ in 0..EVENTS_PER_TICK {
-            let Some(completion) = self.ring.next() else { return };
+        while self.unreported > 0 && taken < BYTES_PER_TICK {
+            self.unreported -= 1;
+            let Some(completion) = self.ring.next() else { break };
             if let Completion::Received { bytes: Ok(Some(buffer)), .. } = &completion {
                 taken += buffer.bytes.len();
             }
             self.handle(completion, handler);
-            if taken >= BYTES_PER_TICK {
-                return;
-            }
         }
     }
 
@@ -850,6 +855,11 @@ impl Driver for UringDriver {
         }
         self.flush(handler);
         Ok(())
+    }
+
+    #[inline]
+    fn is_behind(&self) -> bool {
+        self.unreported > 0
     }
 }
 

@@ -247,7 +247,8 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Waits for events, or until what is held back is due.
+    /// Waits for events, or until what is held back is due. A turn is all that was found then: what is
+    /// bounded by turns, is timed, or gathers company does not begin anew where the driver takes a breath.
     fn wait(&mut self) -> Result<(), Error> {
         self.core.tick();
         let began = self.core.now;
@@ -259,6 +260,11 @@ impl<D: Driver> Worker<D> {
         timeout -= self.nap(timeout);
         self.driver.wait(Some(timeout), &mut self.core).map_err(Error::Io)?;
         self.woken_at = self.core.now;
+        while self.driver.is_behind() {
+            self.act();
+            self.write();
+            self.driver.wait(Some(Duration::ZERO), &mut self.core).map_err(Error::Io)?;
+        }
         let waited_us = self.woken_at.micros_since(began);
         let engine = &self.core.engine;
         let crowd = engine.crowd();
@@ -300,10 +306,7 @@ impl<D: Driver> Worker<D> {
             self.inquire_some();
             self.act();
         }
-        // Writing may end connections, and what they owed is answered before the next wait.
-        while self.flush() {
-            self.act();
-        }
+        self.write();
         self.core.give_quotas();
         if !(self.leaving.is_empty() && self.core.detached.is_empty()) {
             self.move_sessions();
@@ -313,6 +316,14 @@ impl<D: Driver> Worker<D> {
         }
         for conn in self.core.unacknowledged.drain(..) {
             self.driver.acknowledge(conn);
+        }
+    }
+
+    /// Writes what is to be written now, and does what that leads to.
+    fn write(&mut self) {
+        // Writing may end connections, and what they owed is answered before the next wait.
+        while self.flush() {
+            self.act();
         }
     }
 

@@ -34,6 +34,10 @@ struct Fake {
     /// wait began.
     adopted: Option<Token>,
     was_late: Rc<Cell<bool>>,
+    /// What the next waits report, one request or reply each.
+    found: VecDeque<(Token, Vec<u8>)>,
+    /// What had been written on which connection when a wait began.
+    written_before: Vec<HashMap<Token, Vec<u8>>>,
 }
 
 impl Driver for Fake {
@@ -109,12 +113,20 @@ impl Driver for Fake {
         if self.adopted.is_some_and(|conn| !handler.front(conn).0.is_empty()) {
             self.was_late.set(true);
         }
-        if self.is_watching {
+        self.written_before.push(self.written.clone());
+        if let Some((conn, mut bytes)) = self.found.pop_front() {
+            handler.woken();
+            handler.received(conn, &mut bytes);
+        } else if self.is_watching {
             handler.readable(WATCH_CONTROL);
         } else {
             std::thread::sleep(timeout.expect("there is a deadline"));
         }
         Ok(())
+    }
+
+    fn is_behind(&self) -> bool {
+        !self.found.is_empty()
     }
 }
 
@@ -252,6 +264,49 @@ fn nothing_waits_for_company_while_large_requests_wait_behind_it() {
     worker.end_tick();
     assert_eq!(worker.driver.written[&conn], GET);
     assert_eq!(worker.pace.wake_at(), None);
+}
+
+#[test]
+fn what_came_first_is_written_while_the_rest_is_read() {
+    let mut worker = worker(Fake::default());
+    let (client, conn) = with_request(&mut worker);
+    worker.core.connected(conn);
+    worker.end_tick();
+    worker.driver.written.clear();
+    worker.driver.written_before.clear();
+    let other = worker.core.accepted(7).expect("it is welcome");
+    let found =
+        [(conn, b"$1\r\nx\r\n".to_vec()), (other, GET.to_vec()), (conn, b"$1\r\ny\r\n".to_vec())];
+    worker.driver.found = VecDeque::from(found);
+    worker.wait().unwrap();
+    let written = |wait: usize, conn| {
+        let before: &HashMap<Token, Vec<u8>> = &worker.driver.written_before[wait];
+        before.get(&conn).cloned().unwrap_or_default()
+    };
+    assert_eq!(worker.driver.written_before.len(), 3);
+    assert_eq!((written(0, client), written(0, conn)), (Vec::new(), Vec::new()));
+    assert_eq!((written(1, client), written(1, conn)), (b"$1\r\nx\r\n".to_vec(), Vec::new()));
+    assert_eq!(written(2, conn), GET);
+    // The end of the turn is the caller's.
+    assert!(!worker.driver.written.contains_key(&other));
+    worker.end_tick();
+    assert_eq!(worker.driver.written[&other], b"$1\r\ny\r\n");
+}
+
+#[test]
+fn a_turn_does_one_share_of_large_requests_however_often_it_writes() {
+    let mut worker = worker(Fake::default());
+    let (_, conn) = with_request(&mut worker);
+    worker.core.connected(conn);
+    worker.end_tick();
+    let clients: Vec<Token> =
+        (0..6).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
+    worker.driver.found = clients.iter().map(|&client| (client, del(30_000))).collect();
+    worker.wait().unwrap();
+    // Three are a share.
+    assert!(worker.core.engine.has_put_off());
+    let sent = worker.driver.written[&conn].windows(4).filter(|word| word == b"DEL\r").count();
+    assert_eq!(sent, 3);
 }
 
 #[test]
