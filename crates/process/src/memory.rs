@@ -1,7 +1,8 @@
 //! The allocator's memory and the system's.
 //!
-//! Of the C library two calls that Rust cannot check: mallopt(3) and malloc_trim(3) take plain numbers
-//! and may be called by any thread at any time.
+//! What Rust cannot check here: an allocator that places blocks of the system's allocator, and two calls
+//! of the C library, mallopt(3) and malloc_trim(3), which take plain numbers and may be called by any
+//! thread at any time.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -22,9 +23,10 @@ const ALIGN: usize = 16;
 /// The system's allocator, which places large buffers in the middle of a page.
 ///
 /// They are what the kernel copies received bytes to, and what was sent to an idle connection it keeps
-/// from the start of a page on. AMD's Zen 3 and 4 copy ten times as slowly (`rep movsb`, which Linux uses
-/// wherever the processor claims that it is fast) if the target begins less than 32 bytes behind the
-/// source, both taken within their pages (glibc bug 30994): 16 behind is what malloc(3) gives.
+/// from the start of a page on. AMD's Zen 3 copies ten to twenty times as slowly (`rep movsb`, which Linux
+/// uses wherever the processor claims that it is fast; `bench/copies.c`) if the target begins less than 32
+/// bytes behind the source, both taken within their pages (glibc bug 30994): 16 behind is what malloc(3)
+/// gives.
 pub struct Allocator;
 
 impl Allocator {
