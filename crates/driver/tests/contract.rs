@@ -30,6 +30,7 @@ contract! {
     reads_on_behind_an_urgent_byte
     lets_no_connection_hold_up_another
     leaves_the_rest_of_much_to_the_next_waits
+    heeds_what_it_is_told_while_it_is_behind
     reports_the_end_behind_the_data
     writes_to_a_half_closed_peer
     reports_a_reset
@@ -291,6 +292,8 @@ fn leaves_the_rest_of_much_to_the_next_waits<D: Driver>(new: fn() -> D) {
             waits += 1;
         }
         assert!(waits >= 4, "{waits} waits");
+        bench.linger();
+        assert!(!bench.driver.is_behind(), "there is nothing more");
         bench.until(|recorder| recorder.has(Event::Readable(7)));
         rustix::io::read(&reader, &mut [0; 8]).unwrap();
         bench.recorder.events.clear();
@@ -299,6 +302,55 @@ fn leaves_the_rest_of_much_to_the_next_waits<D: Driver>(new: fn() -> D) {
     for conn in conns {
         assert!(*bench.recorder.received(conn) == expected[..]);
     }
+}
+
+fn heeds_what_it_is_told_while_it_is_behind<D: Driver>(new: fn() -> D) {
+    const LEN: usize = 50_000;
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peers, conns): (Vec<_>, Vec<_>) = (0..12).map(|_| bench.accept(address)).unzip();
+    let (reader, writer) = std::io::pipe().unwrap();
+    bench.driver.watch(7, reader.as_fd()).unwrap();
+    bench.tick(Duration::ZERO);
+    for peer in &mut peers {
+        peer.write_all(&pattern(LEN)).unwrap();
+    }
+    rustix::io::write(&writer, b"x").unwrap();
+    thread::sleep(QUIET);
+    bench.tick(Duration::from_secs(5));
+    assert!(bench.driver.is_behind());
+    let unread = |bench: &Bench<D>| -> Vec<Token> {
+        let conns = conns.iter().copied();
+        conns.filter(|&conn| bench.recorder.received(conn).is_empty()).collect()
+    };
+    let [closed, paused, moved, ..] = unread(&bench)[..] else { panic!("some are not read") };
+    bench.driver.close(closed);
+    bench.driver.pause(paused);
+    bench.driver.detach(moved);
+    let was_told = bench.recorder.has(Event::Readable(7));
+    bench.driver.unwatch(reader.as_fd()).unwrap();
+    // Its index is somebody else's before the rest is told.
+    bench.recorder.tokens.push_back(Token(closed.0 & 0xffff_ffff | 8 << 32));
+    let (mut next, successor) = bench.accept(address);
+    bench.until(|recorder| recorder.detached.contains_key(&moved));
+    bench.linger();
+    assert!(bench.recorder.received(closed).is_empty());
+    assert!(bench.recorder.received(successor).is_empty());
+    assert!(bench.recorder.received(paused).len() as u64 <= D::LATE_MAX);
+    assert_eq!(bench.recorder.has(Event::Readable(7)), was_told);
+    next.write_all(b"mine").unwrap();
+    bench.driver.resume(paused);
+    bench.until(|recorder| recorder.received(successor) == b"mine");
+    for &conn in conns.iter().filter(|&&conn| conn != closed && conn != moved) {
+        bench.until(|recorder| recorder.received(conn).len() == LEN);
+        assert!(*bench.recorder.received(conn) == pattern(LEN)[..]);
+    }
+    // What had been read of it was reported, and the rest is still in the socket.
+    let mut socket = TcpStream::from(bench.recorder.detached.remove(&moved).unwrap());
+    socket.set_nonblocking(false).unwrap();
+    let mut rest = vec![0; LEN - bench.recorder.received(moved).len()];
+    socket.read_exact(&mut rest).unwrap();
+    assert!([bench.recorder.received(moved), &rest].concat() == pattern(LEN));
 }
 
 fn reports_the_end_behind_the_data<D: Driver>(new: fn() -> D) {

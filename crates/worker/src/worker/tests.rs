@@ -164,6 +164,14 @@ fn with_request(worker: &mut Worker<Fake>) -> (Token, Token) {
     (client, conn)
 }
 
+/// As [`with_request`], with the request on its way to the server.
+fn with_server(worker: &mut Worker<Fake>) -> (Token, Token) {
+    let (client, conn) = with_request(worker);
+    worker.core.connected(conn);
+    worker.end_tick();
+    (client, conn)
+}
+
 #[test]
 fn the_busy_share_is_told_of_whole_periods() {
     let mut busy = Busy::default();
@@ -269,9 +277,7 @@ fn nothing_waits_for_company_while_large_requests_wait_behind_it() {
 #[test]
 fn what_came_first_is_written_while_the_rest_is_read() {
     let mut worker = worker(Fake::default());
-    let (client, conn) = with_request(&mut worker);
-    worker.core.connected(conn);
-    worker.end_tick();
+    let (client, conn) = with_server(&mut worker);
     worker.driver.written.clear();
     worker.driver.written_before.clear();
     let other = worker.core.accepted(7).expect("it is welcome");
@@ -296,9 +302,7 @@ fn what_came_first_is_written_while_the_rest_is_read() {
 #[test]
 fn a_turn_does_one_share_of_large_requests_however_often_it_writes() {
     let mut worker = worker(Fake::default());
-    let (_, conn) = with_request(&mut worker);
-    worker.core.connected(conn);
-    worker.end_tick();
+    let (_, conn) = with_server(&mut worker);
     let clients: Vec<Token> =
         (0..6).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
     worker.driver.found = clients.iter().map(|&client| (client, del(30_000))).collect();
@@ -561,9 +565,7 @@ fn an_address_without_an_answer_is_tried_after_the_others() {
 #[test]
 fn what_a_failed_write_ends_is_answered_in_the_same_tick() {
     let mut worker = worker(Fake::default());
-    let (client, conn) = with_request(&mut worker);
-    worker.core.connected(conn);
-    worker.end_tick();
+    let (client, conn) = with_server(&mut worker);
     worker.core.received(client, &mut GET.to_vec());
     worker.driver.broken.push(conn);
     worker.end_tick();
