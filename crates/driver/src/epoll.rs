@@ -19,8 +19,9 @@ use crate::socket::{
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
-/// One read takes at most this much, so that one connection cannot hold up the others.
-const READ_SIZE: usize = 64 * 1024;
+/// One read takes at most this much, so that one connection cannot hold up the others. A little more than a
+/// power of two, as values are: with what stands around it one of 64 KiB comes by one read.
+const READ_SIZE: usize = 64 * 1024 + 512;
 
 /// Tokens of what is not a connection, of two kinds: a listener's key, or the number of a watch.
 /// As the index of a connection it would be one that no dense table reaches.

@@ -12,6 +12,10 @@ pub(crate) const LARGE: usize = 16 * 1024;
 /// Buffers are made with capacities of this times a power of two. Each is pooled apart from the
 /// others, so that small things do not sit in large buffers, nor large ones have to grow.
 const POOLED_CAPACITY_MIN: usize = 512;
+/// The capacity of buffers for reading, but that they have room for more than a power of two: a value of
+/// 64 KiB comes with a command or a line around it, and is whole after one read.
+const READ_POWER: usize = 64 * 1024;
+const ENVELOPE: usize = 512;
 /// Larger buffers go back to the allocator instead of into the pool.
 const POOLED_CAPACITY_MAX: usize = POOLED_CAPACITY_MIN << (CLASSES - 1);
 const CLASSES: usize = 9;
@@ -68,10 +72,31 @@ impl BufPool {
         Some(buf)
     }
 
+    /// As [`BufPool::take_for`], for what the driver reads at once, which may be a little more than a
+    /// power of two.
+    pub(crate) fn take_for_reading(&mut self, len: usize) -> Vec<u8> {
+        let class = class_of(len.max(POOLED_CAPACITY_MIN));
+        if class >= CLASSES || capacity_of(class) < len {
+            return self.take_for(len);
+        }
+        match self.free[class].take() {
+            Some(buf) if buf.capacity() >= len => {
+                self.size -= buf.capacity();
+                buf
+            }
+            Some(small) => {
+                self.size -= small.capacity();
+                self.let_go(small);
+                self.make(len, class)
+            }
+            None => self.make(len, class),
+        }
+    }
+
     #[cold]
     fn make(&mut self, len: usize, class: usize) -> Vec<u8> {
         let is_pooled = class < CLASSES;
-        let buf = Vec::with_capacity(if is_pooled { POOLED_CAPACITY_MIN << class } else { len });
+        let buf = Vec::with_capacity(if is_pooled { capacity_of(class) } else { len });
         self.total += buf.capacity();
         buf
     }
@@ -174,8 +199,13 @@ impl BufPool {
             self.free[class_of(capacity)].give(buf);
             return;
         }
-        self.discharge(capacity);
-        self.released += capacity;
+        self.let_go(buf);
+    }
+
+    /// Gives a buffer back to the allocator.
+    fn let_go(&mut self, buf: Vec<u8>) {
+        self.discharge(buf.capacity());
+        self.released += buf.capacity();
     }
 
     /// Whether a buffer of this capacity may be kept.
@@ -204,6 +234,12 @@ impl BufPool {
         }
         self.fronts.trim(drop);
     }
+}
+
+/// What the buffers of a class are made with.
+const fn capacity_of(class: usize) -> usize {
+    let power = POOLED_CAPACITY_MIN << class;
+    if power == READ_POWER { power + ENVELOPE } else { power }
 }
 
 /// The class of buffers with this capacity, which is at least the smallest.
@@ -339,6 +375,7 @@ impl Output {
         } else if self.tail.len() >= TAIL_SIZE_MAX {
             let full = std::mem::replace(&mut self.tail, pool.take_for(more));
             self.front_mut(pool).push_back(full);
+            self.usual = TAIL_SIZE_MAX as u32;
         } else {
             pool.reserve(&mut self.tail, more);
         }
@@ -512,6 +549,29 @@ mod tests {
         pool.give(buf);
         assert_eq!(pool.held(), 0);
         assert_eq!(pool.size, POOLED_CAPACITY_MIN);
+    }
+
+    #[test]
+    fn a_buffer_for_reading_has_the_room_that_was_asked_for_and_is_used_again() {
+        let mut pool = BufPool::default();
+        let len = READ_POWER + ENVELOPE;
+        let buf = pool.take_for_reading(len);
+        assert_eq!((buf.capacity(), pool.held()), (len, len));
+        let place = buf.as_ptr();
+        pool.give(buf);
+        let buf = pool.take_for_reading(len);
+        assert_eq!((buf.capacity(), buf.as_ptr(), pool.held()), (len, place, len));
+        pool.give(buf);
+        // One of its class that is too small makes way.
+        let small = Vec::with_capacity(len - 1);
+        pool.charge(small.capacity());
+        pool.give(small);
+        let buf = pool.take_for_reading(len);
+        assert_eq!((buf.capacity(), pool.held(), pool.size), (len, len, len));
+        assert_eq!(pool.take_released(), len - 1);
+        for other in [1, READ_POWER, len + 1, 10 * len] {
+            assert!(pool.take_for_reading(other).capacity() >= other, "{other}");
+        }
     }
 
     #[test]

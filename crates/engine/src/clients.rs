@@ -56,6 +56,31 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::client_received`], for an open client. A buffer that a large request begins is kept
+    /// as it is, unless that would hold more than twice the memory. Returns whether the bytes have been
+    /// received.
+    pub(crate) fn client_received_buffer(&mut self, index: u32, buffer: &mut Vec<u8>) -> bool {
+        let client = &self.clients[index];
+        let is_new = client.input.capacity() == 0 && !client.paused;
+        if !is_new || buffer.len() < buffer.capacity() / 2 {
+            return false;
+        }
+        self.crowd.received += 1;
+        self.crowd.hasty += u64::from(client.head != NONE);
+        let rest = self.express_requests(index, buffer);
+        if rest.len() < buffer.len() {
+            if !rest.is_empty() {
+                self.consume_rest(index, rest);
+            }
+            return true;
+        }
+        self.bufs.charge(buffer.capacity());
+        self.clients[index].input = std::mem::take(buffer);
+        self.consume_input(index);
+        self.close_if_finished(index);
+        true
+    }
+
     /// Bytes arrived that do not begin a request, or that the client may not ask for yet.
     #[inline(never)]
     fn keep_received(&mut self, index: u32, bytes: &[u8]) {
@@ -125,14 +150,13 @@ impl Engine {
                     return;
                 }
                 Step::Rest { used, need } => {
-                    let client = &mut self.clients[index];
-                    if used == input.len() || client.state == State::Closing {
-                        self.bufs.give(input);
-                    } else {
-                        input.drain(..used);
+                    if used == 0 && self.clients[index].state != State::Closing {
                         let missing = room_for(input.len(), need) - input.len();
                         self.bufs.reserve_exact(&mut input, missing);
-                        client.input = input;
+                        self.clients[index].input = input;
+                    } else {
+                        self.keep_rest(index, &input[used..], need);
+                        self.bufs.give(input);
                     }
                     return;
                 }

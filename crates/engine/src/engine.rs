@@ -327,25 +327,30 @@ impl Engine {
         self.handle_received(conn, buffer, now);
     }
 
-    /// Passes a buffer on whole, if its bytes are on their way through. Returns whether it did.
+    /// Passes a buffer on whole, if its bytes are on their way through or are a large request's.
+    /// Returns whether its bytes have been received.
     #[inline(never)]
     fn take_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>) -> bool {
         if conn.is_lane() {
             return self.current_lane(conn).is_some_and(|l| self.lane_received_buffer(l, buffer));
         }
-        let is_upload = self.clients.is_current(conn.index(), conn.generation())
-            && self.clients[conn.index()].state == State::Uploading;
-        if is_upload {
-            self.bufs.charge(buffer.capacity());
-            self.upload_received(conn.index(), std::mem::take(buffer));
+        let index = conn.index();
+        let Some(client) = self.clients.get(index, conn.generation()) else { return false };
+        match client.state {
+            State::Uploading => {
+                self.bufs.charge(buffer.capacity());
+                self.upload_received(index, std::mem::take(buffer));
+                true
+            }
+            State::Open => self.client_received_buffer(index, buffer),
+            State::Closing => false,
         }
-        is_upload
     }
 
     /// An empty buffer of at least this capacity, one that was taken earlier if there is any.
     /// It is the caller's until [`Engine::handle_received_buffer`] takes it.
     pub fn buffer(&mut self, capacity: usize) -> Vec<u8> {
-        let buffer = self.bufs.take_for(capacity);
+        let buffer = self.bufs.take_for_reading(capacity);
         self.bufs.discharge(buffer.capacity());
         buffer
     }
