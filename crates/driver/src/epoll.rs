@@ -126,7 +126,7 @@ fn find(tables: &mut [Vec<Socket>; 2], conn: Token) -> Option<&mut Socket> {
 }
 
 impl Socket {
-    /// One read; what is left over is for the next round.
+    /// One read, the only one of the round; what is left over is for the next.
     ///
     /// # Errors
     /// When the connection has failed.
@@ -138,7 +138,7 @@ impl Socket {
         handler: &mut impl Handler,
     ) -> Result<(), Errno> {
         let Some(descriptor) = &self.descriptor else { return Ok(()) };
-        if self.state.paused || !self.state.readable {
+        if self.state.paused || self.state.listed || !self.state.readable {
             return Ok(());
         }
         let Intake { buffer, unread, round, taken } = intake;

@@ -39,6 +39,7 @@ contract! {
     reports_the_end_only_after_a_pause
     reports_the_end_of_a_unix_peer_only_after_a_pause
     loses_nothing_by_pausing
+    reads_once_in_a_wait
     keeps_to_a_low_water_mark
     reports_what_is_there_when_the_mark_is_lowered
     reports_an_end_below_the_mark
@@ -534,6 +535,28 @@ fn loses_nothing_by_pausing<D: Driver>(new: fn() -> D) {
         bench.driver.resume(conn);
         // Twice is the same as once.
         bench.driver.resume(conn);
+    }
+    assert!(bench.recorder.received(conn) == expected);
+    drop(writer.join().unwrap().unwrap());
+}
+
+/// Who is to be paused for what one read has brought is not read twice by a wait, though more comes
+/// of what is being read on.
+fn reads_once_in_a_wait<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    let expected = pattern(5_000_000);
+    let bytes = expected.clone();
+    let writer = thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
+    let mut len = 0;
+    while len < expected.len() {
+        // What was read makes room for more to come.
+        thread::sleep(Duration::from_millis(1));
+        bench.tick(Duration::from_secs(5));
+        let before = std::mem::replace(&mut len, bench.recorder.received(conn).len());
+        let late = (len - before).saturating_sub(bench.recorder.largest) as u64;
+        assert!(late <= D::LATE_MAX, "{late} bytes behind one read");
     }
     assert!(bench.recorder.received(conn) == expected);
     drop(writer.join().unwrap().unwrap());
