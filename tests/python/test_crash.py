@@ -133,6 +133,7 @@ def test_a_worker_that_much_is_asked_of_at_once_is_not_taken_for_hung(place):
     """What takes a while each, all of it in one turn of the worker's loop."""
     gateway = place.cashew({"alpha": pool(place.redis(), place.redis())},
                            {"worker_processes": 1, "max_openfiles": 4096})
+    gateway.wait_serving()
     [worker] = gateway.workers()
     many = resp("DEL", *[f"key:{n}" for n in range(300_000)])
     with contextlib.ExitStack() as stack:
