@@ -550,7 +550,9 @@ fn reads_once_in_a_wait<D: Driver>(new: fn() -> D) {
     let bytes = expected.clone();
     let writer = thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
     let mut len = 0;
+    let begin = Instant::now();
     while len < expected.len() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{len} bytes were reported");
         // What was read makes room for more to come.
         thread::sleep(Duration::from_millis(1));
         bench.tick(Duration::from_secs(5));

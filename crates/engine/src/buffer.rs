@@ -9,12 +9,13 @@ use crate::spares::Spares;
 /// less than an iovec entry of its own.
 pub(crate) const LARGE: usize = 16 * 1024;
 
-/// Buffers are made with capacities of this times a power of two. Each is pooled apart from the
-/// others, so that small things do not sit in large buffers, nor large ones have to grow.
+/// Buffers are made with capacities of this times a power of two, but for those for reading. Each is
+/// pooled apart from the others, so that small things do not sit in large buffers, nor large ones have
+/// to grow.
 const POOLED_CAPACITY_MIN: usize = 512;
-/// The capacity of buffers for reading, but that they have room for more than a power of two: a value of
-/// 64 KiB comes with a command or a line around it, and is whole after one read.
+/// Buffers for reading have room for a value of this size …
 const READ_POWER: usize = 64 * 1024;
+/// … and for the command or the line around it, so that it is whole after one read.
 const ENVELOPE: usize = 512;
 /// Larger buffers go back to the allocator instead of into the pool.
 const POOLED_CAPACITY_MAX: usize = POOLED_CAPACITY_MIN << (CLASSES - 1);
@@ -26,7 +27,7 @@ pub(crate) const POOLED_SIZE_MAX: usize = 8 << 20;
 pub(crate) const READ_SIZE_MAX: usize = 128 * 1024;
 /// A full buffer of this length is followed by another: one that keeps growing would be copied again
 /// and again. What is added at once, usually one read at most, leaves it small enough to be pooled.
-const TAIL_SIZE_MAX: usize = POOLED_CAPACITY_MAX / 2;
+const TAIL_SIZE_MAX: usize = POOLED_CAPACITY_MAX / 2 - ENVELOPE;
 
 /// In a box, for 8 bytes in each connection instead of 32.
 type Front = Box<VecDeque<Vec<u8>>>;
@@ -273,7 +274,8 @@ pub(crate) struct Output {
     written: usize,
     /// Bytes still to be written.
     len: u64,
-    /// How long `tail` was when it was last written, as a rule: the next one has room for as much.
+    /// How long `tail` was when it was last written, as a rule, or [`TAIL_SIZE_MAX`] if there was more
+    /// than one: the next one has room for as much.
     usual: u32,
 }
 

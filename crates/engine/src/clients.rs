@@ -56,8 +56,8 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::client_received`], for an open client. A buffer that a large request begins is kept
-    /// as it is, unless that would hold more than twice the memory. Returns whether the bytes have been
+    /// As [`Engine::client_received`], for an open client. A buffer that is half full or more, and does
+    /// not begin with what goes the shortest way, is kept as it is. Returns whether the bytes have been
     /// received.
     pub(crate) fn client_received_buffer(&mut self, index: u32, buffer: &mut Vec<u8>) -> bool {
         let client = &self.clients[index];
@@ -77,7 +77,6 @@ impl Engine {
         self.bufs.charge(buffer.capacity());
         self.clients[index].input = std::mem::take(buffer);
         self.consume_input(index);
-        self.close_if_finished(index);
         true
     }
 
@@ -102,7 +101,6 @@ impl Engine {
         let client = &mut self.clients[index];
         if !client.paused {
             self.consume_input(index);
-            self.close_if_finished(index);
         }
     }
 
@@ -133,7 +131,7 @@ impl Engine {
         client.input.extend_from_slice(rest);
     }
 
-    /// Consumes what has been kept.
+    /// Consumes what has been kept. The client may be gone then.
     pub(crate) fn consume_input(&mut self, index: u32) {
         let mut input = std::mem::take(&mut self.clients[index].input);
         loop {
@@ -150,7 +148,9 @@ impl Engine {
                     return;
                 }
                 Step::Rest { used, need } => {
-                    if used == 0 && self.clients[index].state != State::Closing {
+                    let is_most = used == 0 || input.len() - used > input.capacity() / 2;
+                    if is_most && self.clients[index].state != State::Closing {
+                        input.drain(..used);
                         let missing = room_for(input.len(), need) - input.len();
                         self.bufs.reserve_exact(&mut input, missing);
                         self.clients[index].input = input;
@@ -158,6 +158,7 @@ impl Engine {
                         self.keep_rest(index, &input[used..], need);
                         self.bufs.give(input);
                     }
+                    self.close_if_finished(index);
                     return;
                 }
             }
@@ -216,7 +217,7 @@ impl Engine {
                     }
                     if let Plan::Forward { lane, request } = plan {
                         let inline = parser.inline_encoded();
-                        if owned && used == 0 && inline.is_none() && len >= LARGE {
+                        if owned && used == 0 && inline.is_none() && fills(len, buf) {
                             parser.reset();
                             self.scratch.redis.give(parser);
                             return Step::Large { len, lane, request };
@@ -391,7 +392,11 @@ impl Engine {
         }
         self.clients[index].paused = false;
         if !self.clients[index].input.is_empty() {
+            let conn = self.client_conn(index);
             self.consume_input(index);
+            if !self.clients.is_current(conn.index(), conn.generation()) {
+                return;
+            }
         }
         if !self.clients[index].paused {
             self.unmute(index);
@@ -696,6 +701,12 @@ impl Engine {
 
 /// How much room to make for a request of `need` bytes of which `len` are there. What is only
 /// announced is not believed at once: anybody can announce 512 MiB.
+/// Whether a request of this length at the front of a buffer is large, and most of it, so that it may
+/// have the buffer: it is not copied then, but what follows it is.
+pub(crate) fn fills(len: usize, buf: &[u8]) -> bool {
+    len >= LARGE && len >= buf.len() / 2
+}
+
 fn room_for(len: usize, need: usize) -> usize {
     const ADVANCE_MAX: usize = 1 << 20;
     need.min(len.saturating_mul(2).max(ADVANCE_MAX)).max(len)

@@ -316,7 +316,7 @@ impl Engine {
     }
 
     /// As [`Engine::handle_received`], but takes the buffer, and leaves an empty one in its place,
-    /// where that saves a copy: in the middle of a large request or reply.
+    /// where that saves a copy: in a large request, or in the middle of a large reply.
     #[inline(always)]
     pub fn handle_received_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>, now: Time) {
         self.now = now;

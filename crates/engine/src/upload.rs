@@ -308,9 +308,10 @@ impl Engine {
         if self.clients[index].paused {
             // Perhaps it was paused for the upload's sake only.
             self.unblock(index);
-        } else if !self.clients[index].input.is_empty() {
-            self.consume_input(index);
+        } else if self.clients[index].input.is_empty() {
             self.close_if_finished(index);
+        } else {
+            self.consume_input(index);
         }
     }
 

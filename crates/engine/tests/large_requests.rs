@@ -126,3 +126,68 @@ fn who_sent_much_and_half_a_request_holds_little() {
     sent.extend(world.received(lane));
     assert!(sent == many.as_bytes());
 }
+
+/// Large requests in one buffer are copied rather than cut out of it one by one.
+#[test]
+fn large_requests_of_one_read_are_all_there() {
+    let (mut world, client, lane) = world("redis: true");
+    let requests = set(20_000).repeat(3);
+    let (_, left) = receive(&mut world, client, &requests, CAPACITY);
+    assert_eq!(left.capacity(), 0, "the buffer is taken");
+    let held = world.engine.held_bytes();
+    assert!(held <= 3 * CAPACITY, "{held} bytes are held for {}", requests.len());
+    world.tick();
+    assert!(world.received(lane) == requests);
+    world.send(lane, "+OK\r\n".repeat(3));
+    world.expect(client, "+OK\r\n".repeat(3));
+    world.assert_idle();
+}
+
+/// A request to be passed on while it arrives, whose header is followed by what is no argument: the
+/// connection is closed, and as the client wants no replies it is gone at once.
+const BROKEN: &str = "*300000\r\n$5\r\nRPUSH\r\n$1\r\nk\r\n";
+
+fn broken() -> Vec<u8> {
+    [BROKEN.as_bytes(), &[b'x'; 40_000]].concat()
+}
+
+fn silent_world() -> (World, ConnId) {
+    let (mut world, client, _) = world("redis: true");
+    world.send(client, redis("CLIENT REPLY OFF"));
+    (world, client)
+}
+
+#[test]
+fn who_breaks_the_protocol_in_one_read_and_hears_nothing_is_closed() {
+    let (mut world, client) = silent_world();
+    receive(&mut world, client, &broken(), CAPACITY);
+    world.tick();
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}
+
+#[test]
+fn who_breaks_the_protocol_in_two_reads_and_hears_nothing_is_closed() {
+    for at in [1, 100, 20_000] {
+        let (mut world, client) = silent_world();
+        let bytes = broken();
+        world.send(client, &bytes[..at]);
+        world.send(client, &bytes[at..]);
+        assert!(world.closed.contains(&client), "{at}");
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn who_breaks_the_protocol_after_a_wait_and_hears_nothing_is_closed() {
+    let (mut world, client, lane) = world("redis: true");
+    world.send(client, redis("CLIENT REPLY OFF"));
+    world.send(client, redis("GET a"));
+    receive(&mut world, client, &broken(), CAPACITY);
+    world.tick();
+    world.expect(lane, redis("GET a"));
+    assert!(!world.closed.contains(&client), "an upload waits until its client is owed nothing");
+    world.send(lane, "$-1\r\n");
+    assert!(world.closed.contains(&client));
+    world.assert_idle();
+}

@@ -12,9 +12,8 @@ use cashew_protocol::redis::Access;
 
 use super::Asked;
 use super::stats::Kind;
-use crate::buffer::LARGE;
 use crate::client::{Parser, State};
-use crate::clients::{Plan, Step};
+use crate::clients::{Plan, Step, fills};
 use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::request::Merge;
@@ -47,7 +46,7 @@ impl Engine {
                     }
                     if let Plan::Forward { lane, request } = plan {
                         let unique = parser.header().cas != 0 && self.has_tags(index);
-                        if !parser.is_quiet() && !unique && owned && used == 0 && len >= LARGE {
+                        if !parser.is_quiet() && !unique && owned && used == 0 && fills(len, buf) {
                             parser.reset();
                             self.scratch.binary.give(parser);
                             return Step::Large { len, lane, request };

@@ -11,9 +11,8 @@ use super::joined::JOINED_KEYS_MAX;
 use super::many::{PART_KEYS, access, behind_space};
 use super::meta::{FENCE, plain_key};
 use super::stats::Kind;
-use crate::buffer::LARGE;
 use crate::client::{Parser, State};
-use crate::clients::{Plan, Step};
+use crate::clients::{Plan, Step, fills};
 use crate::dispatch::{FragmentText, Payload};
 use crate::engine::Engine;
 use crate::request::Merge;
@@ -69,7 +68,7 @@ impl Engine {
                         let names_uniques = self.asking.names_uniques;
                         let is_untouched =
                             parser.noreply().or(parser.meta().quiet).is_none() && !names_uniques;
-                        if is_untouched && owned && used == 0 && len >= LARGE {
+                        if is_untouched && owned && used == 0 && fills(len, buf) {
                             parser.reset();
                             self.scratch.memcached.give(parser);
                             return Step::Large { len, lane, request };
