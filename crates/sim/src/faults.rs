@@ -78,8 +78,9 @@ impl World<'_> {
                 if let Some(conn) = conn
                     && server.stray(conn, fabric)
                 {
+                    // Nobody could tell it from the reply to a request that is written before it is read.
                     let gateway = fabric.network.conn(conn).gateway;
-                    self.gateways[gateway as usize].push(Input::Readable { conn }, fabric);
+                    self.gateways[gateway as usize].push_first(Input::Readable { conn }, fabric);
                 }
             }
             Fault::Restart | Fault::Down => {

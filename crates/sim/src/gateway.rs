@@ -135,6 +135,16 @@ impl Gateway {
 
     pub(crate) fn push(&mut self, input: Input, fabric: &mut Fabric) {
         self.inbox.push_back(input);
+        self.plan_turn(fabric);
+    }
+
+    /// As [`Gateway::push`], before all that has happened already.
+    pub(crate) fn push_first(&mut self, input: Input, fabric: &mut Fabric) {
+        self.inbox.push_front(input);
+        self.plan_turn(fabric);
+    }
+
+    fn plan_turn(&mut self, fabric: &mut Fabric) {
         let at = fabric.clock.now() + fabric.random.below(fabric.network.turn_max_us());
         self.wake(at, &mut fabric.clock);
     }
@@ -384,7 +394,10 @@ impl Gateway {
             {
                 self.push(Input::Readable { conn }, fabric);
             }
-            self.engine.handle_received(id, &bytes, now);
+            // Drivers give what they read, in a buffer that may be larger.
+            let mut buffer = Vec::with_capacity(bytes.len() * fabric.random.pick(&[1, 2, 4]));
+            buffer.extend_from_slice(&bytes);
+            self.engine.handle_received_buffer(id, &mut buffer, now);
         } else if fabric.network.at_end(conn, Side::Gateway) && !socket.ended && !is_paused {
             socket.ended = true;
             fabric.trace.note(
