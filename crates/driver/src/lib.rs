@@ -191,7 +191,7 @@ pub trait Driver {
 
     /// Waits for something to happen, at most for `timeout` (`None`: without end), and reports it.
     ///
-    /// When 128 KiB have been reported, by reads of which the last may bring 64 KiB more, the rest of
+    /// When 128 KiB have been reported, by reads of which the last may bring 65 KiB more, the rest of
     /// what it found is left to the next calls, which return at once and look for nothing else: so what
     /// came first can be written while the rest is read. See [`Driver::is_behind`].
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()>;

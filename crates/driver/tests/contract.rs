@@ -518,13 +518,23 @@ fn reports_what_has_no_room_above_the_mark<D: Driver>(new: fn() -> D) {
     writer.join().unwrap().unwrap();
 }
 
-fn loses_nothing_by_pausing<D: Driver>(new: fn() -> D) {
+/// Bytes that [`pour`] sends, far more than sockets hold.
+const POURED: usize = 5_000_000;
+
+/// A connection whose peer writes as fast as it is read.
+fn pour<D: Driver>(
+    new: fn() -> D,
+) -> (Bench<D>, Token, thread::JoinHandle<std::io::Result<TcpStream>>) {
     let mut bench = Bench::new(new);
     let address = bench.listen(1, "127.0.0.1:0");
     let (mut peer, conn) = bench.accept(address);
-    let expected = pattern(5_000_000);
-    let bytes = expected.clone();
-    let writer = thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
+    let writer = thread::spawn(move || peer.write_all(&pattern(POURED)).map(|()| peer));
+    (bench, conn, writer)
+}
+
+fn loses_nothing_by_pausing<D: Driver>(new: fn() -> D) {
+    let (mut bench, conn, writer) = pour(new);
+    let expected = pattern(POURED);
     let mut len = 0;
     while len < expected.len() {
         let before = len;
@@ -543,12 +553,8 @@ fn loses_nothing_by_pausing<D: Driver>(new: fn() -> D) {
 /// Who is to be paused for what one read has brought is not read twice by a wait, though more comes
 /// of what is being read on.
 fn reads_once_in_a_wait<D: Driver>(new: fn() -> D) {
-    let mut bench = Bench::new(new);
-    let address = bench.listen(1, "127.0.0.1:0");
-    let (mut peer, conn) = bench.accept(address);
-    let expected = pattern(5_000_000);
-    let bytes = expected.clone();
-    let writer = thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
+    let (mut bench, conn, writer) = pour(new);
+    let expected = pattern(POURED);
     let mut len = 0;
     let begin = Instant::now();
     while len < expected.len() {
