@@ -171,6 +171,7 @@ def describe():
         "cores": os.cpu_count(),
         "kernel": os.uname().release,
         "system": system.group(1) if system else "unknown",
+        "congestion_control": read("/proc/sys/net/ipv4/tcp_congestion_control").strip() or "unknown",
         "load_average": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }

@@ -70,7 +70,7 @@ def machine_lines(about, results):
     host = about["machine"]
     parts = [
         f"{host['date']}; {host['cpu']}, {host['cores']} cores,",
-        f"Linux {host['kernel']}, {host['system']};",
+        f"Linux {host['kernel']}, {host['system']}, TCP with {host['congestion_control']};",
         f"load average at the start {host['load_average']:.2f}.",
         f"Gateway on CPU {about['gateway_cpus']}, servers and load on {about['other_cpus']}.",
         f"Medians of {round_count(about)} of {about['seconds']:g} s, contenders alternating;",

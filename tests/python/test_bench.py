@@ -205,6 +205,7 @@ def about(stalls):
             "kernel": "6.1",
             "system": "Debian",
             "load_average": 0.0,
+            "congestion_control": "cubic",
             **({"stalls": stalls} if stalls else {}),
         },
         "versions": {},
