@@ -5,6 +5,7 @@
 //! command tag for one key, so each execution belongs to one request exactly, in runs with faults
 //! too: the only thing a fault changes is that an error of the gateway's becomes an answer.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::counts::Counts;
@@ -308,7 +309,8 @@ impl Oracle {
         };
         // What the gateway refuses it need not have read to its end.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
-        let may_be_early = is_local || (entry.is_upload() && is_gateway_error(reply));
+        let may_be_early =
+            is_local || (entry.is_upload() && is_gateway_error(&told(&entry.request, reply)));
         assert!(entry.read_at <= now || may_be_early, "I1: answered before it came: {}", what());
         if let Some(patience_us) = self.patience_us[ledger.pool as usize] {
             let waited = now.saturating_sub(entry.read_at);
@@ -356,11 +358,8 @@ impl Oracle {
             self.counts.torn_batches += 1;
             return;
         }
-        let text = error_text(reply);
-        let reply = match entry.request.framing {
-            Framing::Packet => &text,
-            _ => reply,
-        };
+        let told = told(&entry.request, reply);
+        let reply = &*told;
         // Large values are passed on while they arrive: an error may take the place of END.
         let reply = match entry.request.answer {
             Answer::Values => behind_values(&entry.request, reply),
@@ -648,6 +647,14 @@ fn error_text(reply: &[u8]) -> Vec<u8> {
             [b"SERVER_ERROR ", packet.value, b"\r\n"].concat()
         }
         _ => reply.to_vec(),
+    }
+}
+
+/// The reply, or the error in it as it would be in text.
+fn told<'r>(request: &Request, reply: &'r [u8]) -> Cow<'r, [u8]> {
+    match request.framing {
+        Framing::Packet => error_text(reply).into(),
+        _ => reply.into(),
     }
 }
 
