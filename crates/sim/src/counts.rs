@@ -1,5 +1,6 @@
 //! How much happened, to see that a sweep covers what it should.
 
+use std::iter::Sum;
 use std::ops::AddAssign;
 
 /// What happened in a run.
@@ -63,5 +64,14 @@ impl AddAssign for Counts {
         self.withdrawals += other.withdrawals;
         self.aborts += other.aborts;
         self.slowest_us = self.slowest_us.max(other.slowest_us);
+    }
+}
+
+impl Sum for Counts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |mut total, each| {
+            total += each;
+            total
+        })
     }
 }

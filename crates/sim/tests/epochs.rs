@@ -6,34 +6,23 @@
 mod seeds;
 
 use cashew_sim::{Counts, Scenario, run};
-use seeds::number;
+use seeds::{number, play, range};
 
 const SEEDS: u64 = 200;
 
 #[test]
 fn epochs_change_under_load() {
-    let from = number("CASHEW_SIM_FROM").unwrap_or(1);
-    let seeds = number("CASHEW_SIM_SEEDS").unwrap_or(SEEDS);
-    let mut total = Counts::default();
-    let mut failed = Vec::new();
-    for seed in from..from + seeds {
-        match std::panic::catch_unwind(|| run(&Scenario::epochs(seed))) {
-            Ok(report) => total += report.counts,
-            Err(_) => failed.push(seed),
-        }
-    }
+    let played = play(range(SEEDS), |seed| run(&Scenario::epochs(seed)).counts);
+    let (seeds, total) = (played.len() as u64, played.into_iter().sum::<Counts>());
     println!("{total:?}");
-    assert!(failed.is_empty(), "{} of {seeds} seeds fail: {failed:?}", failed.len());
     assert!(total.epochs > seeds, "{total:?}");
 }
 
 #[test]
 fn epochs_change_under_uploads() {
     let seeds = number("CASHEW_SIM_SEEDS").map_or(12, |seeds| seeds / 10);
-    let mut total = Counts::default();
-    for seed in 1..=seeds {
-        total += run(&Scenario::epochs_of_uploads(seed)).counts;
-    }
+    let played = play(1..seeds + 1, |seed| run(&Scenario::epochs_of_uploads(seed)).counts);
+    let total: Counts = played.into_iter().sum();
     println!("{total:?}");
     assert!(total.uploads > seeds && total.epochs > seeds, "{total:?}");
 }

@@ -6,22 +6,13 @@
 mod seeds;
 
 use cashew_sim::{Counts, Scenario, run};
-use seeds::number;
+use seeds::{number, play, range};
 
-fn sweep(scenario: impl Fn(u64) -> Scenario + std::panic::RefUnwindSafe) -> Counts {
-    let from = number("CASHEW_SIM_SEED").or(number("CASHEW_SIM_FROM")).unwrap_or(1);
-    let seeds = number("CASHEW_SIM_SEEDS").unwrap_or(60);
-    let seeds = if number("CASHEW_SIM_SEED").is_some() { 1 } else { seeds };
-    let mut total = Counts::default();
-    let mut failed = Vec::new();
-    for seed in from..from + seeds {
-        match std::panic::catch_unwind(|| run(&scenario(seed))) {
-            Ok(report) => total += report.counts,
-            Err(_) => failed.push(seed),
-        }
-    }
+fn sweep(scenario: impl Fn(u64) -> Scenario + Sync) -> Counts {
+    let seeds = number("CASHEW_SIM_SEED").map_or_else(|| range(60), |seed| seed..seed + 1);
+    let played = play(seeds, |seed| run(&scenario(seed)).counts);
+    let (seeds, total) = (played.len() as u64, played.into_iter().sum::<Counts>());
     println!("{total:?}");
-    assert!(failed.is_empty(), "{} of {seeds} seeds fail: {failed:?}", failed.len());
     if seeds > 1 {
         assert!(total.transactions > 3 * seeds && total.waits > 2 * seeds, "{total:?}");
     }
