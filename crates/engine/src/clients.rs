@@ -699,14 +699,14 @@ impl Engine {
     }
 }
 
-/// How much room to make for a request of `need` bytes of which `len` are there. What is only
-/// announced is not believed at once: anybody can announce 512 MiB.
 /// Whether a request of this length at the front of a buffer is large, and most of it, so that it may
 /// have the buffer: it is not copied then, but what follows it is.
 pub(crate) fn fills(len: usize, buf: &[u8]) -> bool {
     len >= LARGE && len >= buf.len() / 2
 }
 
+/// How much room to make for a request of `need` bytes of which `len` are there. What is only
+/// announced is not believed at once: anybody can announce 512 MiB.
 fn room_for(len: usize, need: usize) -> usize {
     const ADVANCE_MAX: usize = 1 << 20;
     need.min(len.saturating_mul(2).max(ADVANCE_MAX)).max(len)

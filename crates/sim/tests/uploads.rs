@@ -9,7 +9,7 @@ use seeds::{play, range};
 #[test]
 fn uploads_are_whole_or_never_happened() {
     let played = play(range(16), |seed| run(&Scenario::uploads(seed)).counts);
-    let total: Counts = played.into_iter().sum();
+    let (seeds, total) = (played.len() as u64, played.into_iter().sum::<Counts>());
     println!("{total:?}");
-    assert!(total.uploads > 80 && total.errors > 5, "{total:?}");
+    assert!(total.uploads > 5 * seeds && total.errors > seeds / 3, "{total:?}");
 }
