@@ -15,7 +15,7 @@
 //! wide window the worker trusts that something will wake it before long, and sets a timer for the
 //! longest only that anything may be held back; when that has rung, it does not trust for a while.
 //!
-//! docs/performance.md compares this policy with others.
+//! docs/notes/pacing.md compares this policy with others.
 
 mod gathering;
 mod nap;
