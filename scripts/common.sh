@@ -1,4 +1,4 @@
-# What scripts/demo and scripts/test share: where things are, and how missing ones are installed.
+# What scripts/demo, scripts/test and scripts/check share: where things are, and how missing ones are installed.
 # To be sourced from the project's root.
 
 say() { printf '\n== %s\n' "$*"; }
@@ -57,4 +57,23 @@ install_rust() {
     rustup toolchain install stable --profile minimal
     at_least "$(rust_version)" "$wanted" || rustup default stable
     at_least "$(rust_version)" "$wanted" || fail "Rust $wanted or newer is needed"
+}
+
+# Python 3.11 or newer that can make environments, which Debian has in a package of its own: $python.
+find_python() {
+    python=$(for name in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+        "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$name" && break
+    done) || fail "Python 3.11 or newer is needed"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
+}
+
+# The environment of the Python tests: $environment. Made anew when what it needs has changed.
+python_environment() {
+    environment=tests/python/.venv
+    cmp -s tests/python/requirements.txt "$environment/installed.txt" && return
+    [[ -n ${python:-} ]] || find_python
+    rm -rf "$environment"
+    "$python" -m venv "$environment"
+    "$environment/bin/pip" install --quiet --requirement tests/python/requirements.txt
+    cp tests/python/requirements.txt "$environment/installed.txt"
 }
