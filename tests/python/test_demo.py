@@ -47,23 +47,39 @@ def test_the_demo_does_what_it_says(place):
         started = descendants(demo.pid)
         assert len(started) >= 7
         lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-        typed = {line: shell(line) for line in lines if re.match(
-            "redis-cli|for |printf|curl", line) and "INCR" not in line}
-        said = list(typed.values())
-        assert len(said) == 6, typed
-        assert said[0] == "OK\n"
-        assert said[1].split() == ["4", "3", "2", "1"], said[1]
-        assert [line.split(": ")[1] for line in said[2].splitlines()] == [
+        names = next(line for line in lines if line.startswith("cashew="))
+
+        def type_in(start, which=0):
+            """What the line that starts so prints, typed where the names are known."""
+            return shell(f"{names}\n{[line for line in lines if line.startswith(start)][which]}")
+
+        assert type_in("redis-cli") == "OK\n"
+        assert type_in("redis-cli", 1).split() == ["4", "3", "2", "1"]
+        assert [line.split(": ")[1] for line in type_in("for p in").splitlines()] == [
             "apple", "cherry", "grape", "walnut"]
-        assert "STORED" in said[3] and "VALUE colour 0 3" in said[3] and "red" in said[3]
-        assert '"redis"' in said[4] and '"memcached"' in said[4]
-        assert "cashew_request_duration_seconds_count" in said[5]
-        line = next(line for line in lines if line.startswith("kill "))
-        shell(line)
-        wait_until(lambda: not alive(int(line.split()[1])), "the server ends")
-        replies = shell(next(line for line in lines if "INCR" in line)).split("\n")
+        said = type_in("printf")
+        assert "STORED" in said and "VALUE colour 0 3" in said and "red" in said
+        said = type_in("$cashew status")
+        assert "redis" in said and "memcached" in said, said
+        assert "cashew_request_duration_seconds_count" in type_in("curl")
+        said = type_in("sed")
+        assert "timeout" in said, said
+        assert "cashew" in type_in("tail").lower()
+        said = type_in("redis-benchmark")
+        assert "Error" not in said and said.count("requests per second") == 2, said
+
+        kill = next(line for line in lines if line.startswith("kill "))
+        shell(kill)
+        wait_until(lambda: not alive(int(kill.split()[-1])), "the server ends")
+        replies = type_in("for key").split("\n")
         assert "Connection refused" in replies[0]
         assert [line for line in replies if line.isdigit()] == ["3", "4", "5"], replies
+        type_in("$cashew status", 1)
+        port = re.search(r"--port (\d+)", next(
+            line for line in lines if line.startswith("redis-server")))[1]
+        type_in("redis-server")
+        wait_until(lambda: shell(f"redis-cli -p {port} PING") == "PONG\n", "the server is back")
+        wait_until(lambda: "refused" not in type_in("for key", 1), "its keys are served")
         directory = re.search(r"its configuration is (.*)/cashew.yml", text)[1]
     finally:
         # As the terminal does it: to the whole group in the foreground.
