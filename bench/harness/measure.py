@@ -111,6 +111,43 @@ class Bench:
             raise Broken(f"load ended with status {load.popen.returncode}: {load.last_words()}")
         return report
 
+    def stranger(self, generator, port, sample, bound=60.0):
+        """Runs somebody else's generator to its end. Its start and its end are the window."""
+        running = Running(
+            generator.program, generator.command(port), self.other_cpus, self.path,
+            stdout=subprocess.PIPE,
+        )
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        sample("start")
+        start = time.monotonic()
+        try:
+            output, _ = running.popen.communicate(timeout=bound)
+        except subprocess.TimeoutExpired as late:
+            raise Broken(f"{generator.program} did not end within {late.timeout:g} s") from late
+        finally:
+            seconds = time.monotonic() - start
+            sample("stop")
+            running.stop()
+        if running.popen.returncode:
+            raise Broken(f"{generator.program} ended with status {running.popen.returncode}")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        latency = generator.latency(output.decode(errors="replace"))
+        return {
+            "requests": generator.requests,
+            "ops_per_second": generator.requests / seconds,
+            "seconds": seconds,
+            "load_cpu_us_per_request": 1e6 * cpu / generator.requests,
+            "latency_us": dict.fromkeys(("mean", "p50", "p99", "p99.9", "max")) | latency,
+            "beside_latency_us": {"p50": None, "p99": None},
+            "beside_ops_per_second": 0,
+            "timed": generator.requests,
+            "slow": 0,
+            "errors": 0,
+            "first_error": None,
+            "misses": 0,
+        }
+
     def stalls(self, seconds=WATCH_STALLS):
         """How long each processor was away while all of them were busy: a report for each."""
         cpus = sorted(self.gateway_cpus | self.other_cpus)
@@ -174,7 +211,11 @@ class Bench:
             if event in ("start", "stop"):
                 samples[event] = clocks(pids, servers, strangers)
 
-        report = self.load(listen, [*scenario.arguments(), *self.window()], sample, self.bound())
+        if scenario.generator:
+            report = self.stranger(scenario.generator, listen[0], sample)
+        else:
+            arguments = [*scenario.arguments(), *self.window()]
+            report = self.load(listen, arguments, sample, self.bound())
         memory = machine.memory_kib(gateway.pids()) if gateway else None
         for running in [gateway, *servers]:
             if running:

@@ -248,7 +248,7 @@ def figure_table(results, scenario):
         rounds = list(results.of(scenario.name, name).values())
         middle = medians(rounds)
         cells = [name, number(middle["ops"], 0)]
-        cells += [number(middle[key], 0) for key in LATENCIES]
+        cells += [number(middle.get(key), 0) for key in LATENCIES]
         cells += [slow(rounds), number(middle.get(CPU)), spread(rounds)]
         cells += [percent(middle.get("gateway_busy")), number(middle.get("sleeps"))]
         cells += [number(middle["server_cpu"]), number(middle["load_cpu"])]

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from .generators import GENERATORS
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -41,6 +43,11 @@ class Scenario:
     #: Clients say HELLO 3 first.
     resp3: bool = False
     default: bool = True
+
+    @property
+    def generator(self):
+        """Who asks, if it is not our own load generator."""
+        return GENERATORS.get(self.name)
 
     @property
     def server(self):
@@ -96,6 +103,11 @@ def tails(name, title, **rest):
 
 def memory(name, title, **rest):
     return Scenario(name, title, "memory", **rest)
+
+
+def strangers(name, title, **rest):
+    clients = GENERATORS[name].clients
+    return Scenario(name, title, "strangers", connections=clients, **rest)
 
 
 def scale(name, title, **rest):
@@ -206,6 +218,12 @@ SCENARIOS = [
     ),
     memory("idle", "idle connections", kind="idle", connections=4000),
     memory("peak", "50 clients, pipeline 16, then 10 s of rest", kind="peak", pipeline=16),
+    strangers("rb-p1", "redis-benchmark, 50 clients"),
+    strangers("rb-p16", "redis-benchmark, 50 clients, pipeline 16", pipeline=16),
+    strangers("rb-threads", "redis-benchmark with two threads, 50 clients"),
+    strangers("rb-one", "redis-benchmark, 200 clients, one server", servers=1),
+    strangers("memcslap", "memcslap, 16 threads, get", protocol="memcached"),
+    strangers("memtier", "memtier_benchmark, 50 clients"),
     scale("c10", "10 clients, pipeline 1", connections=10),
     scale("c100", "100 clients, pipeline 1", connections=100),
     scale("c1000", "1,000 clients, pipeline 1", connections=1000),

@@ -59,7 +59,9 @@ class Target:
         # The rate of an open loop is given, so its operations/s say nothing.
         if self.metric == "ops" and scenario.open_loop:
             return False
-        return self.where in (scenario.name, scenario.group, "all")
+        # Strangers' generators are there to be compared with ours; they have no target.
+        everywhere = () if scenario.generator else ("all",)
+        return self.where in (scenario.name, scenario.group, *everywhere)
 
     def bound(self):
         unit = " ×" if self.bases or self.metric == "after_start" else ""
