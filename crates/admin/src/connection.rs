@@ -28,6 +28,8 @@ pub(crate) struct Connection {
     phase: Phase,
     opened: Instant,
     deadline: Instant,
+    /// When it last read or wrote anything.
+    moved: Instant,
 }
 
 enum Phase {
@@ -48,7 +50,7 @@ impl Connection {
     /// `stream` is non-blocking.
     pub(crate) fn new(stream: TcpStream, now: Instant) -> Self {
         let phase = Phase::Reading { input: Vec::new() };
-        Self { stream, phase, opened: now, deadline: now + DETECT_TIMEOUT }
+        Self { stream, phase, opened: now, deadline: now + DETECT_TIMEOUT, moved: now }
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
@@ -65,6 +67,24 @@ impl Connection {
 
     pub(crate) fn wants_write(&self) -> bool {
         matches!(self.phase, Phase::Writing { .. })
+    }
+
+    /// Bytes of the response that it holds.
+    pub(crate) fn output_size(&self) -> usize {
+        match &self.phase {
+            Phase::Writing { output, .. } => output.capacity(),
+            Phase::Reading { .. } | Phase::Lingering | Phase::Closed => 0,
+        }
+    }
+
+    /// Of whom this is the least, the place is missed least: who has got everything, then who has
+    /// kept still for longest.
+    pub(crate) fn claim(&self) -> (bool, Instant) {
+        (!matches!(self.phase, Phase::Lingering | Phase::Closed), self.moved)
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.phase = Phase::Closed;
     }
 
     /// The stream can be read or written, or failed.
@@ -103,6 +123,7 @@ impl Connection {
         let ended = match self.stream.read(&mut chunk[..room]) {
             Ok(0) => true,
             Ok(size) => {
+                self.moved = now;
                 input.extend_from_slice(&chunk[..size]);
                 false
             }
@@ -140,7 +161,10 @@ impl Connection {
         let Phase::Writing { output, written } = &mut self.phase else { return };
         while *written < output.len() {
             match self.stream.write(&output[*written..]) {
-                Ok(size) => *written += size,
+                Ok(size) => {
+                    self.moved = now;
+                    *written += size;
+                }
                 Err(error) if is_transient(error.kind()) => return,
                 Err(_) => {
                     self.phase = Phase::Closed;

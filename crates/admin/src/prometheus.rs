@@ -95,6 +95,9 @@ fn instance(text: &mut Exposition, source: &Source) {
     text.family("cashew_config_epoch", "gauge", "Number of the configuration in effect");
     text.sample("cashew_config_epoch", "", source.snapshot().epoch);
     reloads(text, source);
+    let name = "cashew_log_lines_lost_total";
+    text.family(name, "counter", "Lines that could not be written to the log");
+    text.sample(name, "", source.log_lines_lost());
     text.family("cashew_workers", "gauge", "Worker slots in use");
     text.sample("cashew_workers", "", source.workers().count());
     let name = "cashew_worker_heartbeat_age_seconds";
@@ -153,6 +156,7 @@ fn pools(text: &mut Exposition, source: &Source) {
     let name = "cashew_request_duration_seconds";
     text.family(name, "histogram", "From a client's request to its response");
     for (labels, id) in &pools {
+        source.beat();
         text.histogram(name, labels, &numbers.pool_latency(*id));
     }
 }
@@ -168,6 +172,7 @@ fn servers(text: &mut Exposition, source: &Source) {
     }
     let numbers = source.total();
     for &counter in ServerCounter::ALL {
+        source.beat();
         let stat = counter.stat();
         text.family(stat.prometheus, "counter", stat.help);
         for (labels, id) in &servers {
@@ -175,6 +180,7 @@ fn servers(text: &mut Exposition, source: &Source) {
         }
     }
     for &gauge in ServerGauge::ALL {
+        source.beat();
         let stat = gauge.stat();
         text.family(stat.prometheus, "gauge", stat.help);
         for (labels, id) in &servers {
@@ -189,6 +195,7 @@ fn servers(text: &mut Exposition, source: &Source) {
     let name = "cashew_server_duration_seconds";
     text.family(name, "histogram", "From a request sent to the server to its response");
     for (labels, id) in &servers {
+        source.beat();
         text.histogram(name, labels, &numbers.server_latency(*id));
     }
 }

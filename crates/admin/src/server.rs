@@ -11,8 +11,16 @@ use tracing::warn;
 use crate::connection::Connection;
 use crate::source::Source;
 
-/// Connections served at a time; more wait in the listen queue. Each holds one response.
-const CONNECTIONS_MAX: usize = 32;
+/// Connections served at a time. Who comes on top takes the place of the one that has kept still
+/// for longest: who asks and reads is served at once, however many others do not.
+const CONNECTIONS_MAX: usize = 64;
+/// Accepted in one turn, so that whoever has come is heard before others can take the place.
+const ACCEPTS_MAX: usize = CONNECTIONS_MAX / 4;
+/// Bytes of the responses that are still to be read, of all connections, or two of the largest.
+/// Beyond it those are closed that have kept still for longest.
+const OUTPUT_MAX: usize = 64 << 20;
+/// How often it is shown that the loop turns.
+const BEAT: Duration = Duration::from_millis(100);
 /// How long nothing is accepted after accepting failed, as it does without a free descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -64,13 +72,16 @@ pub fn serve(
     let mut leaving: Vec<TcpListener> = Vec::new();
     let mut accept_from = Instant::now();
     loop {
+        source.beat();
         let now = Instant::now();
-        let accepting = connections.len() < CONNECTIONS_MAX && accept_from <= now;
+        let accepting = accept_from <= now;
         let wake = connections
             .iter()
             .map(Connection::deadline)
-            .chain((accept_from > now).then_some(accept_from))
-            .min();
+            .chain((!accepting).then_some(accept_from))
+            // Some may still wait there.
+            .chain((!leaving.is_empty()).then_some(now))
+            .fold(now + BEAT, Instant::min);
         let ready = wait(&listener, accepting, &connections, &changes.wake, wake)?;
         if ready.changes && changes.wake.read(&mut [0; 64])? == 0 {
             let now = Instant::now();
@@ -90,19 +101,20 @@ pub fn serve(
             }
         }
         let now = Instant::now();
-        for (connection, is_ready) in connections.iter_mut().zip(ready.connections) {
+        for (at, is_ready) in ready.connections.into_iter().enumerate() {
+            let connection = &mut connections[at];
             if is_ready {
                 connection.handle_ready(&source, now);
             }
             if connection.deadline() <= now {
                 connection.handle_timeout(&source, now);
             }
+            bound_output(&mut connections, at);
         }
         connections.retain(|connection| !connection.is_closed());
-        leaving.retain(|old| accept(old, &mut connections, now) == Accepted::UpToRoom);
-        if (ready.listener || is_new_listener)
-            && accept(&listener, &mut connections, now) == Accepted::Failed
-        {
+        let mut accept = |listener: &TcpListener| accept(listener, &mut connections, &source, now);
+        leaving.retain(|old| accept(old) == Accepted::Many);
+        if (ready.listener || is_new_listener) && accept(&listener) == Accepted::Failed {
             accept_from = now + ACCEPT_PAUSE;
         }
     }
@@ -119,7 +131,7 @@ fn wait(
     accepting: bool,
     connections: &[Connection],
     changes: &PipeReader,
-    wake: Option<Instant>,
+    wake: Instant,
 ) -> io::Result<Ready> {
     let listening = if accepting { PollFlags::IN } else { PollFlags::empty() };
     let mut fds = vec![PollFd::new(changes, PollFlags::IN), PollFd::new(listener, listening)];
@@ -127,8 +139,8 @@ fn wait(
         let interest = if connection.wants_write() { PollFlags::OUT } else { PollFlags::IN };
         PollFd::new(connection.stream(), interest)
     }));
-    let timeout = wake.map(|wake| timespec(wake.saturating_duration_since(Instant::now())));
-    match poll(&mut fds, timeout.as_ref()) {
+    let timeout = timespec(wake.saturating_duration_since(Instant::now()));
+    match poll(&mut fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
@@ -149,18 +161,24 @@ fn timespec(duration: Duration) -> Timespec {
 enum Accepted {
     /// Nobody waits any more.
     All,
-    /// There is no room for more, of whom there may be some.
-    UpToRoom,
+    /// As many as may come at once, and there may be more.
+    Many,
     Failed,
 }
 
-/// Takes what waits, as far as there is room.
-fn accept(listener: &TcpListener, connections: &mut Vec<Connection>, now: Instant) -> Accepted {
-    while connections.len() < CONNECTIONS_MAX {
+/// Takes some of those who wait.
+fn accept(
+    listener: &TcpListener,
+    connections: &mut Vec<Connection>,
+    source: &Source,
+    now: Instant,
+) -> Accepted {
+    for _ in 0..ACCEPTS_MAX {
         match listener.accept() {
             Ok((stream, _)) => {
                 // A connection that cannot be made non-blocking would hold up all others.
                 if stream.set_nonblocking(true).is_ok() {
+                    make_room(connections, source, now);
                     connections.push(Connection::new(stream, now));
                 }
             }
@@ -174,7 +192,30 @@ fn accept(listener: &TcpListener, connections: &mut Vec<Connection>, now: Instan
             },
         }
     }
-    Accepted::UpToRoom
+    Accepted::Many
+}
+
+/// For one more connection.
+fn make_room(connections: &mut Vec<Connection>, source: &Source, now: Instant) {
+    if connections.len() < CONNECTIONS_MAX {
+        return;
+    }
+    let least = (0..connections.len()).min_by_key(|&at| connections[at].claim());
+    let mut connection = connections.swap_remove(least.expect("there are some"));
+    // It may just be slow to speak.
+    connection.part(source, now);
+}
+
+/// Closes connections that do not read, if all of them together hold too much. The one at `newest`
+/// has just got its response and may stay.
+fn bound_output(connections: &mut [Connection], newest: usize) {
+    let max = OUTPUT_MAX.max(2 * connections[newest].output_size());
+    while connections.iter().map(Connection::output_size).sum::<usize>() > max {
+        let others = (0..connections.len()).filter(|&at| at != newest);
+        let holders = others.filter(|&at| connections[at].output_size() > 0);
+        let Some(least) = holders.min_by_key(|&at| connections[at].claim()) else { return };
+        connections[least].close();
+    }
 }
 
 #[cfg(test)]

@@ -62,6 +62,16 @@ impl Source {
         &self.host
     }
 
+    /// Shows that this process gets on, and counts what its log has lost.
+    pub fn beat(&self) {
+        self.shared.admin_beats(monotonic_ms());
+        self.shared.add_log_lines_lost(cashew_process::log::take_lost());
+    }
+
+    pub(crate) fn log_lines_lost(&self) -> u64 {
+        self.shared.log_lines_lost()
+    }
+
     pub(crate) fn reloads(&self) -> Reloads {
         self.shared.reloads()
     }

@@ -189,6 +189,7 @@ fn pool_with_servers<'a>(source: &'a Source, numbers: Numbers<'_>, pool: usize) 
     let (known, added) = POOL_STATS.split_at(POOL_STATS_OF_TWEMPROXY);
     let mut object = pool_stats(numbers, id, known);
     for (index, server) in servers.iter().enumerate() {
+        source.beat();
         object.insert(&server.name, server_with_additions(source, numbers, pool, index));
     }
     for stat in added {
@@ -268,6 +269,7 @@ fn cashew(source: &Source) -> Object<'_> {
     object.insert("reloads", reloads(source));
     let cut = source.slots().map(|worker| worker.header.sessions_cut).sum::<u64>();
     object.insert("sessions_cut", cut);
+    object.insert("log_lines_lost", source.log_lines_lost());
     object.insert(
         "workers",
         source.workers().map(|worker| worker_state(&worker)).collect::<Json<'_>>(),

@@ -30,6 +30,7 @@ pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
             return Err(error);
         }
     };
+    source.beat();
     channel.send(&ToMaster::Ready, &[])?;
     let (changer, changes) = cashew_admin::changes()?;
     let control = Control { channel, changer, instance, prepared: None };

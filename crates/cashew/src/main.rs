@@ -21,6 +21,9 @@ static ALLOCATOR: cashew_process::memory::Allocator = cashew_process::memory::Al
 
 fn main() -> ExitCode {
     cashew_process::memory::map_large_buffers();
+    if let Err(error) = cashew_process::survive_limit() {
+        tell::say(format_args!("cashew: a limit on file sizes would end it: {error}"));
+    }
     let arguments = match Arguments::parse() {
         Ok(arguments) => arguments,
         Err(error) => return tell::misuse(&error),

@@ -144,7 +144,11 @@ fn describe(status: &Status) -> String {
     if let Some(level) = status.log_level {
         let file = status.log_file.as_ref();
         let file = file.map_or_else(|| "standard error".into(), |file| file.display().to_string());
-        text += &format!("log: {file}, level {level}\n");
+        text += &format!("log: {file}, level {level}");
+        if status.log_lines_lost > 0 {
+            text += &format!("; {} lines could not be written", status.log_lines_lost);
+        }
+        text += "\n";
     }
     for (what, outcome) in [("reload", &status.last_reload), ("upgrade", &status.last_upgrade)] {
         if let Some(outcome) = outcome {
@@ -330,6 +334,7 @@ mod tests {
             statistics: Some("127.0.0.1:22222".parse().unwrap()),
             log_file: Some("/var/log/cashew.log".into()),
             log_level: Some(5),
+            log_lines_lost: 0,
             last_reload: None,
             last_upgrade: None,
         };
@@ -347,6 +352,9 @@ admin         72       serving                           0
 POOL   LISTENS ON       SERVERS  RING  DIGEST
 alpha  127.0.0.1:22121  2 of 3   7     0123456789abcdef"
         );
+        let lost = Status { log_lines_lost: 7, ..status.clone() };
+        let line = "\nlog: /var/log/cashew.log, level 5; 7 lines could not be written\n";
+        assert!(describe(&lost).contains(line));
         let reloaded = |failed: Option<&str>| Status {
             last_reload: Some(Outcome { at: 0, failed: failed.map(str::to_owned) }),
             ..status.clone()

@@ -20,9 +20,12 @@ pub mod snapshot;
 mod tree;
 mod value;
 
-use std::fs::File;
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 pub use address::{NAME_SIZE_MAX, UNIX_PATH_SIZE_MAX};
 pub use diagnostic::{Diagnostic, Errors};
@@ -57,11 +60,39 @@ pub fn load(path: &Path) -> Result<Loaded, Errors> {
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_SIZE_MAX + 1).read_to_end(&mut bytes)?;
+    open_file(path)?.take(FILE_SIZE_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_SIZE_MAX {
-        return Err(io::Error::other(format!("it is larger than {FILE_SIZE_MAX} bytes")));
+        return Err(too_large());
     }
     Ok(bytes)
+}
+
+/// Never waits: opening a FIFO, or reading a device, could take for ever.
+fn open_file(path: &Path) -> io::Result<File> {
+    // Before it is opened, which would do something to some devices.
+    check_file(&fs::metadata(path)?)?;
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    // It may be another one by now.
+    check_file(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn check_file(metadata: &Metadata) -> io::Result<()> {
+    let kind = metadata.file_type();
+    let what = match () {
+        () if kind.is_file() && metadata.len() > FILE_SIZE_MAX => return Err(too_large()),
+        () if kind.is_file() => return Ok(()),
+        () if kind.is_dir() => "a directory",
+        () if kind.is_fifo() => "a FIFO or a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    };
+    Err(io::Error::other(format!("it is {what}, not a regular file")))
+}
+
+fn too_large() -> io::Error {
+    io::Error::other(format!("it is larger than {FILE_SIZE_MAX} bytes"))
 }
 
 /// Validates and resolves the text of a configuration file; `file` names it in diagnostics.

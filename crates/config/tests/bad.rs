@@ -53,8 +53,15 @@ fn a_file_that_cannot_be_read_is_refused() {
     let words = "/nonexistent/cashew.yml: cannot be read: No such file or directory (os error 2)";
     assert_eq!(errors.to_string(), words);
     let errors = cashew_config::load("/dev/zero".as_ref()).unwrap_err();
-    let words = "/dev/zero: cannot be read: it is larger than 16777216 bytes";
+    let words = "/dev/zero: cannot be read: it is a device, not a regular file";
     assert_eq!(errors.to_string(), words);
+    let errors = cashew_config::load("/".as_ref()).unwrap_err();
+    assert_eq!(errors.to_string(), "/: cannot be read: it is a directory, not a regular file");
+    let huge = std::env::temp_dir().join(format!("cashew-huge-{}", std::process::id()));
+    std::fs::File::create(&huge).unwrap().set_len(1 << 40).unwrap();
+    let why = cashew_config::load(&huge).unwrap_err().to_string();
+    std::fs::remove_file(&huge).unwrap();
+    assert!(why.ends_with(": cannot be read: it is larger than 16777216 bytes"), "{why}");
 }
 
 #[test]

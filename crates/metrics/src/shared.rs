@@ -37,6 +37,10 @@ mod word {
     /// Those that are 0 are free.
     pub(super) const PAUSES: usize = 1;
     pub(super) const CLIENT_ID: usize = 16;
+    /// As `monotonic_ms` has it. 0 before the first, and where the admin is of a version that has
+    /// none.
+    pub(super) const ADMIN_BEAT: usize = 24;
+    pub(super) const LOG_LINES_LOST: usize = 25;
     /// Apart from the rest, since it is written at every accept.
     pub(super) const QUOTAS: usize = 32;
     /// Odd while the master writes what follows.
@@ -97,7 +101,8 @@ pub struct LastReload {
 }
 
 /// What all processes of an instance share for its whole life: the next client id, how many clients
-/// each pool has over all workers, whether these are held back, and how reloads went. A quota is a pool's number for that, and is below
+/// each pool has over all workers, whether these are held back, how reloads went, whether the admin
+/// process gets on, and what the log has lost. A quota is a pool's number for that, and is below
 /// [`QUOTAS_MAX`].
 #[derive(Clone)]
 pub struct Shared {
@@ -142,6 +147,28 @@ impl Shared {
     /// An id that no other client ever has; the first is 1.
     pub fn next_client_id(&self) -> u64 {
         self.mapping.words()[word::CLIENT_ID].fetch_add(1, Relaxed) + 1
+    }
+
+    /// The admin process gets on.
+    pub fn admin_beats(&self, now_ms: u64) {
+        self.mapping.words()[word::ADMIN_BEAT].store(now_ms, Relaxed);
+    }
+
+    /// When the admin process got on last.
+    pub fn admin_beat_ms(&self) -> u64 {
+        self.mapping.words()[word::ADMIN_BEAT].load(Relaxed)
+    }
+
+    /// Counts lines that a process could not write to its log.
+    pub fn add_log_lines_lost(&self, lines: u64) {
+        if lines > 0 {
+            self.mapping.words()[word::LOG_LINES_LOST].fetch_add(lines, Relaxed);
+        }
+    }
+
+    /// Lines that could not be written to the log, of all processes.
+    pub fn log_lines_lost(&self) -> u64 {
+        self.mapping.words()[word::LOG_LINES_LOST].load(Relaxed)
     }
 
     /// Counts one client more, unless there are as many as `limit` says already; 0 is no limit.
@@ -312,6 +339,20 @@ mod tests {
         assert_eq!(shared.pause(77, 700), pause(800, true));
         assert_eq!(shared.pause(3, 700), pause(800, false));
         assert!(shared.set_pause(78, None, 0), "there is nothing to forget");
+    }
+
+    #[test]
+    fn heartbeats_and_lost_lines_disturb_nobody() {
+        let (fd, shared) = Shared::create().unwrap();
+        let other = Shared::open(&fd).unwrap();
+        let id = shared.next_client_id();
+        shared.admin_beats(u64::MAX);
+        shared.add_log_lines_lost(3);
+        other.add_log_lines_lost(4);
+        assert_eq!((other.admin_beat_ms(), shared.log_lines_lost()), (u64::MAX, 7));
+        assert_eq!(other.next_client_id(), id + 1);
+        assert!((0..QUOTAS_MAX).all(|quota| shared.taken(quota) == 0));
+        assert!((0..QUOTAS_MAX).all(|quota| shared.pause(quota, 0).is_none()));
     }
 
     #[test]

@@ -5,8 +5,10 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 pub mod exec;
+mod file_size;
 pub mod log;
 pub mod memory;
 mod privileges;
 
+pub use file_size::{explain_limit, is_out_of_room, survive_limit};
 pub use privileges::{PrivilegesError, drop_privileges};

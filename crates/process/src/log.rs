@@ -1,14 +1,20 @@
 //! The log is what a process writes to its standard error. A log file takes the place of standard
 //! error itself, so that children inherit it, a panic lands in it, and a process without the right
 //! to open the file is given it by descriptor.
+//!
+//! Nobody waits for the log: a line that a pipe or a disk has no room for is lost, counted, and
+//! told of by the next line that is written.
+
+mod output;
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use output::Output;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
@@ -30,10 +36,12 @@ pub fn init(name: impl Into<String>, level: u8) {
     if LEVEL.set(handle).is_err() {
         return;
     }
+    output::adopt_stderr();
+    let name = name.into();
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(io::stderr)
+        .with_writer(Output::new(name.clone()))
         .with_ansi(false)
-        .event_format(Line { name: name.into() });
+        .event_format(Line { name });
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     // Whoever set another subscriber before wants that one.
     let _ = tracing::subscriber::set_global_default(subscriber);
@@ -47,14 +55,20 @@ pub fn set_level(level: u8) {
     }
 }
 
-/// Opens a log file to append to. Each line is one write, so processes can share it.
+/// Opens a log file to append to. Each line is one write, so processes can share it. Never waits: a
+/// FIFO keeps what it has room for until somebody reads it.
 pub fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).open(path)
+    output::open(path)
 }
 
 /// Makes `file` this process's standard error, and so its log.
 pub fn redirect(file: impl AsFd) -> io::Result<()> {
-    Ok(rustix::stdio::dup2_stderr(file)?)
+    output::redirect(file)
+}
+
+/// How many lines this process has lost since this was asked last.
+pub fn take_lost() -> u64 {
+    output::take_lost()
 }
 
 /// nutcracker's levels: 0 emergency, 1 alert, 2 critical, 3 error, 4 warning, 5 notice, 6 info,
@@ -85,13 +99,17 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let now = chrono::Local::now().format("%Y-%m-%d %H:%M:%S%.3f");
         let metadata = event.metadata();
         let module = metadata.target().trim_start_matches("cashew_");
-        write!(writer, "[{now}] {} {}/{module} ", metadata.level(), self.name)?;
+        write!(writer, "[{}] {} {}/{module} ", now(), metadata.level(), self.name)?;
         context.field_format().format_fields(writer.by_ref(), event)?;
         writeln!(writer)
     }
+}
+
+/// As each line begins.
+fn now() -> impl fmt::Display {
+    chrono::Local::now().format("%Y-%m-%d %H:%M:%S%.3f")
 }
 
 #[cfg(test)]

@@ -30,8 +30,12 @@ use crate::state::Pack;
 use crate::status::Status;
 use crate::unix_socket::{self, BindError, UnixSocket, UnixSocketState};
 
-/// Operators at a time; who comes on top is told to come later.
+/// Operators at a time. Who comes on top takes the place of one who keeps still, and is told to come
+/// later only where all wait for an answer.
 const CLIENTS_MAX: usize = 16;
+
+/// Accepted in one turn, so that whoever has come is heard before others can take the place.
+const ACCEPTS_MAX: usize = CLIENTS_MAX / 4;
 
 /// Longest command, with its line end.
 const COMMAND_SIZE_MAX: usize = 4096;
@@ -312,7 +316,7 @@ impl ControlSocket {
         if self.rests_until.is_some_and(|until| now < until) {
             return;
         }
-        for _ in 0..CLIENTS_MAX {
+        for _ in 0..ACCEPTS_MAX {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let fd = match accept_with(&self.socket, flags) {
                 Ok(fd) => fd,
@@ -336,13 +340,28 @@ impl ControlSocket {
             if !may_ask(&operator.stream) {
                 let why = "only root and the user of the instance may ask";
                 operator.answer(&Answer::Failed(why.into()), now);
-            } else if self.operators.len() >= CLIENTS_MAX {
+            } else if !self.make_room(now) {
                 operator.answer(&Answer::Failed("too many operators at once".into()), now);
             } else {
                 self.next_id += 1;
                 self.operators.push(operator);
             }
         }
+    }
+
+    /// For one more. Whether there is any.
+    fn make_room(&mut self, now: Instant) -> bool {
+        if self.operators.len() < CLIENTS_MAX {
+            return true;
+        }
+        // They are in the order in which they came.
+        let is_still = |operator: &Operator| operator.state != State::Waiting;
+        let Some(at) = self.operators.iter().position(is_still) else { return false };
+        let mut operator = self.operators.remove(at);
+        if operator.state == State::Asking {
+            operator.answer(&Answer::Failed("nothing was asked, and others want to".into()), now);
+        }
+        true
     }
 }
 
@@ -575,14 +594,35 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_on_top_is_told_so() {
+    fn who_comes_on_top_takes_the_place_of_who_keeps_still() {
         let mut world = World::new("crowd");
-        let crowd: Vec<_> = (0..CLIENTS_MAX).map(|_| world.operator()).collect();
-        world.handle();
-        let one_more = world.operator();
+        let mut crowd: Vec<_> = (0..CLIENTS_MAX).map(|_| world.operator()).collect();
+        while world.socket.operators.len() < CLIENTS_MAX {
+            world.handle();
+        }
+        // The first has asked, the second has half, the third does not read what it is answered.
+        crowd[0].write_all(b"{\"command\":\"status\"}\n").unwrap();
+        crowd[1].write_all(b"{\"command\":").unwrap();
+        crowd[2].write_all(b"{\"command\":\"status\"}\n").unwrap();
+        let [(_, Command::Status), (deaf, Command::Status)] = world.handle()[..] else { panic!() };
+        world.socket.reply(deaf).say(&"x".repeat(OUTPUT_SIZE_MAX / 2));
+        world.socket.reply(deaf).done();
+        world.socket.deliver(world.now);
+        assert_eq!(world.socket.operators.len(), CLIENTS_MAX);
+        for _ in 1..CLIENTS_MAX {
+            let mut one_more = world.operator();
+            one_more.write_all(b"{\"command\":\"status\"}\n").unwrap();
+            let [(_, Command::Status)] = world.handle()[..] else { panic!() };
+            crowd.push(one_more);
+        }
+        let parting = Answer::Failed("nothing was asked, and others want to".into());
+        assert_eq!(answers(crowd.remove(1)), [parting]);
+        // Now all of them wait for an answer.
+        let late = world.operator();
         world.handle();
         let refused = Answer::Failed("too many operators at once".into());
-        assert_eq!(answers(one_more), [refused]);
+        assert_eq!(answers(late), [refused]);
+        assert_eq!(world.socket.operators.len(), CLIENTS_MAX);
         drop(crowd);
         world.handle();
         assert!(world.socket.operators.is_empty());

@@ -44,6 +44,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use cashew_config::Snapshot;
+use cashew_process::explain_limit;
 
 pub use child::{Role, Serve, Spawn};
 pub use command::{Answer, Command};
@@ -122,6 +123,6 @@ trait Step<T> {
 
 impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
     fn step(self, step: &'static str) -> Result<T, Error> {
-        self.map_err(|source| Error::System { step, source: source.into() })
+        self.map_err(|source| Error::System { step, source: explain_limit(source.into()) })
     }
 }

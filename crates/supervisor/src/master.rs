@@ -23,7 +23,8 @@ use std::time::{Instant, SystemTime};
 use cashew_config::Snapshot;
 use cashew_control::{Rest, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Shared};
-use cashew_process::exec;
+use cashew_process::log::take_lost;
+use cashew_process::{exec, is_out_of_room};
 use rustix::event::PollFlags;
 use tracing::{debug, info, warn};
 
@@ -325,10 +326,12 @@ impl Master {
         self.end_inquiries(now);
         self.show_life(now);
         self.end_hangs(now);
+        self.shared.add_log_lines_lost(take_lost());
         if self.phase == Phase::Serving && self.look_at <= now {
             self.look_at = now + crate::balance::INTERVAL;
             self.rebalance(now);
             self.repair_quotas(now);
+            self.retry_pid_file();
         }
         self.handle_slots(now)
     }
@@ -481,16 +484,40 @@ impl Master {
         self.phase = Phase::Serving;
         let pools = self.current.snapshot.pools.len();
         info!(pools, workers = workers_of(&self.current.snapshot), "serving");
-        if let Some(path) = self.pid_path.take() {
-            let file = PidFile::write(&path).map_err(|source| Error::PidFile { path, source })?;
-            self.pid_file = Some(file);
-        }
+        self.write_pid_file()?;
         if let Some(on_ready) = self.on_ready.take() {
             on_ready();
         }
         self.notify.ready(&self.summary());
         self.end_take_over(Instant::now());
         Ok(())
+    }
+
+    /// A disk that is full is no reason not to serve: the file is written when there is room.
+    fn write_pid_file(&mut self) -> Result<(), Error> {
+        let Some(path) = self.pid_path.take() else { return Ok(()) };
+        match PidFile::write(&path) {
+            Ok(file) => self.pid_file = Some(file),
+            Err(error) if is_out_of_room(&error) => {
+                let path = path.display();
+                warn!("pid file {path} is written when there is room for it: {error}");
+            }
+            Err(source) => return Err(Error::PidFile { path, source }),
+        }
+        if self.pid_file.is_none() {
+            self.pid_path = Some(path);
+        }
+        Ok(())
+    }
+
+    /// Tries again what there was no room for.
+    fn retry_pid_file(&mut self) {
+        let Some(path) = &self.pid_path else { return };
+        if let Ok(file) = PidFile::write(path) {
+            info!("pid file {} is written", path.display());
+            self.pid_file = Some(file);
+            self.pid_path = None;
+        }
     }
 
     fn handle_signals(&mut self, now: Instant) {

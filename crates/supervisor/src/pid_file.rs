@@ -1,9 +1,11 @@
 //! The file with the master's process id.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use tracing::warn;
 
 /// Dropping it removes the file, unless another process has written its own id there.
@@ -18,7 +20,9 @@ impl PidFile {
     /// may not.
     pub(crate) fn write(path: &Path) -> io::Result<Self> {
         let file = Self::resume(path);
-        fs::write(path, &file.content)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        open(&options, path)?.write_all(file.content.as_bytes())?;
         Ok(file)
     }
 
@@ -28,11 +32,30 @@ impl PidFile {
         // Absolute, should the working directory change.
         Self { path: std::path::absolute(path).unwrap_or_else(|_| path.into()), content }
     }
+
+    /// Whether nothing is written there: there was no room for it.
+    pub(crate) fn is_unwritten(&self) -> bool {
+        self.read().map_or(true, |content| content.is_empty())
+    }
+
+    /// As far as it could be ours.
+    fn read(&self) -> io::Result<String> {
+        let mut content = String::new();
+        let file = open(OpenOptions::new().read(true), &self.path)?;
+        file.take(self.content.len() as u64 + 1).read_to_string(&mut content)?;
+        Ok(content)
+    }
+}
+
+/// Never waits, as a FIFO would have it.
+fn open(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    options.clone().custom_flags(flags).open(path)
 }
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        let ours = fs::read_to_string(&self.path).is_ok_and(|content| content == self.content);
+        let ours = self.read().is_ok_and(|content| content == self.content);
         if ours && let Err(error) = fs::remove_file(&self.path) {
             warn!("cannot remove pid file {}: {error}", self.path.display());
         }
@@ -55,6 +78,14 @@ mod tests {
         fs::write(&path, "1\n").unwrap();
         drop(file);
         assert_eq!(fs::read_to_string(&path).unwrap(), "1\n");
+        fs::remove_file(&path).unwrap();
+
+        let file = PidFile::resume(&path);
+        assert!(file.is_unwritten());
+        fs::write(&path, "").unwrap();
+        assert!(file.is_unwritten());
+        fs::write(&path, "1\n").unwrap();
+        assert!(!file.is_unwritten());
         fs::remove_file(&path).unwrap();
     }
 }

@@ -28,6 +28,8 @@ pub struct Status {
     /// `None` is standard error.
     pub log_file: Option<PathBuf>,
     pub log_level: Option<u8>,
+    /// Lines that could not be written to the log.
+    pub log_lines_lost: u64,
     pub last_reload: Option<Outcome>,
     pub last_upgrade: Option<Outcome>,
 }

@@ -1,13 +1,13 @@
-//! Tells workers that hang from those that are merely kept waiting.
+//! Tells children, workers and the admin, that hang from those that are merely kept waiting.
 //!
 //! An old heartbeat is a reason to look, not to kill: a machine with too much to do, or one that
-//! was suspended, makes the hearts of workers stop that are well. So what the kernel says about the
-//! worker's main thread has to agree, over two looks: it was stopped, or has had the processor
+//! was suspended, makes the hearts of children stop that are well. So what the kernel says about the
+//! child's main thread has to agree, over two looks: it was stopped, or has had the processor
 //! without getting round, or sleeps although its timer should have woken it long ago. One that
 //! waits for a processor or for a disk is given [`STARVED_MAX`]. When the master itself comes late
 //! everybody's time begins anew.
 //!
-//! A worker that starts does not beat yet, and may take its time; only that it was stopped over two
+//! A child that starts does not beat yet, and may take its time; only that it was stopped over two
 //! looks tells that it hangs.
 //!
 //! Decides by what it is told, see [`Watchdog::judge`]; only [`look`] asks the kernel.
@@ -19,27 +19,27 @@ use std::time::{Duration, Instant};
 
 use rustix::param::clock_ticks_per_second;
 
-use crate::ring::Slot;
+use crate::child::Role;
 
-/// The oldest heartbeat of a worker that is excused for it.
+/// The oldest heartbeat of a child that is excused for it.
 pub(crate) const STARVED_MAX: Duration = Duration::from_secs(10);
 
 pub(crate) struct Watchdog {
     /// The oldest heartbeat that needs no excuse. Zero when nobody is watched.
     timeout: Duration,
-    /// When the next round is due. One for all workers, so that it wakes the master once.
+    /// When the next round is due. One for all children, so that it wakes the master once.
     due: Instant,
     /// Time before that does not count against anybody.
     fair_since: Instant,
-    suspects: BTreeMap<Slot, Suspect>,
+    suspects: BTreeMap<Role, Suspect>,
     /// Who starts and is stopped, and since when it has been seen so.
-    stopped: BTreeMap<Slot, Instant>,
+    stopped: BTreeMap<Role, Instant>,
 }
 
-/// A worker as the master knows it.
+/// A child as the master knows it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vitals {
-    pub(crate) slot: Slot,
+    pub(crate) role: Role,
     /// Since when it has been expected to beat.
     pub(crate) since: Instant,
     /// When its heart last beat, by any clock, and how long ago that is.
@@ -47,7 +47,7 @@ pub(crate) struct Vitals {
     pub(crate) age: Duration,
 }
 
-/// What the kernel says about a worker's main thread.
+/// What the kernel says about a child's main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
     pub(crate) state: RunState,
@@ -67,7 +67,7 @@ pub(crate) enum RunState {
     Stopped,
 }
 
-/// Why a worker is taken for hung.
+/// Why a child is taken for hung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hang {
     Stopped,
@@ -107,7 +107,7 @@ impl Watchdog {
         (!self.timeout.is_zero()).then_some(self.due)
     }
 
-    /// Begins a round if one is due: then all workers that should beat are to be judged.
+    /// Begins a round if one is due: then all children that should beat are to be judged.
     pub(crate) fn begin(&mut self, now: Instant) -> bool {
         if self.timeout.is_zero() || now < self.due {
             return false;
@@ -122,7 +122,7 @@ impl Watchdog {
         true
     }
 
-    /// Whether a worker hangs. `look` is what the kernel says, if it says anything; it is only
+    /// Whether a child hangs. `look` is what the kernel says, if it says anything; it is only
     /// asked about suspects.
     pub(crate) fn judge(
         &mut self,
@@ -134,16 +134,16 @@ impl Watchdog {
         let fair = now.saturating_duration_since(vitals.since.max(self.fair_since));
         let age = vitals.age.min(fair);
         if age < self.timeout / 2 {
-            self.suspects.remove(&vitals.slot);
+            self.suspects.remove(&vitals.role);
             return None;
         }
-        let suspect = self.suspects.entry(vitals.slot).or_insert(Suspect::new(vitals.beat_ms, now));
+        let suspect = self.suspects.entry(vitals.role).or_insert(Suspect::new(vitals.beat_ms, now));
         if suspect.beat_ms != vitals.beat_ms {
             *suspect = Suspect::new(vitals.beat_ms, now);
         }
         let hang = suspect.examine(self.timeout, age, look(), now);
         if hang.is_some() {
-            self.suspects.remove(&vitals.slot);
+            self.suspects.remove(&vitals.role);
         } else if age < self.timeout {
             // The second look comes when it can decide, which saves a part of the second that
             // the replacement may take.
@@ -152,19 +152,19 @@ impl Watchdog {
         hang
     }
 
-    /// Whether a worker hangs that was started then and is not ready yet.
+    /// Whether a child hangs that was started then and has not beaten yet.
     pub(crate) fn judge_start(
         &mut self,
-        slot: Slot,
+        role: Role,
         since: Instant,
         now: Instant,
         look: Option<Look>,
     ) -> Option<Hang> {
         if look.is_none_or(|look| look.state != RunState::Stopped) {
-            self.stopped.remove(&slot);
+            self.stopped.remove(&role);
             return None;
         }
-        let seen = self.stopped.entry(slot).or_insert(now);
+        let seen = self.stopped.entry(role).or_insert(now);
         if *seen < since {
             // That was the one before it.
             *seen = now;
@@ -174,7 +174,7 @@ impl Watchdog {
             self.due = self.due.min(at);
             return None;
         }
-        self.stopped.remove(&slot);
+        self.stopped.remove(&role);
         Some(Hang::Stopped)
     }
 }
@@ -256,6 +256,7 @@ mod tests {
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_millis(700);
+    const WORKER: Role = Role::Worker { slot: 3 };
 
     #[test]
     fn who_beats_is_not_even_looked_at() {
@@ -300,6 +301,27 @@ mod tests {
         let before = world.now;
         assert_eq!(world.start(5000, |_| looks(RunState::Stopped, 0)), Some(Hang::Stopped));
         assert!((700..900).contains(&(world.now - before).as_millis()));
+    }
+
+    #[test]
+    fn one_hangs_beside_others_that_do_not() {
+        let mut world = World::new();
+        let mut found = Vec::new();
+        for _ in 0..5000 {
+            world.now += Duration::from_millis(1);
+            if !world.watchdog.begin(world.now) {
+                continue;
+            }
+            let hung = Vitals { role: Role::Admin, ..world.vitals() };
+            let well = Vitals { age: Duration::ZERO, ..world.vitals() };
+            let now = world.now;
+            assert_eq!(world.watchdog.judge(well, now, || unreachable!()), None);
+            found.extend(world.watchdog.judge(hung, now, || looks(RunState::Stopped, 0)));
+            if !found.is_empty() {
+                break;
+            }
+        }
+        assert_eq!((found, world.age()), (vec![Hang::Stopped], 700));
     }
 
     #[test]
@@ -446,7 +468,8 @@ mod tests {
         }
 
         fn vitals(&self) -> Vitals {
-            Vitals { slot: 3, since: self.since, beat_ms: self.beats, age: self.now - self.beat_at }
+            let age = self.now - self.beat_at;
+            Vitals { role: WORKER, since: self.since, beat_ms: self.beats, age }
         }
 
         /// Lets so much time pass, or less if a hang is found. `look` is told how much has.
@@ -474,7 +497,7 @@ mod tests {
                 self.now += Duration::from_millis(1);
                 if self.watchdog.begin(self.now) {
                     let look = look(passed);
-                    let hang = self.watchdog.judge_start(3, self.since, self.now, look);
+                    let hang = self.watchdog.judge_start(WORKER, self.since, self.now, look);
                     if hang.is_some() {
                         return hang;
                     }

@@ -463,6 +463,7 @@ impl<D: Driver> Worker<D> {
         let now = self.core.now;
         self.next_beat = now + HEARTBEAT;
         self.core.writer.beat(monotonic_ms());
+        self.core.shared.add_log_lines_lost(cashew_process::log::take_lost());
         self.core.engine.tell_time(wall_us(), now);
         self.core.follow_pauses();
         if self.next_return <= now {

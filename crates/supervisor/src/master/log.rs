@@ -1,6 +1,5 @@
 //! Where the log of the whole instance goes, and how much of it.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -105,8 +104,8 @@ impl Master {
             };
             let (from, to) = (place(before), place(global));
             info!("the log goes on at {to}");
-            match log::redirect(&fd) {
-                Ok(()) => {
+            match redirect(&fd) {
+                Ok(fd) => {
                     info!("the log comes from {from}");
                     self.post_all(&ToChild::LogReopen, &[fd], now);
                 }
@@ -123,7 +122,6 @@ impl Master {
             info!("the log is standard error, there is nothing to reopen");
             return;
         };
-        let redirect = |file: File| log::redirect(&file).map(|()| Rc::new(OwnedFd::from(file)));
         let file = match log::open(path).and_then(redirect) {
             Ok(file) => file,
             Err(error) => return error!("{}", cannot_open(path, &error)),
@@ -131,6 +129,13 @@ impl Master {
         info!("log file is reopened");
         self.post_all(&ToChild::LogReopen, &[file], now);
     }
+}
+
+/// Gives what is written to from now on, for the children: they may have no right to what `log` needs
+/// so that nobody waits for a reader.
+fn redirect(file: impl AsFd) -> io::Result<Rc<OwnedFd>> {
+    log::redirect(file)?;
+    Ok(Rc::new(io::stderr().as_fd().try_clone_to_owned()?))
 }
 
 fn cannot_open(path: &Path, error: &io::Error) -> String {

@@ -246,6 +246,7 @@ impl Master {
             statistics: self.listeners.as_ref().and_then(Listeners::stats_address),
             log_file: self.current.snapshot.global.log_file.clone(),
             log_level: Some(self.log.level()),
+            log_lines_lost: self.shared.log_lines_lost(),
             last_reload: self.operators.last_reload.clone(),
             last_upgrade: self.upgrade.last.clone(),
         }

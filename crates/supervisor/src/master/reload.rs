@@ -31,8 +31,9 @@ enum Stage {
     Idle,
     Loading {
         askers: Vec<Asker>,
-        /// Names are looked up for it, which takes as long as it takes.
+        /// Names are looked up for it, which may take a while.
         loading: Errand<Result<Loaded, String>>,
+        deadline: Instant,
     },
     /// Until no ring of a single pool is being changed, and nobody is dying who could still serve
     /// by the old epoch when the others do not any more.
@@ -45,6 +46,9 @@ enum Stage {
 
 /// How long a reload waits for the admin, once everybody else has changed.
 const TELL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long the file may take to load. Reading one can last for ever, on a file system that hangs.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Asker {
     dry_run: bool,
@@ -71,9 +75,8 @@ impl Reload {
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         match &self.stage {
-            Stage::Telling { deadline, .. } => Some(*deadline),
+            Stage::Loading { deadline, .. } | Stage::Telling { deadline, .. } => Some(*deadline),
             Stage::Idle
-            | Stage::Loading { .. }
             | Stage::Quieting { .. }
             | Stage::Changing { .. } => None,
         }
@@ -148,7 +151,14 @@ impl Master {
         match std::mem::take(&mut self.reload.stage) {
             // An upgrade that waits for rest waits for a reload that has begun, too.
             Stage::Idle if !self.reload.waiting.is_empty() && !self.upgrade.is_in_the_way() => {
-                self.load();
+                self.load(now);
+            }
+            // The thread is left to itself.
+            Stage::Loading { askers, deadline, .. } if deadline <= now => {
+                let seconds = LOAD_TIMEOUT.as_secs();
+                let path = self.conf_file.display();
+                let why = format!("{path}: neither read nor its names found in {seconds} seconds");
+                self.fail(askers, &why);
             }
             Stage::Quieting { askers, snapshot }
                 if self.rings.is_quiet() && !self.is_anybody_dying() =>
@@ -178,7 +188,7 @@ impl Master {
         admin.is_some_and(|running| running.mail().is_some())
     }
 
-    fn load(&mut self) {
+    fn load(&mut self, now: Instant) {
         let askers = std::mem::take(&mut self.reload.waiting);
         info!("loading {}", self.conf_file.display());
         if askers.iter().any(|asker| !asker.dry_run) {
@@ -187,14 +197,17 @@ impl Master {
         let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
         let command_line = self.command_line.clone();
         match Errand::start("load", move || load(&path, &command_line, &current)) {
-            Ok(loading) => self.reload.stage = Stage::Loading { askers, loading },
+            Ok(loading) => {
+                let deadline = now + LOAD_TIMEOUT;
+                self.reload.stage = Stage::Loading { askers, loading, deadline };
+            }
             Err(error) => self.fail(askers, &format!("cannot load the configuration: {error}")),
         }
     }
 
     pub(super) fn handle_loaded(&mut self, now: Instant) {
         let (mut askers, loading) = match std::mem::take(&mut self.reload.stage) {
-            Stage::Loading { askers, loading } => (askers, loading),
+            Stage::Loading { askers, loading, .. } => (askers, loading),
             stage => return self.reload.stage = stage,
         };
         let panicked = || Err("loading the configuration panicked".into());

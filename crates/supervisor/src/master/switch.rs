@@ -10,6 +10,7 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::{Global, Pool};
 use cashew_control::{Epoch, PoolState, ToChild};
 use cashew_metrics::{Layout, Segments, monotonic_ms};
+use cashew_process::explain_limit;
 use tracing::warn;
 
 use super::log::Destination;
@@ -93,8 +94,10 @@ impl Master {
         let rings = self.rings.switched(RingConfig::of(&snapshot));
         let metrics = self
             .metrics_for(&snapshot)
+            .map_err(explain_limit)
             .map_err(|error| format!("cannot make the shared memory of the metrics: {error}"))?;
         let in_effect = InEffect::new(snapshot, metrics, &quotas, &rings)
+            .map_err(explain_limit)
             .map_err(|error| format!("cannot seal the configuration: {error}"))?;
         Ok(Next { in_effect, bound, control, log, quotas })
     }

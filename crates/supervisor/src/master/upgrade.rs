@@ -527,7 +527,8 @@ impl Master {
             phase: Phase::Serving,
             command_line,
             log,
-            pid_path: None,
+            // There may have been no room for it so far.
+            pid_path: pid_file.clone().filter(|path| PidFile::resume(path).is_unwritten()),
             pid_file: pid_file.map(|path| PidFile::resume(&path)),
             on_ready: None,
             started,

@@ -1,4 +1,4 @@
-//! Workers that hang, and their end.
+//! Children that hang, and their end.
 
 use std::time::{Duration, Instant};
 
@@ -14,31 +14,40 @@ impl Master {
         if !self.watchdog.begin(now) {
             return;
         }
-        let slots: Vec<u32> = self.workers().map(|(slot, _)| slot).collect();
-        for slot in slots {
-            if let Some(hang) = self.hang_of(slot, now) {
-                self.member(Role::Worker { slot }).end_hang(hang, now);
+        let roles: Vec<Role> = self.members.keys().copied().collect();
+        for role in roles {
+            if let Some(hang) = self.hang_of(role, now) {
+                self.member(role).end_hang(hang, now);
                 self.is_unsettled = true;
             }
         }
     }
 
     /// Never of threads: there is nobody left to replace a process that aborts.
-    fn hang_of(&mut self, slot: u32, now: Instant) -> Option<Hang> {
-        let member = &self.members[&Role::Worker { slot }];
+    fn hang_of(&mut self, role: Role, now: Instant) -> Option<Hang> {
+        let member = &self.members[&role];
         // Of another version's metrics nothing can be read here.
         let running = member.running.as_ref().filter(|running| running.counts)?;
         let pid = running.child.pid()?;
-        match member.slot.duty()? {
+        let since = match member.slot.duty()? {
             Duty::Start { since } => {
-                self.watchdog.judge_start(slot, since, now, watchdog::look(pid))
+                return self.watchdog.judge_start(role, since, now, watchdog::look(pid));
             }
-            Duty::Beat { since } => {
-                let beat_ms = self.epoch_of(slot).segments.header(slot).heartbeat_ms;
-                let age = Duration::from_millis(monotonic_ms().saturating_sub(beat_ms));
-                let vitals = Vitals { slot, since, beat_ms, age };
-                self.watchdog.judge(vitals, now, || watchdog::look(pid))
-            }
+            Duty::Beat { since } => since,
+        };
+        let beat_ms = match role {
+            Role::Worker { slot } => self.epoch_of(slot).segments.header(slot).heartbeat_ms,
+            Role::Admin => self.shared.admin_beat_ms(),
+        };
+        let age = Duration::from_millis(monotonic_ms().saturating_sub(beat_ms));
+        if role == Role::Admin && age > now.saturating_duration_since(since) + LAG_MAX {
+            // The one of an earlier version, which an upgrade found, never beats.
+            return self.watchdog.judge_start(role, since, now, watchdog::look(pid));
         }
+        let vitals = Vitals { role, since, beat_ms, age };
+        self.watchdog.judge(vitals, now, || watchdog::look(pid))
     }
 }
+
+/// The first beat of an admin may be so much older than the moment when it was known to serve.
+const LAG_MAX: Duration = Duration::from_secs(1);
