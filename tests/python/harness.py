@@ -329,11 +329,11 @@ class Gateway:
     `pools` maps a pool's name to its options; `listen` is filled in with a free port where it is
     missing. `settings` are those of the section `global:`, and choose the dialect with sections.
     Without `flags` the file alone says where log and statistics are, which then are where they
-    would be with them.
+    would be with them. Without `log` too, the log is standard error.
     """
 
     def __init__(self, directory, pools, settings=None, arguments=(), binary=None, name=None,
-                 flags=True):
+                 flags=True, log=True):
         self.binary = binary or CASHEW
         self.is_nutcracker = Path(self.binary).name.startswith("nutcracker")
         self.name = name or Path(self.binary).name
@@ -353,8 +353,8 @@ class Gateway:
         elif IO_ENGINE:
             settings = {"io_engine": IO_ENGINE, **(settings or {})}
         if not flags:
-            settings = {"stats_listen": f"{HOST}:{self.stats_port}", "log_file": self.log_path,
-                        **(settings or {})}
+            file = {"log_file": self.log_path} if log else {}
+            settings = {"stats_listen": f"{HOST}:{self.stats_port}", **file, **(settings or {})}
         self.settings = settings
         self.write_config()
         command = [self.binary, "-c", self.config_path, *arguments]

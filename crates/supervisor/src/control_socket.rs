@@ -52,7 +52,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// How many files are looked at for those that nobody needs any more.
 const SWEEP_MAX: usize = 256;
 
-const BACKLOG: i32 = 16;
+const BACKLOG: i32 = 128;
 
 /// How long nobody is accepted after that failed, for want of descriptors above all: who waits
 /// would make the socket readable all the time.

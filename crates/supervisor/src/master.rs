@@ -423,7 +423,7 @@ impl Master {
             (ToMaster::Committed { epoch }, Role::Admin) => self.admin_tells(epoch),
             (ToMaster::Refused { why, .. }, Role::Admin) => {
                 warn!("admin cannot take the new configuration on, and is started anew: {why}");
-                self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
+                self.restart_admin(now);
             }
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
                 // Without its socket it goes on all the same: who is to serve it counts it off.

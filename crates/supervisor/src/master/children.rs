@@ -133,6 +133,14 @@ impl Master {
         true
     }
 
+    /// Has the admin started anew, by this program. One that does not end by itself is killed.
+    pub(super) fn restart_admin(&mut self, now: Instant) {
+        self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
+        if let Some(member) = self.members.get_mut(&Role::Admin) {
+            member.slot.doomed(now);
+        }
+    }
+
     pub(super) fn handle_ready(&mut self, role: Role, now: Instant) -> Result<(), Error> {
         debug!("{role} is ready");
         let member = self.member(role);

@@ -598,8 +598,7 @@ impl Master {
         let version = self.program.version.clone();
         info!("the upgrade is done: this is cashew {version}, the workers before it retire");
         self.let_sessions_go(now);
-        // It is started anew, by this program.
-        self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
+        self.restart_admin(now);
         let done = format!("this is cashew {version}");
         for mut asker in std::mem::take(&mut self.upgrade.askers) {
             asker.say(&done);
