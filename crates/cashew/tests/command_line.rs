@@ -279,6 +279,37 @@ fn a_configuration_is_tested() {
 }
 
 #[test]
+fn what_is_suspicious_is_said_and_what_loops_is_refused() {
+    let place = Place::new("suspicious");
+    let file = place.file("cashew.yml");
+    let [listen, other] = [free_address(), free_address()];
+    let pool = |options: &str| format!("alpha:\n  listen: {listen}\n{options}");
+    let cases = [
+        (
+            "  servers: [\"127.0.0.1:1:1 a\", \"localhost:1:1 b\"]\n".to_owned(),
+            0,
+            ":3:31: \"b\" is",
+        ),
+        ("  auto_eject_hosts: true\n  servers: [\"127.0.0.1:1:1\"]\n".to_owned(), 0, ":3:21: "),
+        (format!("  servers: [\"{listen}:1\"]\n"), 1, ":3:13: this server is the pool's own"),
+        (
+            format!(
+                "  servers: [\"{other}:1\"]\nbeta:\n  listen: {other}\n  servers: [\"a:1:1\"]\n"
+            ),
+            0,
+            ":3:13: this server is the listener of pool \"beta\"",
+        ),
+        ("\tservers: [\"127.0.0.1:1:1\"]\n".to_owned(), 1, ":3:1: not valid YAML: a tab"),
+    ];
+    for (options, status, words) in cases {
+        fs::write(&file, pool(&options)).unwrap();
+        let output = cashew(&["-t", "-c", &file]);
+        assert_eq!(output.status.code(), Some(status), "{options}{}", stderr(&output));
+        assert!(stderr(&output).contains(&format!("{file}{words}")), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn a_failed_start_is_told_and_exits_with_1() {
     let place = Place::new("failed-start");
     place.configure(1);

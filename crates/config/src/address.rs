@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 use crate::diagnostic::Complaint;
+use crate::foreign;
 use crate::snapshot::Endpoint;
 use crate::value::{INT_MAX, all_digits};
 
@@ -31,6 +32,9 @@ pub(crate) struct ServerLine {
 
 impl ServerLine {
     pub(crate) fn parse_line(text: &str) -> Result<Self, Complaint> {
+        if let Some(complaint) = foreign::url(text, "server", ":1") {
+            return Err(complaint);
+        }
         let (address, name) = match text.rsplit_once(' ') {
             Some((address, name)) => (address.trim_end(), Some(name)),
             None => (text, None),
@@ -81,6 +85,9 @@ pub(crate) enum ListenText {
 
 impl ListenText {
     pub(crate) fn parse_text(text: &str) -> Result<Self, Complaint> {
+        if let Some(complaint) = foreign::url(text, "address to listen at", "") {
+            return Err(complaint);
+        }
         if text.starts_with('/') {
             return Self::parse_unix(text);
         }

@@ -108,7 +108,7 @@ impl Complaint {
     }
 }
 
-/// Most errors that are reported of one file; the rest is only counted.
+/// Most errors, and most warnings, that are reported of one file; the rest is only counted.
 const ERRORS_MAX: usize = 100;
 
 /// Collects findings while a file is read.
@@ -119,11 +119,19 @@ pub(crate) struct Report<'a> {
     /// Errors beyond [`ERRORS_MAX`].
     errors_more: usize,
     warnings: Vec<Diagnostic>,
+    warnings_more: usize,
 }
 
 impl<'a> Report<'a> {
     pub(crate) fn new(file: &'a str, text: &'a str) -> Self {
-        Self { file, text, errors: Vec::new(), errors_more: 0, warnings: Vec::new() }
+        Self {
+            file,
+            text,
+            errors: Vec::new(),
+            errors_more: 0,
+            warnings: Vec::new(),
+            warnings_more: 0,
+        }
     }
 
     pub(crate) fn error(&mut self, pos: Pos, complaint: Complaint) {
@@ -136,6 +144,10 @@ impl<'a> Report<'a> {
     }
 
     pub(crate) fn warning(&mut self, pos: Pos, complaint: Complaint) {
+        if self.warnings.len() == ERRORS_MAX {
+            self.warnings_more += 1;
+            return;
+        }
         let diagnostic = self.diagnostic(pos, complaint);
         self.warnings.push(diagnostic);
     }
@@ -155,6 +167,11 @@ impl<'a> Report<'a> {
             self.errors.push(Diagnostic::of_file(self.file, message));
         }
         self.warnings.sort_by_key(in_file_order);
+        self.warnings.dedup();
+        if self.warnings_more > 0 {
+            let message = format!("{} more warnings are not shown", self.warnings_more);
+            self.warnings.push(Diagnostic::of_file(self.file, message));
+        }
         if self.errors.is_empty() { Ok(self.warnings) } else { Err(Errors(self.errors)) }
     }
 
@@ -172,7 +189,7 @@ impl<'a> Report<'a> {
     /// The text of a line, without the value of a password.
     pub(crate) fn source_line(&self, line: usize) -> Option<String> {
         let text = self.text.lines().nth(line.checked_sub(1)?)?.trim_end();
-        Some(match password(text) {
+        Some(match password(text).or_else(|| password_of_url(text)) {
             Some(start) => format!("{} ***", &text[..start]),
             None => text.to_owned(),
         })
@@ -190,6 +207,13 @@ fn password(line: &str) -> Option<usize> {
             (!value.is_empty()).then_some(line.len() - value.len())
         },
     )
+}
+
+/// Where a URL says who connects.
+fn password_of_url(line: &str) -> Option<usize> {
+    let start = line.find("://")? + "://".len();
+    let authority = line[start..].split([' ', '"', '\'', '/']).next()?;
+    authority.contains('@').then_some(start)
 }
 
 /// The candidate that `word` was most probably meant to be.

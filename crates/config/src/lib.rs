@@ -7,15 +7,19 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
+mod accounts;
 mod address;
 mod commands;
 mod diagnostic;
 mod difference;
 mod file;
+mod foreign;
+mod loops;
 mod memory;
 mod resolve;
 pub mod schema;
 mod section;
+mod slip;
 pub mod snapshot;
 mod tree;
 mod value;
@@ -27,6 +31,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
+pub use accounts::Account;
 pub use address::{NAME_SIZE_MAX, UNIX_PATH_SIZE_MAX};
 pub use diagnostic::{Diagnostic, Errors};
 pub use difference::Difference;

@@ -5,20 +5,24 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path;
 
 use cashew_placement::{Distribution, Hash};
 
+use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
+use crate::loops::{self, numeric_address};
 use crate::memory;
 use crate::snapshot::{
-    CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server, Snapshot,
-    Topology, Wire,
+    CasUniques, Endpoint, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server,
+    Snapshot, Topology, Wire,
 };
-use crate::value::{CredentialList, Memory, StatsListen, WORKERS_MAX, Workers};
+use crate::value::{
+    CredentialList, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers,
+};
 
 /// Most pools of one instance.
 pub const POOLS_MAX: usize = 4096;
@@ -28,6 +32,9 @@ pub const MODULA_WEIGHT_MAX: u64 = 1 << 22;
 
 /// A worker's share of `memory_max` is never smaller: a few dozen reads must have room.
 pub(crate) const WORKER_MEMORY_MIN: u64 = 8 << 20;
+
+/// A server that is at work may well take longer for a reply than fewer milliseconds.
+const EJECTING_TIMEOUT_MIN: u64 = 50;
 
 /// The server name that makes a redis pool of the sectioned dialect one master with replicas.
 const MASTER: &str = "master";
@@ -59,6 +66,14 @@ pub struct Context<'a> {
     pub resolve: &'a dyn Fn(&str, u16) -> io::Result<SocketAddr>,
     /// Whether there is a directory.
     pub is_directory: &'a dyn Fn(&Path) -> bool,
+    /// Whether this process may become somebody else.
+    pub is_root: bool,
+    /// Whether the operating system knows an account of that name.
+    pub has_account: &'a dyn Fn(Account, &str) -> bool,
+    /// Accounts to suggest in the place of one that it does not know.
+    pub account_names: &'a dyn Fn(Account) -> Vec<String>,
+    /// Whether an address is one of this machine's.
+    pub is_local: &'a dyn Fn(IpAddr) -> bool,
 }
 
 impl Context<'static> {
@@ -72,8 +87,22 @@ impl Context<'static> {
                 addresses.next().ok_or_else(|| io::Error::other("the name has no address"))
             },
             is_directory: &|path| path.is_dir(),
+            is_root: nix::unistd::geteuid().is_root(),
+            has_account: &Account::exists,
+            account_names: &Account::local_names,
+            is_local: &|ip| is_local(ip).unwrap_or(false),
         }
     }
+}
+
+/// Whether packets to an address would come from that address, too. None is sent. Whether it can be
+/// bound tells nothing: some machines allow that for all.
+fn is_local(ip: IpAddr) -> io::Result<bool> {
+    let any =
+        if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    socket.connect(SocketAddr::new(ip, 9))?;
+    Ok(socket.local_addr()?.ip() == ip)
 }
 
 /// A snapshot of epoch 1, or `None` if something was wrong, now or before.
@@ -86,14 +115,21 @@ pub(crate) fn resolve(
     check_listens(&file.pools, report);
     let mut listens = HashMap::new();
     let mut pools: Vec<Pool> = Vec::with_capacity(file.pools.len());
+    let mut lines: Vec<&[At<ServerLine>]> = Vec::with_capacity(file.pools.len());
     for (name, section) in &file.pools {
         if let Some(pool) = resolve_pool(name, section, file.dialect, context, report) {
             check_listen_address(&pool, section, &mut listens, report);
             pools.push(pool);
+            lines.push(section.servers.as_ref().map_or(&[], |servers| &servers.value.0));
         }
     }
+    let pool_lines: Vec<_> = pools.iter().zip(lines).collect();
+    loops::check(&pool_lines, context, report);
     let stats_listen = resolve_stats(&file.global, &pools, context, report);
     check_log_file(&file.global, context, report);
+    accounts::check(Account::User, file.global.user.as_ref(), context, report);
+    accounts::check(Account::Group, file.global.group.as_ref(), context, report);
+    warn_of_memory(&file, context, report);
     if report.has_errors() {
         return None;
     }
@@ -261,9 +297,11 @@ fn resolve_pool(
     check_databases(section, report);
     check_limits(section, report);
     warn_of_crc32(section, report);
+    warn_of_ejection(section, report);
     let listen = section.listen.as_ref().and_then(|l| resolve_listen(l, context, report));
     let lines = section.servers.as_ref().map(|servers| servers.value.0.as_slice())?;
     check_servers(name, lines, section.distribution.value, report);
+    warn_of_aliases(lines, report);
     let mut servers: Vec<Server> = lines.iter().map(|line| server(&line.value)).collect();
     servers.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
     let topology = topology(protocol, dialect, &servers);
@@ -374,6 +412,99 @@ fn warn_of_crc32(section: &PoolSection, report: &mut Report<'_>) {
         let complaint = Complaint::new("crc32 with ketama puts nearly all keys on one server")
             .hint("it has only 32768 values, a sliver of the ring; crc32a has them all");
         report.warning(section.hash.pos, complaint);
+    }
+}
+
+/// Without a `timeout` only a server that cannot be reached is ejected; with a small one also a
+/// server that is at work.
+fn warn_of_ejection(section: &PoolSection, report: &mut Report<'_>) {
+    if !section.auto_eject_hosts.value.0 {
+        return;
+    }
+    let (pos, complaint) = match section.timeout.value.0 {
+        None => (
+            section.auto_eject_hosts.pos,
+            Complaint::new("a server that hangs is not ejected without \"timeout\"")
+                .hint("for example timeout: 400, in milliseconds"),
+        ),
+        Some(timeout) if timeout < EJECTING_TIMEOUT_MIN => (
+            section.timeout.pos,
+            Complaint::new(format!("{timeout} ms without a reply get a server ejected"))
+                .hint("a fork for a snapshot, or one long command, keeps a server busy for longer"),
+        ),
+        Some(_) => return,
+    };
+    report.warning(pos, complaint);
+}
+
+/// Servers that are one, by two names. Hosts are compared as they are written.
+fn warn_of_aliases(lines: &[At<ServerLine>], report: &mut Report<'_>) {
+    let mut first = HashMap::new();
+    for line in lines {
+        let endpoint = &line.value.endpoint;
+        let address = match (numeric_address(endpoint), endpoint) {
+            (Some(address), _) => address.to_string(),
+            (None, Endpoint::Tcp { host, port }) => format!("{}:{port}", host.to_ascii_lowercase()),
+            (None, Endpoint::Unix(path)) => path.display().to_string(),
+        };
+        match first.entry(address) {
+            Entry::Vacant(entry) => {
+                entry.insert(line);
+            }
+            // Which is an error.
+            Entry::Occupied(other) if other.get().value.name == line.value.name => {}
+            Entry::Occupied(other) => {
+                let (name, first) = (&line.value.name, other.get());
+                let message = format!("\"{name}\" is the same server as \"{}\"", first.value.name);
+                let hint = format!(
+                    "the other is on line {}; the ring takes them for two: this server gets the \
+                     share of both, and what asks all servers, like DBSIZE, asks it twice",
+                    first.pos.line
+                );
+                report.warning(line.pos, Complaint::new(message).hint(hint));
+            }
+        }
+    }
+}
+
+/// Bounds that are beyond what there is do not bound anything.
+fn warn_of_memory(file: &File, context: &Context<'_>, report: &mut Report<'_>) {
+    let Some(memory) = context.memory else { return };
+    let mut warn = |key: &str, bytes: u64, pos: Pos, hint: &str| {
+        if pos == Pos::NONE || bytes <= memory {
+            return;
+        }
+        let message = format!(
+            "option \"{key}\": {} is more than the {} of memory that this process may use",
+            SizeText(bytes),
+            RoundSize(memory)
+        );
+        report.warning(pos, Complaint::new(message).hint(hint));
+    };
+    if let At { value: Memory::Fixed(bytes), pos } = file.global.memory_max {
+        let hint =
+            "the kernel would end processes before it is reached; auto is half of what there is";
+        warn("memory_max", bytes, pos, hint);
+    }
+    let hint = "one client or server must not be allowed to take it all";
+    for (_, section) in &file.pools {
+        for (key, bytes, pos) in [
+            ("request_size_max", section.request_size_max.value.0, section.request_size_max.pos),
+            (
+                "client_output_pause",
+                section.client_output_pause.value.0,
+                section.client_output_pause.pos,
+            ),
+            ("client_output_max", section.client_output_max.value.0, section.client_output_max.pos),
+            ("pubsub_output_max", section.pubsub_output_max.value.0, section.pubsub_output_max.pos),
+            (
+                "server_queue_size_max",
+                section.server_queue_size_max.value.0,
+                section.server_queue_size_max.pos,
+            ),
+        ] {
+            warn(key, bytes, pos, hint);
+        }
     }
 }
 
@@ -540,5 +671,17 @@ fn resolve_address(
             report.error(pos, Complaint::new(message));
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_addresses_are_told_from_others() {
+        assert!(is_local(Ipv4Addr::LOCALHOST.into()).unwrap());
+        // Of no machine (RFC 5737); where nothing leads there it is an error.
+        assert!(!is_local(IpAddr::from([192, 0, 2, 1])).unwrap_or(false));
     }
 }

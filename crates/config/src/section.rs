@@ -7,6 +7,7 @@ use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, json};
 
 use crate::diagnostic::{Complaint, Pos, Report, nearest};
+use crate::foreign;
 use crate::tree::{Kind, Node};
 
 /// What is known of one option without a file.
@@ -62,7 +63,8 @@ pub(crate) fn read<S: Section>(what: &str, pos: Pos, node: &Node, report: &mut R
             let suggestion = nearest(&key.value, options.iter().map(|option| option.key))
                 .map_or_else(String::new, |key| format!("; did you mean \"{key}\"?"));
             let message = format!("unknown option \"{}\"{suggestion}", key.value);
-            report.error(key.pos, Complaint::new(message));
+            let hint = foreign::hint_of_option(S::NAME, &key.value);
+            report.error(key.pos, Complaint { hint, ..Complaint::new(message) });
         }
     }
     for option in options.iter().filter(|option| option.required) {

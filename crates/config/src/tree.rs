@@ -11,6 +11,7 @@ use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, Spanned};
 
 use crate::diagnostic::{At, Complaint, Pos, Report};
+use crate::slip;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -43,10 +44,10 @@ impl Node {
 
 /// Reads one YAML document; `None` after a complaint.
 pub(crate) fn parse(text: &str, report: &mut Report<'_>) -> Option<Node> {
-    match serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options(false)) {
+    match read(text, false) {
         Ok(raw) => Some(settle(raw, text)),
         Err(error) => {
-            complain(&error, report);
+            complain(&error, text, report);
             None
         }
     }
@@ -55,9 +56,17 @@ pub(crate) fn parse(text: &str, report: &mut Report<'_>) -> Option<Node> {
 /// Finds the duplicate keys that [`parse`] does not show: keys that are numbers reach it already
 /// collapsed into the last one.
 pub(crate) fn check_strictly(text: &str, report: &mut Report<'_>) {
-    if let Err(error) = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options(true)) {
-        complain(&error, report);
+    if let Err(error) = read(text, true) {
+        complain(&error, text, report);
     }
+}
+
+pub(crate) fn place_of(error: &serde_saphyr::Error) -> Pos {
+    error.location().map_or(Pos::START, |location| pos_of(&location))
+}
+
+pub(crate) fn read(text: &str, strict: bool) -> Result<Spanned<Raw>, serde_saphyr::Error> {
+    serde_saphyr::from_str_with_options(text, options(strict))
 }
 
 fn options(strict: bool) -> serde_saphyr::Options {
@@ -69,10 +78,10 @@ fn options(strict: bool) -> serde_saphyr::Options {
     }
 }
 
-fn complain(error: &serde_saphyr::Error, report: &mut Report<'_>) {
+fn complain(error: &serde_saphyr::Error, text: &str, report: &mut Report<'_>) {
     use serde_saphyr::Error;
 
-    let pos = error.location().map_or(Pos::START, |location| pos_of(&location));
+    let pos = place_of(error);
     let complaint = match error {
         Error::DuplicateMappingKey { key, .. } => {
             let key = key.as_deref().unwrap_or_default();
@@ -82,6 +91,9 @@ fn complain(error: &serde_saphyr::Error, report: &mut Report<'_>) {
             .hint("a configuration is one document, without \"---\" inside"),
         Error::NullIntoString { .. } => Complaint::new("the name is missing"),
         _ => {
+            if let Some((pos, complaint)) = slip::find(text, error) {
+                return report.error(pos, complaint);
+            }
             let message = error.to_string();
             // The text ends in the place, which the diagnostic states already.
             let message = message.rfind(" at line ").map_or(&*message, |end| &message[..end]);
@@ -120,7 +132,7 @@ fn pos_of(location: &Location) -> Pos {
 }
 
 /// What the YAML reader makes of a node before its source text is looked at.
-enum Raw {
+pub(crate) enum Raw {
     Empty,
     /// Numbers and booleans too, as the reader understood them.
     Text(String),

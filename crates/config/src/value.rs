@@ -11,6 +11,7 @@ use serde::de::value::{Error as NameError, StrDeserializer};
 
 use crate::address::{ListenText, ServerLine, UNIX_PATH_SIZE_MAX, unix_path};
 use crate::diagnostic::{At, Complaint, Report, nearest};
+use crate::foreign;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, SERVERS_MAX, Wire,
 };
@@ -688,7 +689,15 @@ fn read_lines(key: &str, items: &[Node], report: &mut Report<'_>) -> Option<Serv
     // Every line is read, so that every complaint is made.
     let lines: Vec<_> = items
         .iter()
-        .map(|item| ServerLine::read(key, item, report).map(|value| At { value, pos: item.pos }))
+        .map(|item| match &item.kind {
+            Kind::Section(entries) => {
+                report.error(item.pos, foreign::server_section(entries));
+                None
+            }
+            Kind::Empty | Kind::Scalar { .. } | Kind::List(_) => {
+                ServerLine::read(key, item, report).map(|value| At { value, pos: item.pos })
+            }
+        })
         .collect();
     lines.into_iter().collect::<Option<_>>().map(Servers)
 }

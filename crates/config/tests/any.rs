@@ -75,7 +75,13 @@ fn check(text: &str) -> Result<(), TestCaseError> {
     match parse(
         "f",
         text,
-        &Context { processors: 2, memory: None, resolve: &resolve, is_directory: &|_| true },
+        &Context {
+            processors: 2,
+            memory: Some(1 << 30),
+            resolve: &resolve,
+            is_directory: &|_| true,
+            ..Context::of_system()
+        },
     ) {
         Ok(loaded) => check_snapshot(&loaded.snapshot),
         Err(errors) => {

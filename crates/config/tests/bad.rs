@@ -1,16 +1,16 @@
-//! Files that must be refused, and in which words: tests/bad.txt holds both.
+//! Files that must be refused, and in which words: tests/bad.txt holds both. Likewise those that are
+//! warned of, in tests/suspicious.txt.
 //!
-//! `CASHEW_BLESS=1 cargo test -p cashew-config bad` writes the words anew; read the difference.
+//! `CASHEW_BLESS=1 cargo test -p cashew-config --test bad` writes the words anew; read the difference.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use cashew_config::{Context, Errors, parse};
+use cashew_config::{Context, Errors, Loaded, parse};
 
 const CASE: &str = "######## ";
-const VERDICT: &str = "-------- refused:\n";
 
-fn refuse(text: &str) -> Option<Errors> {
+fn judge(text: &str, is_root: bool) -> Result<Loaded, Errors> {
     let resolve = |host: &str, port| match host {
         "localhost" => Ok(SocketAddr::from(([127, 0, 0, 1], port))),
         _ => host
@@ -22,21 +22,31 @@ fn refuse(text: &str) -> Option<Errors> {
     parse(
         "f",
         text,
-        &Context { processors: 1, memory: None, resolve: &resolve, is_directory: &is_directory },
+        &Context {
+            processors: 1,
+            memory: Some(2 << 30),
+            resolve: &resolve,
+            is_directory: &is_directory,
+            is_root,
+            has_account: &|_, name| name == "nobody",
+            account_names: &|_| vec!["nobody".to_owned()],
+            is_local: &|ip| ip == IpAddr::from([10, 0, 0, 9]),
+        },
     )
-    .err()
 }
 
-#[test]
-fn bad_files_are_refused_with_every_reason() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/bad.txt");
+fn refuse(text: &str) -> Option<Errors> {
+    judge(text, true).err()
+}
+
+fn check(file: &str, verdict: &str, judge: impl Fn(&str, &str) -> String) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(file);
     let written = std::fs::read_to_string(&path).unwrap();
     let mut judged = String::new();
     for case in written.split(CASE).skip(1) {
         let (title, rest) = case.split_once('\n').unwrap();
-        let text = rest.split(VERDICT).next().unwrap();
-        let errors = refuse(text).unwrap_or_else(|| panic!("{title}: accepted"));
-        judged += &format!("{CASE}{title}\n{text}{VERDICT}{errors}\n");
+        let text = rest.split(verdict).next().unwrap();
+        judged += &format!("{CASE}{title}\n{text}{verdict}{}\n", judge(title, text));
     }
     if std::env::var_os("CASHEW_BLESS").is_some() {
         std::fs::write(&path, &judged).unwrap();
@@ -45,6 +55,31 @@ fn bad_files_are_refused_with_every_reason() {
     for (judged, written) in judged.split(CASE).zip(written.split(CASE)) {
         assert_eq!(judged, written, "judged, written\n{judged}\n{written}");
     }
+}
+
+#[test]
+fn bad_files_are_refused_with_every_reason() {
+    check("bad.txt", "-------- refused:\n", |title, text| {
+        refuse(text).unwrap_or_else(|| panic!("{title}: accepted")).to_string()
+    });
+}
+
+#[test]
+fn suspicious_files_are_warned_of() {
+    check("suspicious.txt", "-------- warned:\n", |title, text| {
+        let loaded = judge(text, false).unwrap_or_else(|errors| panic!("{title}: {errors}"));
+        let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+        warnings.join("\n")
+    });
+}
+
+#[test]
+fn no_more_warnings_are_shown_than_anyone_reads() {
+    let servers: String = (0..300).map(|i| format!("    - a:1:1 s{i}\n")).collect();
+    let text = format!("p:\n  listen: /p\n  servers:\n{servers}");
+    let warnings = judge(&text, false).unwrap().warnings;
+    assert_eq!(warnings.len(), 101);
+    assert_eq!(warnings[100].to_string(), "f: 199 more warnings are not shown");
 }
 
 #[test]

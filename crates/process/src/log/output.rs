@@ -190,7 +190,8 @@ impl State {
             errno => io::Error::from(errno).to_string(),
         };
         let now = super::now();
-        let text = format!("[{now}] WARN {name}/process::log {lines} lines of the log are lost: {why}\n");
+        let text =
+            format!("[{now}] WARN {name}/process::log {lines} lines of the log are lost: {why}\n");
         self.put(text.as_bytes(), write)?;
         self.lost = None;
         Ok(())

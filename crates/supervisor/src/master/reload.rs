@@ -76,9 +76,7 @@ impl Reload {
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         match &self.stage {
             Stage::Loading { deadline, .. } | Stage::Telling { deadline, .. } => Some(*deadline),
-            Stage::Idle
-            | Stage::Quieting { .. }
-            | Stage::Changing { .. } => None,
+            Stage::Idle | Stage::Quieting { .. } | Stage::Changing { .. } => None,
         }
     }
 
