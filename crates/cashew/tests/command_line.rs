@@ -288,7 +288,7 @@ fn what_is_suspicious_is_said_and_what_loops_is_refused() {
         (
             "  servers: [\"127.0.0.1:1:1 a\", \"localhost:1:1 b\"]\n".to_owned(),
             0,
-            ":3:31: \"b\" is",
+            ":3:32: \"b\" is",
         ),
         ("  auto_eject_hosts: true\n  servers: [\"127.0.0.1:1:1\"]\n".to_owned(), 0, ":3:21: "),
         (format!("  servers: [\"{listen}:1\"]\n"), 1, ":3:13: this server is the pool's own"),

@@ -23,9 +23,11 @@ section! {
         /// Open files (RLIMIT_NOFILE) wanted for each worker. Without it the inherited limit stays.
         /// What servers may need is reserved; clients may have the rest.
         max_openfiles: Number<64, 1073741824> = none,
-        /// User that workers become when the master runs as root. Looked up when it is needed.
+        /// User that workers become when the master runs as root. It must exist then, when the file
+        /// is loaded and when a worker starts.
         user: Text = none,
-        /// Group that workers become when the master runs as root. Looked up when it is needed.
+        /// Group that workers become when the master runs as root. It must exist then, when the file
+        /// is loaded and when a worker starts.
         group: Text = none,
         /// Seconds that a stopping worker waits for requests in flight; 0 stops it at once.
         worker_shutdown_timeout: Number<0, 86400> = "30",
@@ -62,8 +64,8 @@ section! {
         /// Processors that workers stay on, one each: `auto` are all that this process may use, in
         /// order; a list like `0-3,6` is begun anew when there are more workers.
         worker_cpu_affinity: Affinity = "off",
-        /// Milliseconds without a heartbeat after which a worker is taken for hung and replaced; 0
-        /// never does.
+        /// Milliseconds without a heartbeat after which a worker, or the admin process, is taken for
+        /// hung and replaced; 0 never does.
         worker_heartbeat_timeout: Heartbeat = "700",
         /// Whether clients are moved from the busiest worker to the one that is least busy.
         rebalance: Switch = "true",

@@ -59,11 +59,11 @@ pub(crate) fn hint_of_option(section: &str, key: &str) -> Option<String> {
         return Some("it is an option of pools".to_owned());
     }
     let key = key.to_ascii_lowercase().replace('-', "_");
-    let is_meant = |start: &&str| {
-        key.strip_prefix(*start)
+    let is_meant = |start: &str| {
+        key.strip_prefix(start)
             .is_some_and(|rest| matches!(rest, "" | "s") || rest.starts_with('_'))
     };
-    let found = OPTIONS.iter().find(|(starts, _)| starts.iter().any(|start| is_meant(&start)));
+    let found = OPTIONS.iter().find(|(starts, _)| starts.iter().any(|start| is_meant(start)));
     found.map(|(_, hint)| (*hint).to_owned())
 }
 

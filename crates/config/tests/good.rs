@@ -164,10 +164,16 @@ fn the_flat_dialect_loads() {
     let warnings: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         warnings,
-        ["test.yml:30:6: this server holds a share of the keys like any other
+        [
+            "test.yml:6:21: a server that hangs is not ejected without \"timeout\"
+      auto_eject_hosts: true
+                        ^
+    hint: for example timeout: 400, in milliseconds",
+            "test.yml:30:6: this server holds a share of the keys like any other
        - 127.0.0.1:6383:1 master
          ^
-    hint: put the pools under \"pools:\" to make it the master of the other servers"]
+    hint: put the pools under \"pools:\" to make it the master of the other servers"
+        ]
     );
 }
 
