@@ -336,6 +336,8 @@ def test_a_full_disk_is_survived_and_told_of(place):
     gateway.reload()
     check_that_lost_lines_are_counted(gateway)
     assert family(gateway.pid) == processes
+    done = gateway.order("upgrade")
+    assert done.returncode == 0, done.stderr
     # There is room again.
     link.unlink()
     pid_path.unlink()

@@ -1,6 +1,6 @@
 //! The file with the master's process id.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,8 @@ impl PidFile {
 
     /// Whether nothing is written there: there was no room for it.
     pub(crate) fn is_unwritten(&self) -> bool {
-        self.read().map_or(true, |content| content.is_empty())
+        let is_written = |metadata: Metadata| metadata.is_file() && metadata.len() > 0;
+        !fs::metadata(&self.path).is_ok_and(is_written)
     }
 
     /// As far as it could be ours.

@@ -113,7 +113,7 @@ mod tests {
         let mut text = String::new();
         for (port, name) in (1..).zip(pools) {
             let listen = format!("127.0.0.1:{port}");
-            text += &format!("{name}:\n  listen: {listen}\n  servers:\n   - 127.0.0.1:1:1\n");
+            text += &format!("{name}:\n  listen: {listen}\n  servers:\n   - 127.0.0.1:65535:1\n");
         }
         let loaded = cashew_config::parse("test.yml", &text, &cashew_config::Context::of_system());
         loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot

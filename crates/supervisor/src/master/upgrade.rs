@@ -493,6 +493,11 @@ impl Master {
         // These last of all, since dropping them would remove files.
         let listeners = Listeners::resume(state.listeners, descriptors).map_err(Error::TakeOver)?;
         let files = OpenFiles::new(matches!(spawn, Spawn::Processes(_)));
+        let (pid_path, pid_file) = pid_file.map_or((None, None), |path| {
+            let file = PidFile::resume(&path);
+            // There may have been no room for it so far.
+            if file.is_unwritten() { (Some(path), None) } else { (None, Some(file)) }
+        });
         let mut master = Self {
             spawn,
             files,
@@ -527,9 +532,8 @@ impl Master {
             phase: Phase::Serving,
             command_line,
             log,
-            // There may have been no room for it so far.
-            pid_path: pid_file.clone().filter(|path| PidFile::resume(path).is_unwritten()),
-            pid_file: pid_file.map(|path| PidFile::resume(&path)),
+            pid_path,
+            pid_file,
             on_ready: None,
             started,
             operators: Operators::resume(state.operators, operators),
