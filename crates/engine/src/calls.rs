@@ -8,6 +8,10 @@
 //! have is called alone: what its client asks next waits for the reply. A server is seen to have it as
 //! long as its connections last; where it has lost it all the same, and the client has asked on, the
 //! client gets the error.
+//!
+//! In a transaction there is no second time: see [`queued`].
+
+pub(crate) mod queued;
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
@@ -19,12 +23,23 @@ use crate::clients::Plan;
 use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::fan::{self, Walk};
-use crate::request::{Merge, Role};
+use crate::pool::Pool;
+use crate::request::{Merge, Request, Role};
 use crate::scripts::{Scripts, Sha, is_read_only, parse_sha};
 use crate::slab::NONE;
 
 const NO_SCRIPT: &[u8] = b"-NOSCRIPT";
 const NO_FUNCTION: &[u8] = b"-ERR Function not found";
+/// How servers begin to say that a text is no script: Redis and Valkey.
+const NO_TEXT: &[&[u8]] = &[
+    b"-ERR Error compiling",
+    b"-ERR Invalid script shebang",
+    b"-ERR Invalid engine in script shebang",
+    b"-ERR Unexpected engine in script shebang",
+    b"-ERR Unexpected flag in script shebang",
+    b"-ERR Unknown lua shebang option",
+    b"-ERR Could not find scripting engine",
+];
 /// A server is given another one's functions no more often: whoever calls a function that nobody has
 /// is not to keep them busy.
 const FUNCTIONS_EVERY_MS: u64 = 1000;
@@ -41,19 +56,40 @@ pub(crate) struct Call {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+pub(crate) enum What {
     /// A script that is remembered.
     Script(Sha),
+    /// The same, whose text the server is told.
+    Text(Sha),
     Function,
 }
 
 impl What {
-    /// How the error begins that says that the server does not have it.
-    fn missing(self) -> &'static [u8] {
+    /// How the errors begin that say that the server does not have it.
+    fn missing(self) -> &'static [&'static [u8]] {
         match self {
-            Self::Script(_) => NO_SCRIPT,
-            Self::Function => NO_FUNCTION,
+            Self::Script(_) => &[NO_SCRIPT],
+            Self::Text(_) => NO_TEXT,
+            Self::Function => &[NO_FUNCTION],
         }
+    }
+}
+
+/// SCRIPT EXISTS over several servers.
+#[derive(Debug)]
+pub(crate) struct Remembered {
+    /// By place in the request: the scripts that are remembered.
+    shas: Box<[Option<Sha>]>,
+    /// Those asked, in the order of the fragments.
+    servers: Box<[u32]>,
+    /// By which they are meant.
+    walk: Walk,
+}
+
+impl Remembered {
+    /// By place in the request.
+    pub(crate) fn are_there(&self) -> impl ExactSizeIterator<Item = bool> {
+        self.shas.iter().map(Option::is_some)
     }
 }
 
@@ -66,17 +102,51 @@ enum Has {
 }
 
 impl Engine {
-    /// Takes notice of a command about scripts that is being sent to every server.
-    pub(crate) fn note_script_command(&mut self, client: u32, command: &Command, text: &[u8]) {
+    /// Takes notice of a command about scripts that is being sent to every server. Returns the hash of
+    /// a script that is new.
+    pub(crate) fn note_script_command(
+        &mut self,
+        client: u32,
+        command: &Command,
+        text: &[u8],
+    ) -> Option<Sha> {
         let pool = self.clients[client].pool;
         match command.name {
-            "script|load" => self.remember_script(pool, text),
+            "script|load" => return self.remember_script(pool, text),
             "script|flush" => {
                 let metrics = self.pools[pool as usize].metrics;
                 self.metrics.add_pool(metrics, PoolCounter::ScriptFlushes, 1);
                 self.forget_scripts(pool);
             }
             _ => {}
+        }
+        None
+    }
+
+    /// A new script is being loaded on a lane.
+    pub(crate) fn watch_load(&mut self, request: u32, lane: u32, sha: Sha) {
+        let server = self.lanes[lane as usize].server;
+        self.begin_call(request, What::Text(sha), Vec::new(), server);
+    }
+
+    /// A new script is being loaded everywhere by the client's last request.
+    pub(crate) fn watch_loads(&mut self, client: u32, sha: Sha) {
+        let request = self.clients[client].tail;
+        if request != NONE
+            && let Role::Parent { merge, .. } = &mut self.requests[request].role
+        {
+            *merge = Merge::Load(Box::new(sha));
+        }
+    }
+
+    /// A server has refused a script that was to be loaded: perhaps since it is none.
+    #[cold]
+    pub(crate) fn load_refused(&mut self, pool: u32, sha: &Sha, error: &[u8]) {
+        let scripts = &mut self.pools[pool as usize].scripts;
+        if NO_TEXT.iter().any(|start| error.starts_with(start))
+            && let Some(place) = scripts.place(sha)
+        {
+            scripts.remove(place);
         }
     }
 
@@ -86,26 +156,49 @@ impl Engine {
         pool.servers.iter_mut().for_each(|server| server.scripts_seen.clear());
     }
 
-    fn remember_script(&mut self, pool: u32, text: &[u8]) {
+    /// Returns the hash of a script that was not remembered before.
+    fn remember_script(&mut self, pool: u32, text: &[u8]) -> Option<Sha> {
         let pool = &mut self.pools[pool as usize];
         if pool.scripts.is_empty() {
             let counter = PoolCounter::ScriptFlushes;
             pool.scripts.begin(self.metrics.sum_pool_counter(pool.metrics, counter));
         }
-        if let Some(place) = pool.scripts.insert(text) {
-            pool.servers.iter_mut().for_each(|server| server.scripts_seen.remove(place));
-        }
+        let place = pool.scripts.insert(text)?;
+        pool.servers.iter_mut().for_each(|server| server.scripts_seen.remove(place));
+        Some(pool.scripts.sha(place))
     }
 
-    /// Which of these scripts a server that lacks one would be given.
+    /// Which of these scripts a server of these that lacks one would be given.
     pub(crate) fn remembered<'b>(
         &mut self,
         pool: u32,
         shas: impl Iterator<Item = &'b [u8]>,
-    ) -> Box<[bool]> {
+        servers: &[u32],
+    ) -> Box<Remembered> {
         self.notice_flush(pool);
-        let scripts = &self.pools[pool as usize].scripts;
-        shas.map(|sha| parse_sha(sha).is_some_and(|sha| scripts.place(&sha).is_some())).collect()
+        let Pool { scripts, walk, .. } = &self.pools[pool as usize];
+        let is_there = |sha: &Sha| scripts.place(sha).is_some();
+        let shas = shas.map(|sha| parse_sha(sha).filter(is_there)).collect();
+        Box::new(Remembered { shas, servers: servers.into(), walk: *walk })
+    }
+
+    /// Servers have said of scripts, in this order, whether they have them. One that was seen to have a
+    /// script, and has lost it, is to be given it again.
+    pub(crate) fn note_existing(&mut self, pool: u32, asked: &Remembered, fragments: u32) {
+        let Pool { scripts, servers, walk, .. } = &mut self.pools[pool as usize];
+        if *walk != asked.walk {
+            return;
+        }
+        for (&server, reply) in asked.servers.iter().zip(self.requests.replies(fragments)) {
+            let Some(known) = fan::integers(reply) else { continue };
+            for (sha, known) in asked.shas.iter().zip(known) {
+                if known == 0
+                    && let Some(place) = sha.and_then(|sha| scripts.place(&sha))
+                {
+                    servers[server as usize].scripts_seen.remove(place);
+                }
+            }
+        }
     }
 
     /// Forgets the scripts if a client of another worker has had them flushed: then none is lost that
@@ -148,12 +241,16 @@ impl Engine {
     ) {
         let &Plan::Forward { lane, request } = plan else { return };
         let server = self.lanes[lane as usize].server;
+        if let "eval" | "eval_ro" = command.name {
+            let pool = self.clients[client].pool;
+            if let Some(sha) = self.remember_script(pool, args[1].of(bytes)) {
+                self.begin_call(request, What::Text(sha), Vec::new(), server);
+            }
+            return;
+        }
         let pool = &mut self.pools[self.clients[client].pool as usize];
         let state = &pool.servers[server as usize];
         let (what, is_seen) = match command.name {
-            "eval" | "eval_ro" => {
-                return self.remember_script(self.clients[client].pool, args[1].of(bytes));
-            }
             "evalsha" | "evalsha_ro" => {
                 let Some(sha) = parse_sha(args[1].of(bytes)) else { return };
                 let Some(place) = pool.scripts.find(&sha) else { return };
@@ -166,7 +263,13 @@ impl Engine {
             _ => return,
         };
         let text = self.bufs.copy_of(bytes);
-        let call = Call { what, text, server, walk: pool.walk };
+        self.begin_call(request, what, text, server);
+        self.clients[client].fenced |= !is_seen;
+    }
+
+    fn begin_call(&mut self, request: u32, what: What, text: Vec<u8>, server: u32) {
+        let walk = self.pools[self.requests[request].pool as usize].walk;
+        let call = Call { what, text, server, walk };
         let call = match self.scratch.calls.take() {
             Some(mut spare) => {
                 *spare = call;
@@ -175,15 +278,14 @@ impl Engine {
             None => Box::new(call),
         };
         self.requests[request].role = Role::Call(call);
-        self.clients[client].fenced |= !is_seen;
     }
 
     /// The last bytes of a reply to a call that is an error, or that comes whole.
     pub(crate) fn call_answered(&mut self, index: u32, bytes: &[u8]) {
         let request = &self.requests[index];
         let Role::Call(call) = &request.role else { unreachable!("it is a call") };
-        let missing = call.what.missing();
-        let has = if request.reply.iter().chain(bytes).take(missing.len()).eq(missing) {
+        let begins = |error: &&[u8]| request.reply.iter().chain(bytes).take(error.len()).eq(*error);
+        let has = if call.what.missing().iter().any(begins) {
             Has::No
         } else if request.arrived == 0 && !resp::is_error(bytes) {
             Has::Yes
@@ -195,6 +297,7 @@ impl Engine {
             _ if has != Has::No || !self.may_heal(index, &call) => Some(call),
             What::Script(sha) => self.give_script(index, call, &sha),
             What::Function => self.fetch_functions(index, call),
+            What::Text(_) => Some(call),
         };
         if let Some(call) = unhealed {
             self.recycle_call(call);
@@ -221,8 +324,10 @@ impl Engine {
         let server = &mut pool.servers[call.server as usize];
         match call.what {
             What::Function => server.functions_seen = has == Has::Yes,
-            What::Script(sha) => match pool.scripts.place(&sha) {
+            What::Script(sha) | What::Text(sha) => match pool.scripts.place(&sha) {
                 Some(place) if has == Has::Yes => server.scripts_seen.insert(place),
+                // It is none.
+                Some(place) if matches!(call.what, What::Text(_)) => pool.scripts.remove(place),
                 Some(place) => server.scripts_seen.remove(place),
                 None => {}
             },
@@ -254,27 +359,35 @@ impl Engine {
     #[cold]
     fn fetch_functions(&mut self, index: u32, call: Box<Call>) -> Option<Box<Call>> {
         let client = self.requests[index].client;
+        let Some(donor) = self.donor_of_functions(client, call.server) else { return Some(call) };
+        let Ok(lane) = self.lane_for(client, donor, call.text.len()) else { return Some(call) };
+        self.drop_reply(index);
+        self.clients[client].fenced = true;
+        self.ask_for_functions(index, call, lane);
+        None
+    }
+
+    /// A server whose functions another one may be given now.
+    fn donor_of_functions(&mut self, client: u32, to: u32) -> Option<u32> {
         let pool = &mut self.pools[self.clients[client].pool as usize];
         let lives = pool.router.live();
-        let donor = (0..pool.servers.len()).find(|&server| {
-            lives[server] && server != call.server as usize && pool.servers[server].is_up()
-        });
-        let state = &mut pool.servers[call.server as usize];
-        let (Some(donor), true) = (donor, self.now >= state.functions_at) else {
-            return Some(call);
-        };
+        let is_donor = |&at: &usize| lives[at] && at != to as usize && pool.servers[at].is_up();
+        let donor = (0..pool.servers.len()).find(is_donor)?;
+        let state = &mut pool.servers[to as usize];
+        if self.now < state.functions_at {
+            return None;
+        }
         state.functions_at = self.now.plus_millis(FUNCTIONS_EVERY_MS);
-        let Ok(lane) = self.lane_for(client, donor as u32, call.text.len()) else {
-            return Some(call);
-        };
-        self.drop_reply(index);
+        Some(donor as u32)
+    }
+
+    /// Asks on a donor's lane.
+    fn ask_for_functions(&mut self, index: u32, call: Box<Call>, lane: u32) {
         let mut dump = Vec::new();
         encode::write_command(&mut dump, &[b"FUNCTION", b"DUMP"]);
         let fragment = self.add_fragment(index, NONE);
         self.send(lane, fragment, Payload::Bytes(&dump));
-        self.clients[client].fenced = true;
         self.begin_stage(index, fragment, 1, Merge::Functions(call));
-        None
     }
 
     /// Another server's functions are here.
@@ -293,6 +406,12 @@ impl Engine {
             Some(payload) if is_meant => {
                 let mut restore = Vec::new();
                 encode::write_command(&mut restore, &[b"FUNCTION", b"RESTORE", payload]);
+                let Request { pool, client, .. } = self.requests[parent];
+                if self.is_queueing(client) {
+                    // What it has then is all that can be had.
+                    let servers = &mut self.pools[pool as usize].servers;
+                    servers[call.server as usize].functions_seen = true;
+                }
                 self.ask_again(parent, call, &restore)
             }
             _ => Some(call),
@@ -311,9 +430,12 @@ impl Engine {
     /// call back if it cannot.
     fn ask_again(&mut self, index: u32, call: Box<Call>, first: &[u8]) -> Option<Box<Call>> {
         let client = self.requests[index].client;
-        let Ok(lane) = self.lane_for(client, call.server, first.len() + call.text.len()) else {
-            return Some(call);
+        let size = first.len() + call.text.len();
+        let lane = match self.is_queueing(client) {
+            true => self.lane_beside(client, call.server, size),
+            false => self.lane_for(client, call.server, size),
         };
+        let Ok(lane) = lane else { return Some(call) };
         self.drop_reply(index);
         let second = self.add_fragment(index, NONE);
         let fragments = self.add_fragment(index, second);

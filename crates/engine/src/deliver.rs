@@ -367,7 +367,9 @@ impl Engine {
         let is_error: fn(&[u8]) -> bool = match merge {
             Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
             Merge::Fan(fan) if !fan::tolerates(*fan) => resp::is_error,
-            Merge::Numsub(_) | Merge::Newest(_) | Merge::Scripts(_) => resp::is_error,
+            Merge::Numsub(_) | Merge::Newest(_) | Merge::Scripts(_) | Merge::Load(_) => {
+                resp::is_error
+            }
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
             Merge::Fan(_)
@@ -386,8 +388,12 @@ impl Engine {
             _ => false,
         };
         let errors = self.fragment_replies(fragments).filter(|reply| is_error(reply));
-        if let Some(error) = errors.take(usize::from(!is_part)).next() {
-            out.extend_from_slice(error);
+        let error = errors.take(usize::from(!is_part)).next();
+        if error.map(|error| out.extend_from_slice(error)).is_some() {
+            if let Merge::Load(sha) = merge {
+                let pool = self.requests[parent].pool;
+                self.load_refused(pool, sha, &out);
+            }
             return out;
         }
         let mut places = std::mem::take(&mut self.scratch.places);
@@ -417,14 +423,18 @@ impl Engine {
                 merged
             }
             Merge::Newest(newest) => self.merge_newest(fragments, newest, &mut out),
+            Merge::Load(_) => fan::merge(Fan::Same, self.fragment_replies(fragments), &mut out),
             Merge::Fan(fan) => fan::merge(*fan, self.fragment_replies(fragments), &mut out),
             Merge::Numsub(corrections) => {
                 let mut sums = Vec::new();
                 fan::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
                     .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
             }
-            Merge::Scripts(remembered) => {
-                fan::scripts(self.fragment_replies(fragments), remembered, &mut out)
+            Merge::Scripts(asked) => {
+                let pool = self.requests[parent].pool;
+                self.note_existing(pool, asked, fragments);
+                let replies = self.fragment_replies(fragments);
+                fan::scripts(replies, asked.are_there(), &mut out)
             }
             Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
             Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),

@@ -520,6 +520,7 @@ impl Engine {
             | Merge::Fan(_)
             | Merge::Numsub(_)
             | Merge::Scripts(_)
+            | Merge::Load(_)
             | Merge::Page(_)
             | Merge::Last
             | Merge::Told(_)

@@ -186,7 +186,7 @@ impl Engine {
             transaction.and_then(|transaction| transaction.queued()).unwrap_or_default()
         };
         let place = queued(self);
-        let mut plan = self.queue_anywhere(client, text);
+        let mut plan = self.queue_anywhere(client, text, None);
         if let Plan::Forward { lane, request } = plan {
             self.send(lane, request, Payload::Bytes(text));
             plan = Plan::Done;

@@ -184,10 +184,13 @@ impl Engine {
         if fan == Fan::AnyServer {
             return self.forward_anywhere(client, command.access, bytes.len());
         }
-        if command.group == Group::Scripting {
-            let text = args.get(2).map_or(&b""[..], |arg| arg.of(bytes));
-            self.note_script_command(client, command, text);
-        }
+        let loaded = match command.group {
+            Group::Scripting => {
+                let text = args.get(2).map_or(&b""[..], |arg| arg.of(bytes));
+                self.note_script_command(client, command, text)
+            }
+            _ => None,
+        };
         let way = Way::of(fan, bytes.len());
         if way.is_apart() {
             if self.clients[client].requests > 0 {
@@ -196,9 +199,13 @@ impl Engine {
             self.clients[client].fenced = true;
         }
         if self.is_single(client) {
-            return self.fan_to_only(client, way);
+            let plan = self.fan_to_only(client, way);
+            if let (Some(sha), &Plan::Forward { lane, request }) = (loaded, &plan) {
+                self.watch_load(request, lane, sha);
+            }
+            return plan;
         }
-        match fan {
+        let plan = match fan {
             Fan::Scan => self.scan(client, bytes, args),
             Fan::RandomKey => self.random_key(client, bytes),
             Fan::Sum
@@ -217,7 +224,11 @@ impl Engine {
             | Fan::Info
             | Fan::PerServer
             | Fan::AnyServer => self.fan_out(client, fan, bytes, args, way),
+        };
+        if let (Some(sha), Plan::Done) = (loaded, &plan) {
+            self.watch_loads(client, sha);
         }
+        plan
     }
 
     /// Where one server, or one master, has everything.
@@ -272,7 +283,7 @@ impl Engine {
             Fan::Newest => self.newest(client, limit_of(text, args), live),
             Fan::Scripts => {
                 let shas = args.get(2..).unwrap_or_default().iter().map(|arg| arg.of(text));
-                Merge::Scripts(self.remembered(pool, shas))
+                Merge::Scripts(self.remembered(pool, shas, &live))
             }
             _ => Merge::Fan(fan),
         };

@@ -6,12 +6,13 @@ use cashew_protocol::redis;
 
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
-use crate::calls::Call;
+use crate::calls::{Call, Remembered};
 use crate::carry::Carry;
 use crate::effects::Effects;
 use crate::fan::{Named, Newest, Page, Round};
 use crate::memcached::{Aggregate, Asked};
 use crate::pubsub::Correction;
+use crate::scripts::Sha;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -121,8 +122,10 @@ pub(crate) enum Merge {
     Fan(redis::Fan),
     /// The sum for each channel, to which so much is to be added.
     Numsub(Box<[i32]>),
+    /// What all say alike, to SCRIPT LOAD of a script that is new.
+    Load(Box<Sha>),
     /// SCRIPT EXISTS, and which of the scripts are remembered here.
-    Scripts(Box<[bool]>),
+    Scripts(Box<Remembered>),
     /// What each server says, under its name.
     Named(Box<Named>),
     Newest(Box<Newest>),

@@ -73,6 +73,10 @@ impl Scripts {
         self.by_sha.get(sha).copied()
     }
 
+    pub(crate) fn sha(&self, place: u32) -> Sha {
+        self.slots[place as usize].sha
+    }
+
     pub(crate) fn text(&self, place: u32) -> &[u8] {
         &self.slots[place as usize].text
     }
@@ -94,7 +98,7 @@ impl Scripts {
             return None;
         }
         while self.size + text.len() > SCRIPTS_SIZE_MAX {
-            self.empty(self.oldest()?);
+            self.remove(self.oldest()?);
         }
         let vacant = self.slots.iter().position(|script| script.used == 0);
         let place = match vacant {
@@ -105,7 +109,7 @@ impl Scripts {
             }
             None => {
                 let place = self.oldest()?;
-                self.empty(place);
+                self.remove(place);
                 place
             }
         };
@@ -137,7 +141,7 @@ impl Scripts {
         used.min_by_key(|(script, _)| script.used).map(|(_, place)| place)
     }
 
-    fn empty(&mut self, place: u32) {
+    pub(crate) fn remove(&mut self, place: u32) {
         let script = &mut self.slots[place as usize];
         script.used = 0;
         self.size -= script.text.len();

@@ -13,6 +13,8 @@ use cashew_protocol::redis::{Access, Command, Fan, Local, Lookup, Rule, SessionR
 use cashew_protocol::resp::encode;
 use cashew_protocol::{Span, redis as table};
 
+use crate::calls::What;
+use crate::calls::queued::called_by;
 use crate::carry::{remedy, shown};
 use crate::client::State;
 use crate::client_pause::may_write;
@@ -56,6 +58,11 @@ pub(crate) struct Transaction {
     /// ends.
     early: Vec<u8>,
     early_ends: Vec<u32>,
+    /// What these call, each once.
+    early_calls: Vec<What>,
+    /// The server has been given what the command at hand and those before it call, as far as that
+    /// could be done.
+    is_provided: bool,
     /// What monitors are to be told of the queued commands when they are executed, a line each behind
     /// the database, and of how many they will not be told.
     overheard: Vec<u8>,
@@ -89,6 +96,8 @@ impl Transaction {
             lane: NONE,
             early: Vec::new(),
             early_ends: Vec::new(),
+            early_calls: Vec::new(),
+            is_provided: false,
             overheard: Vec::new(),
             unheard: 0,
             effects: Effects::default(),
@@ -107,8 +116,13 @@ impl Transaction {
 
     /// Bytes allocated.
     pub(crate) fn size(&self) -> usize {
-        let early = self.early.capacity() + self.early_ends.capacity() * size_of::<u32>();
-        size_of::<Self>() + early + self.overheard.capacity() + self.effects.size()
+        let early = self.early_size() + self.overheard.capacity();
+        size_of::<Self>() + early + self.effects.size()
+    }
+
+    fn early_size(&self) -> usize {
+        let ends = self.early_ends.capacity() * size_of::<u32>();
+        self.early.capacity() + ends + self.early_calls.capacity() * size_of::<What>()
     }
 
     /// A request that will be executed in this database.
@@ -280,6 +294,28 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
+        let before = self.transaction(client).queued;
+        let plan = self.queue_looked_up(client, lookup, bytes, args);
+        if let Lookup::Found(command) = lookup
+            && self.queued(client) > Some(before)
+        {
+            self.note_queued(client, command, bytes, args);
+        }
+        plan
+    }
+
+    /// How many commands the client's transaction has; `None` where nothing is queued.
+    fn queued(&self, client: u32) -> Option<u32> {
+        self.clients[client].modes.transaction.as_ref().and_then(|transaction| transaction.queued())
+    }
+
+    fn queue_looked_up(
+        &mut self,
+        client: u32,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
         let command = match lookup {
             Lookup::Found(command) => command,
             Lookup::UnknownCommand => {
@@ -332,7 +368,7 @@ impl Engine {
             Rule::Session(SessionRule::Unwatch)
             | Rule::Fan(Fan::AnyServer)
             | Rule::Local(Local::Ping | Local::Echo | Local::Command) => {
-                self.queue_anywhere(client, bytes)
+                self.queue_anywhere(client, bytes, None)
             }
             Rule::Forward | Rule::Single(_)
                 if command.names_database()
@@ -347,13 +383,13 @@ impl Engine {
                 let channel = args[1].of(bytes);
                 let pool = self.clients[client].pool;
                 match self.channel_server(pool, channel) {
-                    Some(server) => self.queue_at(client, command, server, channel, bytes),
+                    Some(server) => self.queue_at(client, command, server, channel, bytes, None),
                     None => self.refuse_for(client, Failure::NoServer),
                 }
             }
             Rule::Fan(_) | Rule::Single(_) => {
                 if self.is_single(client) {
-                    return self.queue_anywhere(client, bytes);
+                    return self.queue_anywhere(client, bytes, None);
                 }
                 let name = name_of(command);
                 self.refuse_queued(
@@ -393,6 +429,7 @@ impl Engine {
         keys.clear();
         // What is wrong with its keys is for the server to say, when it executes the command.
         let are_found = command.keys(bytes, args, &mut keys).is_ok() && !keys.is_empty();
+        let call = called_by(command, bytes, args);
         let plan = if are_found {
             let pool = self.clients[client].pool;
             let texts = keys.iter().map(|key| key.of(bytes));
@@ -400,7 +437,10 @@ impl Engine {
                 Ok(Some(server)) => {
                     match self.stray_pattern(client, command, server, bytes, args) {
                         Some(text) => self.refuse_queued(client, &text),
-                        None => self.queue_at(client, command, server, keys[0].of(bytes), bytes),
+                        None => {
+                            let key = keys[0].of(bytes);
+                            self.queue_at(client, command, server, key, bytes, call)
+                        }
                     }
                 }
                 Ok(None) => {
@@ -410,7 +450,7 @@ impl Engine {
                 Err(failure) => self.refuse_for(client, failure),
             }
         } else {
-            self.queue_anywhere(client, bytes)
+            self.queue_anywhere(client, bytes, call)
         };
         self.scratch.keys = keys;
         self.scratch.split = split;
@@ -425,6 +465,7 @@ impl Engine {
         server: u32,
         key: &[u8],
         bytes: &[u8],
+        call: Option<What>,
     ) -> Plan {
         let transaction = self.transaction(client);
         let lane = transaction.lane;
@@ -439,14 +480,14 @@ impl Engine {
             let text = self.elsewhere(client, command, key, server, lane);
             return self.refuse_queued(client, &text);
         }
-        match self.enlist(client, server) {
+        match self.enlist(client, server, call) {
             Ok(lane) => self.queue_on(client, lane, bytes),
             Err(plan) => plan,
         }
     }
 
     /// Queues a command that any server may execute.
-    pub(crate) fn queue_anywhere(&mut self, client: u32, bytes: &[u8]) -> Plan {
+    pub(crate) fn queue_anywhere(&mut self, client: u32, bytes: &[u8], call: Option<What>) -> Plan {
         let transaction = self.transaction(client);
         let lane = transaction.lane;
         match transaction.fate {
@@ -457,7 +498,7 @@ impl Engine {
         }
         if lane != NONE {
             let server = self.lane(lane).server;
-            return match self.enlist(client, server) {
+            return match self.enlist(client, server, call) {
                 Ok(lane) => self.queue_on(client, lane, bytes),
                 Err(plan) => plan,
             };
@@ -474,6 +515,11 @@ impl Engine {
         transaction.early.extend_from_slice(bytes);
         let end = transaction.early.len() as u32;
         transaction.early_ends.push(end);
+        if let Some(call) = call
+            && !transaction.early_calls.contains(&call)
+        {
+            transaction.early_calls.push(call);
+        }
         let grown = transaction.size() - before;
         transaction.queued += 1;
         self.bufs.charge(grown);
@@ -490,9 +536,23 @@ impl Engine {
         self.forward_on(client, lane, Expect::Line)
     }
 
-    /// Makes the server know of the transaction, all that was queued so far included; returns the
-    /// lane.
-    fn enlist(&mut self, client: u32, server: u32) -> Result<u32, Plan> {
+    /// Makes the server know of the transaction, all that was queued so far included, and gives it
+    /// what it is about to call; returns the lane.
+    fn enlist(&mut self, client: u32, server: u32, call: Option<What>) -> Result<u32, Plan> {
+        let transaction = self.transaction(client);
+        let has_calls = call.is_some() || !transaction.early_calls.is_empty();
+        if has_calls && !transaction.is_provided {
+            let mut calls = transaction.early_calls.clone();
+            calls.extend(call.filter(|call| !calls.contains(call)));
+            match self.provide(client, server, &calls) {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.transaction(client).is_provided = true;
+                    return Err(Plan::Wait);
+                }
+                Err(failure) => return Err(self.refuse_for(client, failure)),
+            }
+        }
         let transaction = self.transaction(client);
         let mut lane = transaction.lane;
         if lane == NONE {
@@ -512,9 +572,12 @@ impl Engine {
             self.transaction(client).lane = lane;
         }
         let transaction = self.transaction(client);
+        transaction.is_provided = false;
         if !std::mem::replace(&mut transaction.is_begun, true) {
+            let size = transaction.early_size();
             let early = std::mem::take(&mut transaction.early);
             let ends = std::mem::take(&mut transaction.early_ends);
+            transaction.early_calls = Vec::new();
             self.align(client, lane);
             self.ask_with(lane, Own::Demand { lane }, MULTI);
             let mut start = 0;
@@ -522,7 +585,7 @@ impl Engine {
                 self.ask_with(lane, Own::Whatever, &early[start..end as usize]);
                 start = end as usize;
             }
-            self.bufs.discharge(early.capacity() + ends.capacity() * size_of::<u32>());
+            self.bufs.discharge(size);
         }
         Ok(lane)
     }
@@ -560,7 +623,7 @@ impl Engine {
             lane => Some(self.lane(lane).server),
         };
         let lane = match server {
-            Some(server) => match self.enlist(client, server) {
+            Some(server) => match self.enlist(client, server, None) {
                 Ok(lane) => lane,
                 Err(Plan::Wait) => return Plan::Wait,
                 Err(plan) => {

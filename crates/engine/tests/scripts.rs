@@ -404,3 +404,76 @@ fn a_client_that_calls_functions_may_leave_at_any_time() {
         world.assert_idle();
     }
 }
+
+/// A script in a transaction at a server that has not been seen to have it.
+fn begin_queued_call(world: &mut World, client: ConnId, lanes: [ConnId; 4]) -> (String, String) {
+    let (text, sha) = script();
+    world.send(client, redis(&format!("EVAL {text} 1 b")));
+    world.expect(lanes[1], redis(&format!("EVAL {text} 1 b")));
+    world.send(lanes[1], ":1\r\n");
+    world.expect(client, ":1\r\n");
+    let call = redis(&format!("EVALSHA {sha} 1 a"));
+    world.send(client, redis("MULTI") + &call + &redis("EXEC"));
+    world.expect(client, "+OK\r\n");
+    // Nothing is queued before the script is there.
+    world.expect(lanes[0], redis(&format!("SCRIPT LOAD {text}")));
+    assert_eq!(world.sessions(0), 0);
+    (call, sha)
+}
+
+#[test]
+fn a_transaction_waits_until_its_server_has_what_it_calls() {
+    let (mut world, client, lanes) = four_servers();
+    let (call, sha) = begin_queued_call(&mut world, client, lanes);
+    world.send(lanes[0], format!("$40\r\n{sha}\r\n"));
+    let lane = world.accept(0);
+    world.expect(lane, redis("MULTI") + &call + &redis("EXEC"));
+    world.send(lane, "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n");
+    world.expect(client, "+QUEUED\r\n*1\r\n:1\r\n");
+    // The connection was new, and so might the server have been. Then once is enough.
+    for is_known in [false, true] {
+        world.send(client, redis("MULTI") + &call + &redis("EXEC"));
+        if !is_known {
+            world.expect(lanes[0], redis("SCRIPT LOAD return1"));
+            world.send(lanes[0], format!("$40\r\n{sha}\r\n"));
+        }
+        world.expect(lane, redis("MULTI") + &call + &redis("EXEC"));
+        world.send(lane, "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n");
+        world.expect(client, "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n");
+    }
+    world.assert_idle();
+}
+
+#[test]
+fn a_script_that_cannot_be_given_is_for_the_server_to_miss() {
+    let (mut world, client, lanes) = four_servers();
+    let (call, _) = begin_queued_call(&mut world, client, lanes);
+    world.send(lanes[0], "-OOM command not allowed\r\n");
+    let lane = world.accept(0);
+    world.expect(lane, redis("MULTI") + &call + &redis("EXEC"));
+    world.send(lane, format!("+OK\r\n+QUEUED\r\n*1\r\n{LOST}"));
+    world.expect(client, format!("+QUEUED\r\n*1\r\n{LOST}"));
+    world.assert_idle();
+}
+
+#[test]
+fn who_waits_for_a_script_to_be_given_may_go_and_so_may_the_server() {
+    let (mut world, client, lanes) = four_servers();
+    let (call, sha) = begin_queued_call(&mut world, client, lanes);
+    world.close(client, CloseReason::Eof);
+    world.send(lanes[0], format!("$40\r\n{sha}\r\n"));
+    let client = world.client();
+    world.send(client, redis("MULTI") + &call + &redis("EXEC"));
+    let lane = world.accept(0);
+    world.expect(lane, redis("MULTI") + &call + &redis("EXEC"));
+    world.send(lane, "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n");
+    world.expect(client, "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n");
+
+    let (mut world, client, lanes) = four_servers();
+    let (call, _) = begin_queued_call(&mut world, client, lanes);
+    world.close(lanes[0], CloseReason::Eof);
+    let lane = world.accept(0);
+    world.expect(lane, redis("MULTI") + &call + &redis("EXEC"));
+    world.send(lane, format!("+OK\r\n+QUEUED\r\n*1\r\n{LOST}"));
+    world.expect(client, format!("+QUEUED\r\n*1\r\n{LOST}"));
+}

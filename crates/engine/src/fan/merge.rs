@@ -212,14 +212,14 @@ fn least_each<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) ->
 /// Which scripts there are: those that all servers have, and those that are `remembered`.
 pub(crate) fn scripts<'r>(
     replies: impl Iterator<Item = &'r [u8]>,
-    remembered: &[bool],
+    remembered: impl ExactSizeIterator<Item = bool>,
     out: &mut Vec<u8>,
 ) -> Option<()> {
     let mut known = least(replies)?;
     if known.len() != remembered.len() {
         return None;
     }
-    known.iter_mut().zip(remembered).for_each(|(known, &here)| *known = (*known).max(here.into()));
+    known.iter_mut().zip(remembered).for_each(|(known, here)| *known = (*known).max(here.into()));
     write_integers(&known, out);
     Some(())
 }
@@ -448,6 +448,7 @@ mod tests {
         let replies = ["*4\r\n:1\r\n:0\r\n:1\r\n:0\r\n", "*4\r\n:1\r\n:0\r\n:0\r\n:1\r\n"];
         let told = |remembered: &[bool]| {
             let mut out = Vec::new();
+            let remembered = remembered.iter().copied();
             scripts(replies.iter().map(|reply| reply.as_bytes()), remembered, &mut out)?;
             Some(String::from_utf8(out).unwrap())
         };
