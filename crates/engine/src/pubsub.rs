@@ -15,11 +15,13 @@
 //! | `topics` | who is subscribed to what, and where that is subscribed: no I/O |
 //! | `feed` | the connection: what is asked on it and what is owed, its loss and its return |
 //! | `place` | which servers have a topic, also while that changes |
-//! | `subscribe` | SUBSCRIBE, UNSUBSCRIBE and what belongs to them |
+//! | `subscribe` | SUBSCRIBE, and the answers to all that concerns subscriptions |
+//! | `leave` | UNSUBSCRIBE, and what was published before it |
 //! | `push` | messages, from a feed to the clients |
 //! | `publish` | PUBLISH, and how many have heard |
 
 pub(crate) mod feed;
+mod leave;
 mod place;
 pub(crate) mod publish;
 mod push;
@@ -28,6 +30,7 @@ pub(crate) mod topics;
 
 pub(crate) use feed::Feed;
 pub(crate) use publish::Correction;
+use subscribe::Membership;
 pub(crate) use subscribe::Subscriber;
 pub(crate) use topics::Topics;
 

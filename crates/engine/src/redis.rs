@@ -276,11 +276,7 @@ impl Engine {
                 let text = arg(1).unwrap_or_default();
                 self.say_with(client, |out| encode::write_bulk(out, text))
             }
-            Local::Quit => {
-                let plan = self.say(client, b"+OK\r\n");
-                self.clients[client].state = State::Closing;
-                plan
-            }
+            Local::Quit => self.quit(client),
             Local::Auth => {
                 let (user, password) = match args.len() {
                     2 => (None, arg(1).unwrap_or_default()),
@@ -308,6 +304,17 @@ impl Engine {
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
         }
+    }
+}
+
+impl Engine {
+    pub(crate) fn quit(&mut self, client: u32) -> Plan {
+        if self.clients[client].special && self.leave_topics(client) {
+            return Plan::Wait;
+        }
+        let plan = self.say(client, b"+OK\r\n");
+        self.clients[client].state = State::Closing;
+        plan
     }
 }
 

@@ -188,7 +188,6 @@ impl Engine {
     /// Has the client, which is owed nothing, start over: what RESET does to the session. The name of
     /// its library stays, as that does not change.
     pub(crate) fn reset_session(&mut self, client: u32) {
-        self.unsubscribe_all(client);
         self.end_monitor(client);
         let Client { pool, session, requests, noreply, skip, .. } = &mut self.clients[client];
         debug_assert_eq!(*requests, 0, "what is on its way was asked in another dialect");

@@ -16,7 +16,7 @@ use cashew_protocol::{Span, redis as table};
 use crate::calls::What;
 use crate::calls::queued::called_by;
 use crate::carry::{remedy, shown};
-use crate::client::State;
+
 use crate::client_pause::may_write;
 use crate::clients::Plan;
 use crate::dispatch::Payload;
@@ -276,7 +276,7 @@ impl Engine {
 
     /// RESET: the connection is as if it had just been made.
     fn reset(&mut self, client: u32) -> Plan {
-        if self.clients[client].requests > 0 {
+        if self.clients[client].requests > 0 || self.leave_topics(client) {
             return Plan::Wait;
         }
         self.end_transaction(client);
@@ -348,11 +348,7 @@ impl Engine {
                 self.say_error(client, "ERR WATCH inside MULTI is not allowed")
             }
             Rule::Session(SessionRule::Reset) => self.reset(client),
-            Rule::Local(Local::Quit) => {
-                let plan = self.say(client, OK);
-                self.clients[client].state = State::Closing;
-                plan
-            }
+            Rule::Local(Local::Quit) => self.quit(client),
             Rule::Refuse(_) | Rule::Fan(_) if command.has_flag("no_multi") => {
                 self.refuse_queued(client, "ERR Command not allowed inside a transaction")
             }

@@ -67,15 +67,20 @@ fn one_subscription_on_the_server_feeds_many_clients() {
     assert_eq!(world.metrics.pool_gauge(pool, PoolGauge::Subscriptions), 3);
 
     // The server hears of it when the last one goes, who is told when the server knows.
+    // Who goes before waits until what was published before has come.
     world.send(first, redis("UNSUBSCRIBE news"));
-    world.expect(first, array("unsubscribe news :0"));
+    world.expect(feed, redis("PING"));
+    world.expect(first, "");
+    world.send(feed, message.clone() + "*2\r\n$4\r\npong\r\n$0\r\n\r\n" + &message);
+    world.expect(first, message.clone() + &array("unsubscribe news :0"));
     world.close(second, CloseReason::Eof);
     world.expect(feed, "");
+    world.expect(third, message.clone() + &message);
     world.send(third, redis("UNSUBSCRIBE"));
     world.expect(feed, redis("unsubscribe news"));
     world.expect(third, "");
-    world.send(feed, message + &array("unsubscribe news :0"));
-    world.expect(third, array("unsubscribe news :0"));
+    world.send(feed, message.clone() + &array("unsubscribe news :0") + &message);
+    world.expect(third, message + &array("unsubscribe news :0"));
     world.expect(first, "");
     assert_eq!(world.metrics.pool_gauge(pool, PoolGauge::Subscriptions), 0);
     world.assert_idle();
@@ -107,7 +112,7 @@ fn subscriptions_keep_their_place_among_other_requests() {
     world.expect(feed, redis("unsubscribe x") + &redis("unsubscribe y"));
     world.expect(lane, "");
     world.send(feed, array("unsubscribe x :1") + &array("message y 2"));
-    world.expect(client, array("unsubscribe x :1"));
+    world.expect(client, array("unsubscribe x :1") + &array("message y 2"));
     world.send(feed, array("unsubscribe y :0"));
     world.expect(client, array("unsubscribe y :0"));
     world.expect(lane, redis("GET b"));
@@ -119,7 +124,7 @@ fn subscriptions_keep_their_place_among_other_requests() {
 #[test]
 fn a_subscriber_may_do_little_else() {
     let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
-    let (client, _) = subscriber(&mut world, 0, "news");
+    let (client, feed) = subscriber(&mut world, 0, "news");
     world.send(client, redis("GET a"));
     world.expect(
         client,
@@ -131,9 +136,108 @@ fn a_subscriber_may_do_little_else() {
     world.send(client, redis("NOSUCH"));
     assert!(world.received(client).starts_with(b"-ERR unknown command 'NOSUCH'"));
     world.send(client, redis("QUIT"));
-    world.expect(client, "+OK\r\n");
+    world.expect(feed, redis("unsubscribe news"));
+    world.expect(client, "");
+    world.send(feed, array("message news late") + &array("unsubscribe news :0"));
+    world.expect(client, array("message news late") + "+OK\r\n");
     assert!(closed(&world, client));
     world.expect(lane, "");
+}
+
+const PONG: &str = "*2\r\n$4\r\npong\r\n$0\r\n\r\n";
+
+#[test]
+fn what_comes_for_those_who_have_left_is_not_for_those_who_come() {
+    let (mut world, [_]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    let (first, feed) = subscriber(&mut world, 0, "news");
+    world.send(first, redis("UNSUBSCRIBE news news nosuch"));
+    world.expect(feed, redis("unsubscribe news"));
+    // To the same name, before the server has forgotten it.
+    let second = world.client();
+    world.send(second, redis("SUBSCRIBE news"));
+    world.expect(feed, redis("subscribe news"));
+    let early = array("message news early");
+    let late = array("message news late");
+    let left = array("unsubscribe news :0");
+    world.send(feed, early.clone() + &left + &array("subscribe news :1") + &late);
+    world.expect(first, early + &left.repeat(2) + &array("unsubscribe nosuch :0"));
+    world.expect(second, array("subscribe news :1") + &late);
+    // Who leaves with another one gets what the last one gets.
+    let third = world.client();
+    world.send(third, redis("SUBSCRIBE news"));
+    world.expect(third, array("subscribe news :1"));
+    world.send(third, redis("UNSUBSCRIBE"));
+    world.expect(feed, redis("PING"));
+    world.send(second, redis("UNSUBSCRIBE"));
+    world.expect(feed, redis("unsubscribe news"));
+    world.send(feed, late.clone() + PONG + &late + &left);
+    world.expect(third, late.clone() + &left);
+    world.expect(second, late.repeat(2) + &left);
+    assert_eq!(world.metrics.pool_gauge(world.metrics.pool(0), PoolGauge::Subscriptions), 0);
+    world.assert_idle();
+}
+
+#[test]
+fn who_leaves_is_told_so_though_the_server_goes_or_the_client_does() {
+    let (mut world, [_]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    let (stays, feed) = subscriber(&mut world, 0, "news");
+    let [leaves, quits, resets, gone] = [(); 4].map(|()| {
+        let client = world.client();
+        world.send(client, redis("SUBSCRIBE news"));
+        world.expect(client, array("subscribe news :1"));
+        client
+    });
+    for (client, words) in
+        [(leaves, "UNSUBSCRIBE"), (quits, "QUIT"), (resets, "RESET"), (gone, "UNSUBSCRIBE news")]
+    {
+        world.send(client, redis(words));
+        world.expect(feed, redis("PING"));
+        world.expect(client, "");
+    }
+    world.close(gone, CloseReason::Eof);
+    world.send(resets, redis("PING"));
+    world.close(feed, CloseReason::Reset);
+    world.expect(leaves, array("unsubscribe news :0"));
+    world.expect(quits, "+OK\r\n");
+    world.expect(resets, "+RESET\r\n+PONG\r\n");
+    assert!(closed(&world, quits));
+    world.wait_ms(1000);
+    let feed = world.accept(0);
+    world.expect(feed, redis("subscribe news"));
+    world.send(feed, array("subscribe news :1") + &array("message news again"));
+    world.expect(stays, array("message news again"));
+    for client in [leaves, resets] {
+        world.expect(client, "");
+    }
+    assert_eq!(world.metrics.pool_gauge(world.metrics.pool(0), PoolGauge::Subscriptions), 1);
+    world.close(stays, CloseReason::Eof);
+    world.send(feed, array("unsubscribe news :0"));
+    world.assert_idle();
+}
+
+#[test]
+fn who_leaves_while_a_message_is_on_its_way_is_not_counted() {
+    let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+    let (_stays, feed) = subscriber(&mut world, 0, "news");
+    let leaves = world.client();
+    world.send(leaves, redis("SUBSCRIBE news"));
+    world.expect(leaves, array("subscribe news :1"));
+    let publisher = world.client();
+    for (is_answered_before, heard) in [(true, ":2\r\n"), (false, ":1\r\n")] {
+        world.send(publisher, redis("PUBLISH news x"));
+        world.expect(lane, redis("PUBLISH news x"));
+        if is_answered_before {
+            world.send(lane, ":1\r\n");
+            world.expect(publisher, heard);
+            continue;
+        }
+        world.send(leaves, redis("UNSUBSCRIBE news"));
+        world.send(lane, ":1\r\n");
+        world.expect(publisher, heard);
+    }
+    world.expect(feed, redis("PING"));
+    world.send(feed, array("message news x") + PONG + &array("message news x"));
+    world.expect(leaves, array("message news x") + &array("unsubscribe news :0"));
 }
 
 #[test]

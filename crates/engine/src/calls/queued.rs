@@ -107,7 +107,7 @@ impl Engine {
     }
 
     /// A request of the client's that it has not made, and whose reply it does not see.
-    fn hidden_request(&mut self, client: u32) -> u32 {
+    pub(crate) fn hidden_request(&mut self, client: u32) -> u32 {
         let request = self.new_request(client);
         self.requests[request].silent = true;
         request

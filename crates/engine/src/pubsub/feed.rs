@@ -12,6 +12,7 @@ use cashew_protocol::resp::encode;
 
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
+use crate::id::ConnId;
 use crate::lane::{Lane, Link, Scan};
 use crate::pubsub::push::{Confirmed, Incoming};
 use crate::pubsub::topics::{Kind, Standing, TopicId};
@@ -53,9 +54,18 @@ struct Owed {
 
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    Subscribed { topic: TopicId, number: u64 },
-    Unsubscribed { topic: TopicId },
+    Subscribed {
+        topic: TopicId,
+        number: u64,
+    },
+    Unsubscribed {
+        topic: TopicId,
+    },
     Pong,
+    /// The same, which a client waits for.
+    Mark {
+        client: ConnId,
+    },
 }
 
 enum Question {
@@ -65,6 +75,9 @@ enum Question {
         topic: TopicId,
         kind: Kind,
         name: Arc<[u8]>,
+    },
+    Mark {
+        client: ConnId,
     },
 }
 
@@ -149,6 +162,19 @@ impl Engine {
         true
     }
 
+    /// Has a server say something that the client is told of ([`Engine::marked`]): what was published
+    /// before has come then. Returns whether there is an answer to come.
+    pub(crate) fn ask_for_mark(&mut self, pool: u32, server: u32, client: ConnId) -> bool {
+        let Some(feed) = self.feed_mut(pool, server) else { return false };
+        let lane = feed.lane;
+        if !matches!(self.lane(lane).link, Link::Ready { .. }) {
+            return false;
+        }
+        self.feed_on(lane).unasked.push_back(Question::Mark { client });
+        self.put_questions(lane);
+        true
+    }
+
     /// Writes as many questions as may be unanswered.
     fn put_questions(&mut self, lane: u32) {
         let Source { home, server, is_coming } = self.source_of(lane);
@@ -179,6 +205,9 @@ impl Engine {
                 Question::Unsubscribe { topic, kind, name } => {
                     let answer = Answer::Unsubscribed { topic };
                     self.question(lane, &[kind.unsubscribe(), &name], answer);
+                }
+                Question::Mark { client } => {
+                    self.question(lane, &[b"PING"], Answer::Mark { client });
                 }
             }
         }
@@ -304,6 +333,9 @@ impl Engine {
                 }
             }
             (Answer::Pong, Confirmed::Pong | Confirmed::Error(_)) => {}
+            (Answer::Mark { client }, Confirmed::Pong | Confirmed::Error(_)) => {
+                self.marked(client);
+            }
             _ => return self.lane_down(index, Failure::BadReply, Closed::ByUs),
         }
         self.put_questions(index);
@@ -314,8 +346,15 @@ impl Engine {
         let Source { home, server, is_coming } = self.source_of(index);
         self.lanes[index as usize].output.clear(&mut self.bufs);
         let feed = self.feed_on(index);
-        feed.owed.clear();
-        feed.unasked.clear();
+        let owed = feed.owed.drain(..).filter_map(|owed| match owed.answer {
+            Answer::Mark { client } => Some(client),
+            _ => None,
+        });
+        let mut marks: Vec<ConnId> = owed.collect();
+        marks.extend(feed.unasked.drain(..).filter_map(|question| match question {
+            Question::Mark { client } => Some(client),
+            _ => None,
+        }));
         feed.is_oversized = false;
         let partial = std::mem::take(&mut feed.partial);
         self.bufs.give(partial);
@@ -339,6 +378,10 @@ impl Engine {
         for topic in leaving {
             self.remove_place(home, topic, server, is_coming);
             self.forget_if_gone(home, topic);
+        }
+        // Nothing more comes of what was published.
+        for client in marks {
+            self.marked(client);
         }
     }
 

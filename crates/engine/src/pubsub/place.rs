@@ -103,7 +103,7 @@ impl Engine {
     }
 
     /// The pool that a place of a topic is in.
-    fn pool_of(&self, home: u32, is_coming: bool) -> u32 {
+    pub(super) fn pool_of(&self, home: u32, is_coming: bool) -> u32 {
         match &self.pools[home as usize].pubsub.next {
             Some(next) if is_coming => next.coming,
             _ => home,
@@ -174,7 +174,8 @@ impl Engine {
         if !state.is_leaving || !state.places.is_empty() {
             return false;
         }
-        let state = topics.remove(topic);
+        self.dismiss_leavers(home, topic);
+        let state = self.pools[home as usize].pubsub.topics.remove(topic);
         self.bufs.discharge(state.size());
         for client in state.waiting.clients() {
             self.answer_pending(client);

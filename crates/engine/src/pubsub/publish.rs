@@ -6,7 +6,9 @@
 //! room for; beyond that it counts as one, and the number is the least that can be.
 //!
 //! A client that publishes does not count those who have left before: it waits until servers have
-//! forgotten them, too.
+//! forgotten them, too. Who leaves while a message is on its way to its server may be counted or not: so
+//! the number is the lesser one of when it was sent and when it was answered. Who is counted then gets
+//! the message, since it has not yet asked for no more when the server has published it.
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
@@ -23,9 +25,18 @@ use crate::slab::NONE;
 /// What is to be added to the number of subscribers that a server tells.
 #[derive(Debug)]
 pub(crate) enum Correction {
-    One(i32),
+    One(Box<Counted>),
     /// To that of each channel, in their order.
     Each(Box<[i32]>),
+}
+
+/// A message that is published, and how many more hear it than its server counts.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    server: u32,
+    kind: Kind,
+    channel: Box<[u8]>,
+    more: i32,
 }
 
 impl Engine {
@@ -51,9 +62,10 @@ impl Engine {
         let server = self.channel_server(pool, channel);
         let plan = self.forward_to(client, server, Expect::Line, bytes.len());
         if let (Plan::Forward { request, .. }, Some(server)) = (&plan, server) {
-            let correction = self.correction(pool, server, kind, channel);
-            if correction != 0 {
-                self.requests[*request].role = Role::Counted(Correction::One(correction));
+            let more = self.correction(pool, server, kind, channel);
+            if more != 0 {
+                let counted = Counted { server, kind, channel: channel.into(), more };
+                self.requests[*request].role = Role::Counted(Correction::One(counted.into()));
             }
         }
         plan
@@ -69,7 +81,7 @@ impl Engine {
                 .places
                 .iter()
                 .any(|place| place.is_at(server, false) && place.standing == Standing::Subscribed);
-            let heard = if is_here { topic.subscribers.len() as i32 } else { 0 };
+            let heard = if is_here { topic.audience() as i32 } else { 0 };
             heard - i32::from(is_here)
         };
         let mut sum = topics.find(kind, channel).map_or(0, correction);
@@ -99,7 +111,7 @@ impl Engine {
         }
         let topic = pubsub.topics.get(topic);
         let is_told = topic.is_subscribed() && !topic.is_leaving;
-        let more = if is_told { topic.subscribers.len().saturating_sub(1) as u32 } else { 0 };
+        let more = if is_told { topic.audience().saturating_sub(1) } else { 0 };
         match topic.kind {
             Kind::Pattern => self.metrics.set_pattern(pubsub.seed as u16, &topic.name, more),
             Kind::Channel | Kind::Shard => {
@@ -185,13 +197,17 @@ impl Engine {
     #[cold]
     pub(crate) fn correct_reply(&mut self, index: u32, reply: Vec<u8>) -> Vec<u8> {
         let request = &mut self.requests[index];
-        let client = request.client;
+        let (client, pool) = (request.client, request.pool);
         let Role::Counted(correction) = std::mem::replace(&mut request.role, Role::Single) else {
             return reply;
         };
         let mut corrected = self.bufs.take_for(reply.len() + 32);
         let is_corrected = match &correction {
-            Correction::One(by) => correct(&reply, *by, &mut corrected),
+            Correction::One(counted) => {
+                let Counted { server, kind, channel, more } = &**counted;
+                let now = self.correction(pool, *server, *kind, channel);
+                correct(&reply, now.min(*more), &mut corrected)
+            }
             Correction::Each(by) => correct_each(&reply, by, &mut corrected),
         };
         if is_corrected.is_none() {
@@ -215,7 +231,7 @@ impl Engine {
             let subscribed = |place: &&Place| place.standing == Standing::Subscribed;
             match topic.places.iter().filter(subscribed).count() {
                 0 => 0,
-                places => topic.subscribers.len() as i32 - places as i32,
+                places => topic.audience() as i32 - places as i32,
             }
         });
         let elsewhere = match self.workers {

@@ -73,12 +73,23 @@ impl Engine {
     /// Copies a message to all who are subscribed to the topic.
     pub(crate) fn spread(&mut self, lane: u32, kind: Kind, topic: &[u8], message: &[u8]) {
         let source = self.source_of(lane);
-        let Some(index) = self.pools[source.home as usize].pubsub.topics.find(kind, topic) else {
-            return;
+        let topics = &self.pools[source.home as usize].pubsub.topics;
+        let named = topics.find(kind, topic);
+        let is_left_here = |&index: &u32| {
+            let topic = topics.get(index);
+            let mut places = topic.places.iter();
+            !topic.subscribers.is_empty()
+                && places.any(|place| place.is_at(source.server, source.is_coming))
         };
-        if self.is_heard_twice(source, index) {
-            return;
+        let left = topics.leaving(kind, topic).iter().copied().find(is_left_here);
+        for index in left.into_iter().chain(named) {
+            if !self.is_heard_twice(source, index) {
+                self.spread_to(source, index, message);
+            }
         }
+    }
+
+    fn spread_to(&mut self, source: Source, index: u32, message: &[u8]) {
         // Those for whom there is no room are closed before each has its copy, not after.
         let room = self.buffers_max();
         let pool = &mut self.pools[source.home as usize];

@@ -19,34 +19,61 @@ pub(crate) const NAME_MAX: usize = 64 * 1024;
 
 /// What a client that is subscribed to anything has more than others.
 pub(crate) struct Subscriber {
-    /// By topic: its place among the topic's subscribers.
-    topics: BTreeMap<u32, u32>,
-    /// By kind.
-    counts: [u32; 3],
+    /// By topic.
+    pub(super) topics: BTreeMap<u32, Membership>,
+    /// By kind, without those that are being left.
+    pub(super) counts: [u32; 3],
     /// The request that is being answered.
-    pending: Option<Pending>,
+    pub(super) pending: Option<Pending>,
     /// Messages that wait for the end of a reply.
     pub(crate) held: Vec<u8>,
     /// Since when more waits than is good for long, or never.
     pub(crate) strained_since: Time,
 }
 
-/// A request whose answers are given one after the other, as servers confirm. It is its client's
-/// only one.
-struct Pending {
-    request: u32,
-    lines: VecDeque<Line>,
+/// One client among a topic's subscribers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Membership {
+    /// Its place there.
+    pub(super) at: u32,
+    /// It has asked for no more, and gets what was published before.
+    pub(super) is_leaving: bool,
 }
 
-enum Line {
+/// A request whose answers are given one after the other, as servers confirm. It is its client's
+/// only one.
+pub(super) struct Pending {
+    pub(super) request: u32,
+    pub(super) lines: VecDeque<Line>,
+    /// Topics that the client leaves and others do not.
+    pub(super) left: Vec<u32>,
+    /// Servers that have yet to say that what they published before has come: see
+    /// [`Engine::ask_for_mark`].
+    pub(super) marks: u32,
+}
+
+pub(super) enum Line {
     Subscribe(TopicId),
-    /// The client is not subscribed any more; it is told when the topic is gone.
+    /// The client is not subscribed any more. It is told when the topic is gone, if it was the last, or
+    /// when what was published before has come.
     Unsubscribed {
         kind: Kind,
         name: Option<Box<[u8]>>,
         count: u32,
         topic: Option<TopicId>,
     },
+    /// The same for one that is not told so.
+    Left(Option<TopicId>),
+}
+
+impl Line {
+    /// The topic that has to be gone.
+    pub(super) fn left(&self) -> Option<TopicId> {
+        match self {
+            Self::Subscribe(_) => None,
+            Self::Unsubscribed { topic, .. } | Self::Left(topic) => *topic,
+        }
+    }
 }
 
 impl Subscriber {
@@ -149,7 +176,7 @@ impl Engine {
             topics.get_mut(topic).waiting.add(client);
             lines.push_back(Line::Subscribe(topics.id(topic)));
         }
-        self.begin_pending(client, request, lines);
+        self.begin_pending(client, request, lines, Vec::new());
         Plan::Done
     }
 
@@ -173,7 +200,14 @@ impl Engine {
         names.any(|name| name.len() > NAME_MAX).then_some("ERR channel name is too long")
     }
 
-    fn begin_pending(&mut self, client: u32, request: u32, lines: VecDeque<Line>) {
+    /// Of the topics that the client leaves, those in `left` have other subscribers.
+    pub(super) fn begin_pending(
+        &mut self,
+        client: u32,
+        request: u32,
+        lines: VecDeque<Line>,
+        left: Vec<u32>,
+    ) {
         let owner = &mut self.clients[client];
         owner.special = true;
         // Nothing is dispatched before it is answered.
@@ -181,91 +215,30 @@ impl Engine {
         let subscriber =
             owner.modes.enter().subscriber.get_or_insert_with(|| Box::new(Subscriber::new()));
         debug_assert!(subscriber.pending.is_none(), "such requests run alone");
-        subscriber.pending = Some(Pending { request, lines });
+        subscriber.pending = Some(Pending { request, lines, left: Vec::new(), marks: 0 });
+        self.ask_for_marks(client, left);
         self.answer_pending(client);
-    }
-
-    fn unsubscribe<'n>(
-        &mut self,
-        client: u32,
-        kind: Kind,
-        names: impl ExactSizeIterator<Item = &'n [u8]>,
-    ) -> Plan {
-        let request = self.new_request(client);
-        let mut lines = VecDeque::new();
-        if names.len() > 0 {
-            for name in names {
-                lines.push_back(self.unsubscribe_one(client, kind, name));
-            }
-        } else {
-            for topic in self.topics_of(client, kind) {
-                let pool = self.clients[client].pool;
-                let name = self.pools[pool as usize].pubsub.topics.get(topic).name.clone();
-                lines.push_back(self.unsubscribe_one(client, kind, &name));
-            }
-            if lines.is_empty() {
-                let count = self.subscriptions(client, kind);
-                lines.push_back(Line::Unsubscribed { kind, name: None, count, topic: None });
-            }
-        }
-        self.begin_pending(client, request, lines);
-        Plan::Done
     }
 
     pub(crate) fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
         let owner = &self.clients[client];
         let topics = &self.pools[owner.pool as usize].pubsub.topics;
         let subscribed =
-            owner.modes.subscriber.iter().flat_map(|subscriber| subscriber.topics.keys());
-        subscribed.copied().filter(|&topic| topics.get(topic).kind == kind).collect()
+            owner.modes.subscriber.iter().flat_map(|subscriber| subscriber.topics.iter());
+        subscribed
+            .filter(|(topic, membership)| {
+                topics.get(**topic).kind == kind && !membership.is_leaving
+            })
+            .map(|(&topic, _)| topic)
+            .collect()
     }
 
-    fn subscriptions(&self, client: u32, kind: Kind) -> u32 {
+    pub(super) fn subscriptions(&self, client: u32, kind: Kind) -> u32 {
         self.clients[client]
             .modes
             .subscriber
             .as_deref()
             .map_or(0, |subscriber| subscriber.count(kind))
-    }
-
-    fn unsubscribe_one(&mut self, client: u32, kind: Kind, name: &[u8]) -> Line {
-        let pool = self.clients[client].pool;
-        let topic = self.pools[pool as usize].pubsub.topics.find(kind, name);
-        let left = topic.and_then(|topic| self.leave_topic(client, topic));
-        if let Some(id) = left {
-            let topics = &mut self.pools[pool as usize].pubsub.topics;
-            topics.get_mut(id.index).waiting.add(client);
-        }
-        let count = self.subscriptions(client, kind);
-        Line::Unsubscribed { kind, name: Some(name.into()), count, topic: left }
-    }
-
-    /// Ends a client's subscription, if it has it. Returns the topic if servers have yet to say that
-    /// it is gone.
-    fn leave_topic(&mut self, client: u32, topic: u32) -> Option<TopicId> {
-        let pool = self.clients[client].pool;
-        let subscriber = self.clients[client].modes.subscriber()?;
-        let at = subscriber.topics.remove(&topic)?;
-        let topics = &self.pools[pool as usize].pubsub.topics;
-        subscriber.counts[topics.get(topic).kind as usize] -= 1;
-        self.take_subscriber(pool, topic, at);
-        self.leave_if_unwanted(pool, topic)
-    }
-
-    /// Takes a client out of the topic's list.
-    fn take_subscriber(&mut self, home: u32, topic: u32, at: u32) {
-        let pool = &mut self.pools[home as usize];
-        let topics = &mut pool.pubsub.topics;
-        let subscribers = &mut topics.get_mut(topic).subscribers;
-        subscribers.swap_remove(at as usize);
-        if let Some(&moved) = subscribers.get(at as usize) {
-            let moved = self.clients[moved].modes.subscriber().expect("it is subscribed");
-            moved.topics.insert(topic, at);
-        }
-        topics.subscriptions -= 1;
-        self.bufs.discharge(SUBSCRIPTION_SIZE);
-        self.metrics.set_pool(pool.metrics, PoolGauge::Subscriptions, topics.subscriptions);
-        self.tell_audience(home, topic);
     }
 
     /// Makes a client one of the topic's subscribers, unless it is already.
@@ -278,7 +251,8 @@ impl Engine {
             return;
         }
         let state = topics.get_mut(topic);
-        subscriber.topics.insert(topic, state.subscribers.len() as u32);
+        let at = state.subscribers.len() as u32;
+        subscriber.topics.insert(topic, Membership { at, is_leaving: false });
         subscriber.counts[state.kind as usize] += 1;
         state.subscribers.push(client);
         topics.subscriptions += 1;
@@ -298,12 +272,14 @@ impl Engine {
             let Some(line) = pending.lines.front() else { break };
             let (topic, readiness) = match line {
                 Line::Subscribe(topic) => (Some(*topic), self.readiness(pool, topic.index)),
-                Line::Unsubscribed { topic: Some(topic), .. }
-                    if self.pools[pool as usize].pubsub.topics.is_current(*topic) =>
-                {
-                    (Some(*topic), Readiness::Waiting)
+                Line::Unsubscribed { .. } | Line::Left(_) => {
+                    let topics = &self.pools[pool as usize].pubsub.topics;
+                    let is_left = |topic| !topics.is_current(topic);
+                    match pending.marks == 0 && line.left().is_none_or(is_left) {
+                        true => (None, Readiness::Subscribed),
+                        false => (None, Readiness::Waiting),
+                    }
                 }
-                Line::Unsubscribed { .. } => (None, Readiness::Subscribed),
             };
             if readiness == Readiness::Waiting {
                 return;
@@ -317,6 +293,7 @@ impl Engine {
                 (Line::Unsubscribed { kind, name, count, .. }, _) => {
                     self.confirm(client, kind.unsubscribe(), name.as_deref(), count);
                 }
+                (Line::Left(_), _) => {}
                 (Line::Subscribe(_), None) => unreachable!("it is of a topic"),
             }
         }
@@ -385,7 +362,7 @@ impl Engine {
     }
 
     /// The client is like any other again.
-    fn end_subscriber(&mut self, client: u32) {
+    pub(super) fn end_subscriber(&mut self, client: u32) {
         let owner = &mut self.clients[client];
         let Some(subscriber) = owner.modes.end_subscriber() else { return };
         owner.held -= subscriber.held.len() as u64;
@@ -393,38 +370,6 @@ impl Engine {
         self.update_special(client);
         // It could not be told to leave before.
         self.leave_new(client);
-    }
-
-    /// Ends all subscriptions without a word, as RESET does.
-    pub(crate) fn unsubscribe_all(&mut self, client: u32) {
-        let subscribed = self.clients[client].modes.subscriber.as_deref();
-        let topics: Vec<u32> =
-            subscribed.iter().flat_map(|subscriber| subscriber.topics.keys().copied()).collect();
-        for topic in topics {
-            self.leave_topic(client, topic);
-        }
-        self.end_subscriber(client);
-    }
-
-    /// A client is gone, and so are its subscriptions.
-    pub(crate) fn forget_subscriber(&mut self, client: u32, pool: u32, subscriber: Subscriber) {
-        self.bufs.give(subscriber.held);
-        for (topic, at) in subscriber.topics {
-            self.take_subscriber(pool, topic, at);
-            self.leave_if_unwanted(pool, topic);
-        }
-        for line in subscriber.pending.into_iter().flat_map(|pending| pending.lines) {
-            let topic = match line {
-                Line::Subscribe(topic) => topic,
-                Line::Unsubscribed { topic: Some(topic), .. } => topic,
-                Line::Unsubscribed { topic: None, .. } => continue,
-            };
-            let topics = &mut self.pools[pool as usize].pubsub.topics;
-            if topics.is_current(topic) {
-                topics.get_mut(topic.index).waiting.told(client);
-                self.leave_if_unwanted(pool, topic.index);
-            }
-        }
     }
 
     /// Tells those who wait for news of the topic.

@@ -53,12 +53,15 @@ pub(crate) struct Topic {
     pub(crate) name: Arc<[u8]>,
     /// Clients that get its messages.
     pub(crate) subscribers: Vec<u32>,
+    /// How many of them have asked for no more, and still get what was published before.
+    pub(crate) leavers: u32,
     /// Clients that are to be told something about it: that they are subscribed, or while it is
     /// `leaving`, that they are not any more. As often as they asked.
     pub(crate) waiting: Waiting,
     pub(crate) places: Vec<Place>,
     /// Nobody wants it any more, and servers have yet to say that they know. It has no name then:
-    /// who subscribes to that name makes a new topic.
+    /// who subscribes to that name makes a new topic. What a server publishes before it says so is for
+    /// those who have left it.
     pub(crate) is_leaving: bool,
 }
 
@@ -108,8 +111,8 @@ pub(crate) struct Topics {
     slots: Slab<Topic>,
     /// By kind.
     names: [HashMap<Arc<[u8]>, u32>; 3],
-    /// By kind: names of topics that are leaving, and how many of these have them.
-    leaving: [HashMap<Arc<[u8]>, u32>; 3],
+    /// By kind: names of topics that are leaving, and the topics that have them.
+    leaving: [HashMap<Arc<[u8]>, Vec<u32>>; 3],
     /// How many subscriptions clients have, all together.
     pub(crate) subscriptions: u64,
 }
@@ -140,6 +143,7 @@ impl Topics {
             kind,
             name: name.clone(),
             subscribers: Vec::new(),
+            leavers: 0,
             waiting: Waiting::default(),
             places: Vec::new(),
             is_leaving: false,
@@ -170,7 +174,16 @@ impl Topics {
         topic.is_leaving = true;
         let (kind, name) = (topic.kind, topic.name.clone());
         self.names[kind as usize].remove(&name);
-        *self.leaving[kind as usize].entry(name).or_default() += 1;
+        self.leaving[kind as usize].entry(name).or_default().push(index);
+    }
+
+    /// Those of that name that nobody wants any more.
+    pub(crate) fn leaving(&self, kind: Kind, name: &[u8]) -> &[u32] {
+        let leaving = &self.leaving[kind as usize];
+        match leaving.is_empty() {
+            true => &[],
+            false => leaving.get(name).map_or(&[], Vec::as_slice),
+        }
     }
 
     /// Whether servers may yet count a subscription that is known to be none.
@@ -188,9 +201,9 @@ impl Topics {
         let topic = self.slots.remove(index);
         debug_assert!(topic.is_leaving && topic.subscribers.is_empty());
         let leaving = &mut self.leaving[topic.kind as usize];
-        if let Some(count) = leaving.get_mut(&topic.name) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(topics) = leaving.get_mut(&topic.name) {
+            topics.retain(|&other| other != index);
+            if topics.is_empty() {
                 leaving.remove(&topic.name);
             }
         }
@@ -222,9 +235,14 @@ impl Topics {
 }
 
 impl Topic {
+    /// How many are subscribed.
+    pub(crate) fn audience(&self) -> u32 {
+        self.subscribers.len() as u32 - self.leavers
+    }
+
     /// Whether anybody is subscribed, or wants to be.
     pub(crate) fn is_wanted(&self) -> bool {
-        let has_clients = !self.subscribers.is_empty() || !self.waiting.is_empty();
+        let has_clients = self.audience() > 0 || !self.waiting.is_empty();
         has_clients && !self.is_leaving
     }
 
