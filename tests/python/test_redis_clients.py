@@ -342,3 +342,74 @@ def test_many_ask_at_once(gateway, connect):
     everybody = sorted(f"c{n}" for n in range(24))
     for answer in answers:
         assert answer() == [everybody] * 10
+
+
+# ------------------------------------------------------------------------ what they called last
+
+
+def listed(conn):
+    """What CLIENT LIST says, by the names of the clients."""
+    lines = conn.call("CLIENT", "LIST").decode().splitlines()
+    clients = [dict(word.split("=", 1) for word in line.split(" ") if "=" in word) for line in lines]
+    return {client["name"]: client for client in clients}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_last_command_of_each_is_told(place, workers):
+    servers = [place.redis() for _ in range(2)]
+    pool = {"redis": True, "servers": server_lines(servers), "timeout": 5000}
+    gateway = place.cashew({"p": pool}, {"worker_processes": workers})
+    gateway.wait_serving()
+
+    def client(name, *words, answered=True):
+        conn = place.keep(gateway.connect())
+        conn.call("CLIENT", "SETNAME", name)
+        conn.send(resp(*words))
+        if answered:
+            conn.reply()
+        return conn
+
+    client("plain", "GET", "a")
+    client("split", "MGET", *"abcdef")
+    client("sub", "CONFIG", "GET", "maxmemory")
+    client("local", "PING")
+    client("named", "CLIENT", "GETNAME")
+    client("wrong", "GET")
+    client("unknown", "NOSUCH")
+    client("large", "SET", "b", "x" * (2 << 20))
+    client("subscriber", "SUBSCRIBE", "channel")
+    client("pattern", "PSUBSCRIBE", "channel*")
+    client("blocked", "BLPOP", "nothing", 0, answered=False)
+    client("transaction", "MULTI").call("SET", "c", 1)
+    expected = {
+        "plain": "get",
+        "split": "mget",
+        "sub": "config|get",
+        "local": "ping",
+        "named": "client|getname",
+        "wrong": "get",
+        "unknown": "NULL",
+        "large": "set",
+        "subscriber": "subscribe",
+        "pattern": "psubscribe",
+        "blocked": "blpop",
+        "transaction": "set",
+    }
+    with gateway.connect() as conn:
+        conn.call("CLIENT", "SETNAME", "asker")
+        wait_until(lambda: listed(conn)["blocked"]["cmd"] == "blpop", "it is blocked")
+        clients = listed(conn)
+        assert {name: clients[name]["cmd"] for name in expected} == expected
+        assert clients["asker"]["cmd"] == "client|list"
+        assert {client["oll"] for client in clients.values()} == {"0"}
+        # They keep it where they go.
+        if workers > 1:
+            gateway.configure(worker_processes=1)
+            gateway.reload()
+            moved = ("plain", "split", "sub", "local", "named", "wrong", "large", "asker")
+            wait_until(lambda: set(moved) <= set(listed(conn)), "those at rest have moved")
+            clients = listed(conn)
+            expected["asker"] = "client|list"
+            assert {name: clients[name]["cmd"] for name in moved} == {
+                name: expected[name] for name in moved
+            }

@@ -283,3 +283,59 @@ def test_a_monitor_that_does_not_read_is_closed(place):
 
     wait_until(closed, "it is closed", PATIENCE)
     assert conn.call("PING") == "PONG"
+
+
+# ------------------------------------------------------------------------------ in Redis's order
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("words, answer", [(("QUIT",), b"+OK"), (("RESET",), b"+RESET")])
+def test_nothing_follows_the_end_of_a_monitor(place, workers, words, answer):
+    gateway = gateway_of(place, workers)
+    conns = list(itertools.chain(*clients_of_all(place, gateway, 1).values()))
+    for number in range(5):
+        with gateway.connect("alpha") as monitor:
+            assert monitor.call("MONITOR") == "OK"
+            for conn in conns:
+                conn.call("SET", "asked", f"before {number}")
+            # What others ask meanwhile is for nobody, or comes before.
+            batch = resp("GET", "asked") * 50
+            for conn in conns:
+                conn.send(batch)
+            monitor.send(resp("PING") + resp(*words))
+            told = []
+            while not told or told[-1] != answer:
+                told.append(monitor.read_line())
+            before = [line for line in told if f"before {number}".encode() in line]
+            assert len(before) == len(conns) and b"+PONG" in told
+            if words == ("QUIT",):
+                assert monitor.read_to_end() == b""
+            else:
+                assert monitor.call("PING") == "PONG"
+                monitor.expect_silence(0.1)
+            for conn in conns:
+                for _ in range(50):
+                    conn.reply()
+
+
+def test_lines_of_several_workers_are_in_order(place):
+    """Two clients of different workers ask by turns: each asks when the other has been answered."""
+    gateway = gateway_of(place, 3)
+    conns = [clients[0] for clients in clients_of_all(place, gateway, 1).values()]
+    with gateway.connect("alpha") as monitor:
+        assert monitor.call("MONITOR") == "OK"
+        count = 600
+        for number in range(count):
+            conns[number % len(conns)].call("SET", "turn", number)
+        lines = []
+        while len(lines) < count:
+            line = monitor.read_line()
+            if b'"turn"' in line:
+                lines.append(line)
+    times = [float(line.split(b" ")[0]) for line in lines]
+    numbers = [int(line.rsplit(b'"', 2)[1]) for line in lines]
+    assert sorted(numbers) == list(range(count))
+    # A worker that the machine lets wait for longer than lines are held comes too late, rarely.
+    for told in (times, numbers):
+        late = sum(now < latest for now, latest in zip(told, itertools.accumulate(told, max)))
+        assert late <= count // 10, f"{late} of {count} lines come behind later ones"

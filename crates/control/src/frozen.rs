@@ -72,6 +72,7 @@ mod tests {
             reply_off: false,
             reply_skip: false,
             overheard: false,
+            called: String::new(),
             age_us: 0,
             input: 3,
             output: 2,

@@ -43,6 +43,9 @@ pub struct Session {
     pub reply_skip: bool,
     /// Monitors have been told of the request at the front of what was received.
     pub overheard: bool,
+    /// What the client called last, by name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub called: String,
     /// Microseconds since the client connected.
     pub age_us: u64,
     /// Length of what was received and not consumed.

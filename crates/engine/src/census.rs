@@ -15,6 +15,9 @@ use crate::inquiry::{Answer, Place};
 use crate::pubsub::topics::Kind;
 use crate::slab::NONE;
 
+/// Of each client, as Redis has it.
+const REPLY_BUFFER_SIZE: u64 = 16 * 1024;
+
 const SYNTAX: &str = "ERR syntax error";
 
 /// What is to be known, or done.
@@ -228,9 +231,7 @@ impl Engine {
                         break;
                     }
                     let place = place(self.client_conn(client));
-                    let is_asker = self.clients[client].session.id == by;
-                    let command = if is_asker { "client|list" } else { "NULL" };
-                    self.write_line(client, &place, command, &mut lines);
+                    self.write_line(client, &place, &mut lines);
                 }
                 Answer::Lines(lines)
             }
@@ -238,7 +239,7 @@ impl Engine {
                 let mut lines = Vec::new();
                 if let Some(client) = self.client_called(pool, by) {
                     let place = place(self.client_conn(client));
-                    self.write_line(client, &place, "client|info", &mut lines);
+                    self.write_line(client, &place, &mut lines);
                 }
                 Answer::Lines(lines)
             }
@@ -334,9 +335,14 @@ impl Engine {
 
     /// What CLIENT LIST and INFO say of a client. What the gateway does not know is what Redis says
     /// of a client that has none of it.
-    fn write_line(&self, index: u32, place: &Place, command: &str, out: &mut Vec<u8>) {
+    fn write_line(&self, index: u32, place: &Place, out: &mut Vec<u8>) {
         let client = &self.clients[index];
-        let Client { session, input, output, requests, .. } = client;
+        let Client { session, input, output, .. } = client;
+        let command = client.called.name().unwrap_or("NULL");
+        // Of what it has yet to be sent; the first part of it Redis has in a buffer of its own.
+        let waits = output.len();
+        let obl = waits.min(REPLY_BUFFER_SIZE);
+        let oll = (waits - obl).div_ceil(REPLY_BUFFER_SIZE);
         let pool = &self.pools[client.pool as usize];
         let profile = session.profile.as_deref();
         let said = |of: fn(&Profile) -> &[u8]| String::from_utf8_lossy(profile.map_or(b"", of));
@@ -349,7 +355,7 @@ impl Engine {
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub={channels} \
              psub={patterns} ssub={shards} multi={queued} qbuf={} qbuf-free={} argv-mem=0 \
-             multi-mem=0 rbs=0 rbp=0 obl=0 oll={requests} omem={} tot-mem={} events={} \
+             multi-mem=0 rbs=0 rbp=0 obl={obl} oll={oll} omem={} tot-mem={} events={} \
              cmd={command} user=default redir=-1 resp={} lib-name={} lib-ver={}",
             session.id,
             place.peer,
@@ -362,9 +368,9 @@ impl Engine {
             pool.variant_of(session).database,
             input.len(),
             input.capacity() - input.len(),
-            output.len(),
-            input.capacity() as u64 + output.len(),
-            if output.is_empty() { "r" } else { "rw" },
+            waits - obl,
+            input.capacity() as u64 + waits,
+            if waits == 0 { "r" } else { "rw" },
             session.dialect.resp().number(),
             said(|profile| &profile.library),
             said(|profile| &profile.library_version),

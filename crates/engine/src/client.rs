@@ -3,6 +3,7 @@
 use std::num::NonZero;
 
 use cashew_config::snapshot::Protocol;
+use cashew_protocol::redis::CommandId;
 use cashew_protocol::{memcached, resp};
 
 use crate::buffer::{BufPool, LARGE, Output};
@@ -28,6 +29,8 @@ pub(crate) struct Client {
     /// Of which kind of lanes it is, by the pool's numbers: that of the session's dialect and
     /// database.
     pub(crate) variant: u16,
+    /// What it called last.
+    pub(crate) called: CommandId,
     pub(crate) head: u32,
     pub(crate) tail: u32,
     /// When it last had nothing to wait for and asked: see [`Crowd`].
@@ -316,6 +319,7 @@ impl Client {
             asked_in: 0,
             requests: 0,
             asked: 0,
+            called: CommandId::NONE,
             input: Vec::new(),
             parser: None,
             output: Output::default(),

@@ -443,6 +443,7 @@ impl Engine {
                     self.tend_leaving();
                 }
                 Timer::Line => self.tend_lines(),
+                Timer::Monitors => self.release_lines(),
                 Timer::ClientPause => self.end_client_pauses(),
                 Timer::Housekeeping => {
                     self.allow_departures();
@@ -493,7 +494,11 @@ impl Engine {
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }
-                Timer::Change | Timer::Line | Timer::ClientPause | Timer::Housekeeping => true,
+                Timer::Change
+                | Timer::Line
+                | Timer::Monitors
+                | Timer::ClientPause
+                | Timer::Housekeeping => true,
             });
         }
     }

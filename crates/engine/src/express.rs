@@ -31,6 +31,8 @@ struct Plain<'b> {
     expect: Expect,
     /// It has to do with CAS uniques in a way for which the general way is.
     uniques: bool,
+    /// What it calls, in Redis.
+    called: Option<&'static redis::PlainCommand>,
 }
 
 /// How a protocol's plain requests and replies are read. A trait, as functions that are handed over
@@ -64,9 +66,10 @@ impl Reader for Redis {
     #[inline(always)]
     fn request(buf: &[u8]) -> Option<Plain<'_>> {
         let head = resp::plain_head(buf)?;
-        let access = redis::find_plain(&head)?.access;
+        let command = redis::find_plain(&head)?;
         let resp::PlainRequest { bytes, rest, key } = head.request()?;
-        Some(Plain { bytes, rest, key, access, expect: Expect::Line, uniques: false })
+        let (access, expect, called) = (command.access, Expect::Line, Some(command));
+        Some(Plain { bytes, rest, key, access, expect, uniques: false, called })
     }
 
     #[inline(always)]
@@ -90,7 +93,7 @@ impl<const METAGETS: bool> Reader for Text<METAGETS> {
         if !METAGETS && expect == Expect::Meta {
             return None;
         }
-        Some(Plain { bytes, rest, key, access: access(retrieves), expect, uniques })
+        Some(Plain { bytes, rest, key, access: access(retrieves), expect, uniques, called: None })
     }
 
     #[inline(always)]
@@ -110,7 +113,7 @@ impl Reader for Binary {
         let plain = binary::plain_request(buf)?;
         let binary::PlainRequest { bytes, rest, key, retrieves, names_unique, .. } = plain;
         let (access, expect, uniques) = (access(retrieves), Expect::Packet, names_unique);
-        Some(Plain { bytes, rest, key, access, expect, uniques })
+        Some(Plain { bytes, rest, key, access, expect, uniques, called: None })
     }
 
     #[inline(always)]
@@ -166,6 +169,7 @@ impl Engine {
             return buf;
         }
         let (requests_before, is_idle) = (client.requests, client.head == NONE);
+        let mut called = None;
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
         let expiry = pool.expiry(self.now);
         let has_tags = R::TAGS && pool.has_tags();
@@ -215,7 +219,11 @@ impl Engine {
             }
             lane.mark(&mut self.dirty_lanes);
             lane.arm(lane_index, expiry, &mut self.timers);
+            called = plain.called;
             buf = plain.rest;
+        }
+        if let Some(called) = called {
+            client.called = called.id();
         }
         let count = client.requests - requests_before;
         if is_idle && count > 0 {

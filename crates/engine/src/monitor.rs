@@ -7,6 +7,7 @@
 //! other workers. What finds no room is left out, and counted.
 
 mod line;
+mod window;
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
@@ -20,8 +21,10 @@ use crate::engine::Engine;
 use crate::id::ConnId;
 use crate::redis::is_open_to_all;
 use crate::time::Time;
+use crate::timers::Timer;
 pub use line::{Hearing, Overheard};
 use line::{head, write_missed, write_request};
+use window::{HELD_MS, Released, Window};
 
 /// Clients of one pool that may monitor at one worker: each of them costs every request.
 const MONITORS_MAX: usize = 64;
@@ -40,6 +43,10 @@ const MISSED_MS: u64 = 1_000;
 pub(crate) struct Monitor {
     /// Its request, until it is known that all workers tell.
     pending: Option<Pending>,
+    /// How many lines had come when it was: they are not for it.
+    since: u64,
+    /// It is about to go, when it has heard what was asked before.
+    leaves_at: Option<Time>,
     /// Since when too much waits for it.
     strained_since: Time,
 }
@@ -55,6 +62,8 @@ pub(crate) struct Watch {
     monitors: Vec<u32>,
     /// All other workers tell them.
     is_confirmed: bool,
+    /// What they are told next, if several workers tell.
+    window: Window,
     /// Until when those of other workers want to be told.
     elsewhere_until: Time,
     /// Requests that these were not told of.
@@ -65,10 +74,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             monitors: Vec::new(),
             is_confirmed: false,
+            window: Window::default(),
             elsewhere_until: Time::ZERO,
             left_out: 0,
             missed: 0,
@@ -125,8 +135,12 @@ impl Engine {
         let owner = &mut self.clients[client];
         // Nothing is dispatched before it is answered.
         owner.fenced = true;
-        owner.modes.enter().monitor =
-            Some(Monitor { pending: Some(pending), strained_since: Time::NEVER });
+        owner.modes.enter().monitor = Some(Monitor {
+            pending: Some(pending),
+            since: 0,
+            leaves_at: None,
+            strained_since: Time::NEVER,
+        });
         self.update_special(client);
         let state = &mut self.pools[pool as usize];
         state.watch.monitors.push(client);
@@ -148,9 +162,11 @@ impl Engine {
     fn confirm_monitors(&mut self, pool: u32) {
         let watch = &mut self.pools[pool as usize].watch;
         watch.is_confirmed = !watch.monitors.is_empty();
+        let since = watch.window.count;
         for client in watch.monitors.clone() {
             let Some(monitor) = self.clients[client].modes.monitor() else { continue };
             let Some(Pending { request, .. }) = monitor.pending.take() else { continue };
+            monitor.since = since;
             const OK: &[u8] = b"+OK\r\n";
             self.clients[client].held += OK.len() as u64;
             self.requests[request].hold(OK, &mut self.bufs);
@@ -161,11 +177,30 @@ impl Engine {
 
     /// RESET
     pub(crate) fn end_monitor(&mut self, client: u32) {
-        if self.clients[client].modes.end_monitor().is_some() {
-            self.forget_monitor(client, self.clients[client].pool);
+        if self.stop_monitor(client) {
             // It could not be told to leave before.
             self.leave_new(client);
         }
+    }
+
+    /// Tells the client no more. Returns whether it was told.
+    pub(crate) fn stop_monitor(&mut self, client: u32) -> bool {
+        let was_told = self.clients[client].modes.end_monitor().is_some();
+        if was_told {
+            self.forget_monitor(client, self.clients[client].pool);
+        }
+        was_told
+    }
+
+    /// Whether a client that says QUIT or RESET has yet to hear what was asked before: that is to be
+    /// looked at again then.
+    pub(crate) fn must_hear_first(&mut self, client: u32) -> bool {
+        let now = self.now;
+        let Some(monitor) = self.clients[client].modes.monitor() else { return false };
+        if monitor.leaves_at.is_none() {
+            self.timers.arm(now.plus_millis(HELD_MS), Timer::Monitors);
+        }
+        *monitor.leaves_at.get_or_insert(now.plus_millis(HELD_MS)) > now
     }
 
     /// The client is told no more.
@@ -176,6 +211,7 @@ impl Engine {
         if state.watch.monitors.is_empty() {
             state.watch.missed = 0;
             state.watch.is_confirmed = false;
+            state.watch.window.release_all();
             self.announce_monitors(pool);
         }
     }
@@ -231,7 +267,7 @@ impl Engine {
                 // Who was not there when it was said first has to know, too.
                 self.announce_monitors(pool);
                 self.confirm_late_monitors(pool);
-                self.spread_lines(pool, &[]);
+                self.spread_lines(pool, &Released::default());
                 self.cut_strained_monitors(pool);
             }
         }
@@ -421,7 +457,56 @@ impl Engine {
             return;
         }
         self.miss_lines(pool, missed);
-        self.spread_lines(pool, lines);
+        let wall_us = self.wall_us();
+        let window = &mut self.pools[pool as usize].watch.window;
+        if self.workers <= 1 && window.is_empty() {
+            // They are in order.
+            let lines = Released { text: lines.to_vec(), ends: Vec::new() };
+            return self.spread_lines(pool, &lines);
+        }
+        window.push(lines, wall_us, now);
+        match window.is_full() {
+            true => self.release_lines_of(pool),
+            false => self.arm_window(pool),
+        }
+    }
+
+    /// Tells what has been held for long enough, and lets those go who waited for it.
+    pub(crate) fn release_lines(&mut self) {
+        for pool in 0..self.pools.len() as u32 {
+            if !self.pools[pool as usize].watch.monitors.is_empty() {
+                self.release_lines_of(pool);
+            }
+        }
+    }
+
+    fn release_lines_of(&mut self, pool: u32) {
+        let window = &mut self.pools[pool as usize].watch.window;
+        if window.armed.is_some_and(|armed| armed <= self.now) {
+            window.armed = None;
+        }
+        let released = window.release(self.now);
+        self.arm_window(pool);
+        if !released.text.is_empty() {
+            self.spread_lines(pool, &released);
+        }
+        for client in self.pools[pool as usize].watch.monitors.clone() {
+            let monitor = self.clients[client].modes.monitor.as_ref();
+            let leaves_at = monitor.and_then(|monitor| monitor.leaves_at);
+            if leaves_at.is_some_and(|at| at <= self.now) {
+                self.unblock(client);
+            }
+        }
+    }
+
+    fn arm_window(&mut self, pool: u32) {
+        let window = &mut self.pools[pool as usize].watch.window;
+        if window.armed.is_none()
+            && let Some(at) = window.next(self.now)
+        {
+            window.armed = Some(at);
+            self.timers.arm(at, Timer::Monitors);
+        }
     }
 
     fn miss_lines(&mut self, pool: u32, count: u64) {
@@ -430,7 +515,7 @@ impl Engine {
         self.metrics.add_pool(state.metrics, PoolCounter::MonitorDropped, count);
     }
 
-    fn spread_lines(&mut self, pool: u32, lines: &[u8]) {
+    fn spread_lines(&mut self, pool: u32, lines: &Released) {
         let wall_us = self.wall_us();
         let state = &mut self.pools[pool as usize];
         let limits = state.limits;
@@ -441,19 +526,26 @@ impl Engine {
             write_missed(wall_us, std::mem::take(&mut watch.missed), &mut notice);
             watch.missed_told_at = self.now;
         }
-        if notice.is_empty() && lines.is_empty() {
+        if notice.is_empty() && lines.text.is_empty() {
             return;
         }
+        let oldest = lines.ends.iter().map(|&(number, _)| number).min().unwrap_or(u64::MAX);
         let mut overflowed = Vec::new();
         for &client in &watch.monitors {
             let (owner, generation) = self.clients.entry(client);
             let conn = ConnId::client(client, generation);
-            if owner.modes.monitor.as_ref().is_none_or(|monitor| monitor.pending.is_some()) {
+            let monitor = owner.modes.monitor.as_ref();
+            let Some(monitor) = monitor.filter(|monitor| monitor.pending.is_none()) else {
                 continue;
-            }
+            };
+            let since = monitor.since;
             // It is owed no replies of servers, which a line could come into the middle of.
             owner.output.push(&notice, &mut self.bufs);
-            owner.output.push(lines, &mut self.bufs);
+            if since > oldest {
+                owner.output.push(&lines.since(since), &mut self.bufs);
+            } else {
+                owner.output.push(&lines.text, &mut self.bufs);
+            }
             owner.mark(conn, &mut self.dirty_clients, &mut self.patient_clients);
             let waits = owner.output.len() + owner.held;
             if waits > allowed {

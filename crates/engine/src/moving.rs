@@ -6,6 +6,7 @@
 //! request is parsed again where it goes to, from its first byte.
 
 use cashew_metrics::PoolGauge;
+use cashew_protocol::redis;
 
 use crate::action::Action;
 use crate::client::{Client, Departure, Dirty, Profile, Session, Skip, State};
@@ -39,6 +40,8 @@ pub struct SessionParts {
     pub silence: Silence,
     /// Monitors have been told of the request at the front of what was received.
     pub is_overheard: bool,
+    /// What it called last, by name; empty if nothing that Redis knows.
+    pub called: String,
     /// How long ago the client connected.
     pub age_us: u64,
 }
@@ -318,6 +321,7 @@ impl Engine {
             no_evict,
             silence,
             is_overheard: client.modes.is_overheard,
+            called: client.called.name().unwrap_or_default().to_owned(),
             age_us: (now.as_micros() as i64 - since_us).max(0) as u64,
         };
         Some(Export { pool: client.pool, parts, input: client.input, output })
@@ -355,6 +359,7 @@ impl Engine {
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let mut client = Client::new(pool, self.clients_seen as u32, session);
         client.has_place = true;
+        client.called = redis::CommandId::named(&parts.called);
         client.swallow = swallow;
         client.undecided = undecided;
         client.special = undecided;

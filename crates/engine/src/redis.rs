@@ -1,7 +1,9 @@
 //! What to do with each Redis command.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Command, Fan, Group, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::redis::{
+    self, Command, CommandId, Fan, Group, Local, Lookup, Rule, SessionRule,
+};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
@@ -39,6 +41,10 @@ impl Engine {
                 Err(plan) => return plan,
             }
         }
+        self.clients[client].called = match lookup {
+            Lookup::Found(command) | Lookup::WrongArity(command) => CommandId::of(command),
+            Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => CommandId::NONE,
+        };
         match self.pools[self.clients[client].pool as usize].is_monitored {
             true => self.plan_overheard(client, lookup, bytes, args),
             false => self.plan_redis(client, lookup, bytes, args),
@@ -309,9 +315,12 @@ impl Engine {
 
 impl Engine {
     pub(crate) fn quit(&mut self, client: u32) -> Plan {
-        if self.clients[client].special && self.leave_topics(client) {
+        let must_wait = self.clients[client].special
+            && (self.leave_topics(client) || self.must_hear_first(client));
+        if must_wait {
             return Plan::Wait;
         }
+        self.stop_monitor(client);
         let plan = self.say(client, b"+OK\r\n");
         self.clients[client].state = State::Closing;
         plan

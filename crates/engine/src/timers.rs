@@ -18,6 +18,8 @@ pub(crate) enum Timer {
     Change,
     /// A client has waited long enough for a lease.
     Line,
+    /// Lines that are held for monitors are due.
+    Monitors,
     /// CLIENT PAUSE is over.
     ClientPause,
     Housekeeping,

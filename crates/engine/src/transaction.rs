@@ -276,7 +276,10 @@ impl Engine {
 
     /// RESET: the connection is as if it had just been made.
     fn reset(&mut self, client: u32) -> Plan {
-        if self.clients[client].requests > 0 || self.leave_topics(client) {
+        let must_wait = self.clients[client].requests > 0
+            || self.leave_topics(client)
+            || self.must_hear_first(client);
+        if must_wait {
             return Plan::Wait;
         }
         self.end_transaction(client);

@@ -123,6 +123,9 @@ impl Engine {
         }
         let begun =
             self.begin_upload(client, key.of(bytes), command.access, Tail::Redis(tail), head);
+        if let Begun::Yes = begun {
+            self.clients[client].called = redis::CommandId::of(command);
+        }
         if let Begun::Yes = begun
             && self.pools[self.clients[client].pool as usize].is_monitored
         {

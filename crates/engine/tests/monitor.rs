@@ -2,8 +2,10 @@
 
 mod world;
 
+use std::sync::Arc;
+
 use cashew_engine::{Action, CloseReason, ConnId, Time};
-use cashew_metrics::PoolCounter;
+use cashew_metrics::{Layout, PoolCounter, Segments};
 use world::{World, pool, redis};
 
 const REDIS: &str = "redis: true\npreconnect: true";
@@ -249,6 +251,7 @@ fn a_monitor_asks_servers_nothing_and_can_be_reset() {
     let told = String::from_utf8(world.received(monitor)).unwrap();
     assert!(told.starts_with("+PONG\r\n+17") && told.ends_with("] \"PING\"\r\n"), "{told}");
     world.send(monitor, redis("RESET"));
+    world.wait_ms(20);
     world.expect(monitor, "+RESET\r\n");
     let client = world.client();
     world.send(client, redis("GET a"));
@@ -262,7 +265,8 @@ fn a_monitor_asks_servers_nothing_and_can_be_reset() {
     assert_eq!(announced(&mut world), [false, true, false]);
     let monitor = world.client();
     world.send(monitor, redis("MONITOR") + &redis("QUIT"));
-    assert!(world.received(monitor).starts_with(b"+OK\r\n+OK\r\n"));
+    world.wait_ms(20);
+    world.expect(monitor, "+OK\r\n+OK\r\n");
     assert_eq!(announced(&mut world), [true, false]);
 }
 
@@ -314,6 +318,7 @@ fn who_begins_to_monitor_while_it_is_to_leave_stays() {
         assert!(!world.closed.contains(&client));
         // When it is like others again it goes with them.
         world.send(client, redis("RESET"));
+        world.wait_ms(20);
         world.expect(client, "+RESET\r\n");
         world.wait_ms(10);
         assert_eq!(world.is_handed_off(client), all_leave);
@@ -494,4 +499,53 @@ fn monitor_is_answered_when_all_workers_tell() {
         world.close(conn, CloseReason::Eof);
     }
     world.assert_idle();
+}
+
+#[test]
+fn what_was_asked_before_a_monitor_says_goodbye_comes_before_the_answer() {
+    for (words, answer) in [("QUIT", "+OK\r\n"), ("RESET", "+RESET\r\n")] {
+        let (mut world, lane, monitor) = monitored(REDIS);
+        let client = world.client();
+        world.send(client, redis("GET a"));
+        let told = lines(&world, 0, &["GET a"]);
+        world.send(monitor, redis(words));
+        world.expect(monitor, told);
+        world.wait_ms(20);
+        // It hears of itself no more, nor of others.
+        world.expect(monitor, answer);
+        world.send(client, redis("GET b"));
+        world.expect(monitor, "");
+        assert_eq!(world.closed.contains(&monitor), words == "QUIT");
+        world.send(lane, "$-1\r\n$-1\r\n");
+        world.received(client);
+        world.received(lane);
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn of_several_workers_lines_are_held_until_they_are_in_order() {
+    let snapshot = pool(REDIS, 1);
+    let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), 2));
+    let mut world = World::of_worker(&snapshot, &segments, 0, 2);
+    world.accept(0);
+    world.engine.tell_time(WALL_US + world.now.as_micros(), world.now);
+    let client = world.client();
+    let monitor = world.client();
+    world.send(monitor, redis("MONITOR"));
+    world.engine.handle_monitored(0, world.now);
+    world.tick();
+    world.expect(monitor, "+OK\r\n");
+    let early = lines(&world, 0, &["GET elsewhere"]).replace(":2]", ":9]");
+    world.wait_ms(4);
+    world.send(client, redis("PING"));
+    let here = lines(&world, 0, &["PING"]).replace(":2]", ":1]");
+    world.expect(client, "+PONG\r\n");
+    world.expect(monitor, "");
+    world.wait_ms(8);
+    world.engine.handle_overheard(0, early.as_bytes(), 0, world.now);
+    world.tick();
+    world.wait_ms(10);
+    let told = String::from_utf8(world.received(monitor)).unwrap();
+    assert_eq!(told.replace("127.0.0.1:", ""), (early + &here).replace("127.0.0.1:", ""));
 }

@@ -67,6 +67,7 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
         swallow: 0,
         dialect: Some(Dialect::Resp2),
         profile: Profile { name: b"me".to_vec(), ..Profile::default() },
+        called: "client|setname".to_owned(),
         ..SessionParts::default()
     };
     assert_eq!(moved, Export { pool: 0, parts, input: Vec::new(), output: Vec::new() });

@@ -485,6 +485,7 @@ fn monitors_are_refused_what_they_are_refused_in_small() {
     assert!(!world.connects_to(0));
     world.expect(client, "-ERR Replica can't interact with the keyspace\r\n");
     world.send(client, redis("RESET"));
+    world.wait_ms(20);
     world.expect(client, "+RESET\r\n");
 }
 

@@ -97,6 +97,11 @@ impl PlainCommand {
     pub fn command(&self) -> &'static Command {
         &COMMANDS[usize::from(self.command)]
     }
+
+    #[inline]
+    pub fn id(&self) -> CommandId {
+        CommandId(self.command + 1)
+    }
 }
 
 /// Commands that go to a server as they are by the key behind their name, by hash, collisions in
@@ -153,6 +158,33 @@ const fn plain() -> [PlainCommand; PLAIN_SLOTS] {
     }
     assert!(2 * count <= PLAIN_SLOTS);
     slots
+}
+
+/// A command of the table, or none, in little room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommandId(u16);
+
+const _: () = assert!(COMMANDS.len() < u16::MAX as usize);
+
+impl CommandId {
+    pub const NONE: Self = Self(0);
+
+    /// None for one that is not of the table: custom commands.
+    pub fn of(command: &'static Command) -> Self {
+        let from = std::ptr::from_ref(command).addr().wrapping_sub(COMMANDS.as_ptr().addr());
+        let at = from / size_of::<Command>();
+        Self(if at < COMMANDS.len() { at as u16 + 1 } else { 0 })
+    }
+
+    /// The one of that name, as the table has it. It takes its time.
+    pub fn named(name: &str) -> Self {
+        let at = COMMANDS.iter().position(|command| command.name == name);
+        Self(at.map_or(0, |at| at as u16 + 1))
+    }
+
+    pub fn name(self) -> Option<&'static str> {
+        Some(COMMANDS.get(usize::from(self.0).checked_sub(1)?)?.name)
+    }
 }
 
 /// The entries under the container at this index.
@@ -228,6 +260,15 @@ mod tests {
         let mut words: Vec<&[u8]> = name.split('|').map(str::as_bytes).collect();
         words.resize(usize::from(command.arity.unsigned_abs()).max(words.len()), b"1");
         words
+    }
+
+    #[test]
+    fn commands_are_known_by_little() {
+        for command in COMMANDS {
+            let id = CommandId::of(command);
+            assert_eq!((id.name(), CommandId::named(command.name)), (Some(command.name), id));
+        }
+        assert_eq!((CommandId::NONE.name(), CommandId::named("nosuch").name()), (None, None));
     }
 
     #[test]

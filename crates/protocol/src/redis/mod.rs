@@ -23,7 +23,7 @@ pub use custom::{
 pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
 pub use glob::matches as glob_matches;
-pub use lookup::{Lookup, PlainCommand, find, find_begun, find_plain};
+pub use lookup::{CommandId, Lookup, PlainCommand, find, find_begun, find_plain};
 pub use specs::{BeginSearch, FindKeys, KeySpec};
 pub use table::COMMANDS;
 pub use wait::Wait;

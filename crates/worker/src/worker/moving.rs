@@ -60,6 +60,7 @@ impl<D: Driver> Worker<D> {
             reply_off: parts.silence == Silence::All,
             reply_skip: parts.silence == Silence::Next,
             overheard: parts.is_overheard,
+            called: parts.called,
             age_us: parts.age_us,
             input: input.len() as u64,
             output: output.len() as u64,
@@ -147,6 +148,7 @@ impl<D: Driver> Worker<D> {
                 (false, false) => Silence::None,
             },
             is_overheard: session.overheard,
+            called: session.called,
             age_us: session.age_us,
         };
         let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
