@@ -161,7 +161,7 @@ mod tests {
     fn lines_come_in_the_order_of_their_times() {
         let mut window = Window::default();
         let at = |millis: u64| (WALL_US + millis as i64 * 1000, Time::ZERO.plus_millis(millis));
-        let mut push = |window: &mut Window, millis, text: String| {
+        let push = |window: &mut Window, millis, text: String| {
             let (wall_us, now) = at(millis);
             window.push(text.as_bytes(), wall_us, now);
         };
