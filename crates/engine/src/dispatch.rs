@@ -219,8 +219,7 @@ impl Engine {
             Link::Ready { .. } => {}
             _ if server.is_silent() => return Err(Failure::Silent),
             Link::Handshaking { .. } | Link::Connecting { .. } => {}
-            Link::Idle => self.connect(index),
-            Link::Backoff { .. } => return Err(lane.absence()),
+            Link::Idle | Link::Backoff { .. } => self.reach(index)?,
         }
         Ok(index)
     }

@@ -12,6 +12,7 @@ use crate::lane::{Lane, Link, Scan, Scanner};
 use crate::low_water::LowWater;
 use crate::memcached::{greet, is_greeted};
 use crate::silence::question;
+use crate::time::Time;
 use crate::variant::{Dialect, Variant};
 
 /// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
@@ -19,14 +20,26 @@ const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
 
 impl Engine {
     pub(crate) fn connect(&mut self, index: u32) {
+        self.lanes[index as usize].is_early = false;
+        self.connect_until(index, None);
+    }
+
+    /// As [`connect`](Self::connect), with a deadline that may be shorter.
+    pub(crate) fn connect_until(&mut self, index: u32, deadline: Option<Time>) {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
-        let is_silent = pool.servers[lane.server as usize].is_silent();
+        let server = &pool.servers[lane.server as usize];
+        let is_silent = server.is_silent();
         lane.asks |= is_silent && lane.is_shared();
         lane.tried_at = self.now;
-        let deadline = match lane.asks {
-            true => pool.sign_deadline(self.now, is_silent),
-            false => pool.connect_deadline(self.now),
+        if server.failing || is_silent {
+            self.metrics.set_tried(server.metrics, self.now.as_micros());
+        }
+        let deadline = match deadline {
+            _ if is_silent => pool.dial_deadline(server, lane.attempts, self.now),
+            Some(deadline) => deadline,
+            None if lane.asks => pool.first_sign(self.now),
+            None => pool.connect_deadline(self.now),
         };
         lane.generation = lane.generation.wrapping_add(1);
         lane.conn = ConnId::lane(lane.slot, lane.generation);
@@ -42,10 +55,16 @@ impl Engine {
     /// The connection stands: say who we are, then send what waits.
     pub(crate) fn lane_connected(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
-        let Link::Connecting { deadline } = lane.link else { return };
-        let pool = &self.pools[lane.pool as usize];
-        let server = pool.servers[lane.server as usize].metrics;
-        self.metrics.add_server(server, ServerCounter::Connects, 1);
+        let Link::Connecting { mut deadline } = lane.link else { return };
+        let pool = &mut self.pools[lane.pool as usize];
+        let server = &mut pool.servers[lane.server as usize];
+        server.connect_us = self.now.micros_since(lane.tried_at).max(1);
+        let is_silent = server.is_silent();
+        self.metrics.add_server(server.metrics, ServerCounter::Connects, 1);
+        let pool = &*pool;
+        if lane.asks && is_silent {
+            deadline = pool.sign_deadline(self.now);
+        }
         let Variant { dialect, database } = pool.variants[usize::from(lane.variant)];
         lane.scanner = Scanner::new(dialect);
         lane.tagger = None;
@@ -134,16 +153,19 @@ impl Engine {
         let lane = &mut self.lanes[index as usize];
         lane.link = Link::Ready { since: self.now };
         let has_asked = std::mem::take(&mut lane.asks);
+        lane.is_early = false;
         let server = self.server_of(index);
         let was_hindered = server.hindrance.take().is_some();
         if server.is_silent() {
             if has_asked {
                 let Lane { pool, server, .. } = self.lanes[index as usize];
                 self.end_silence(pool, server);
+                self.note_reached(pool, server);
             }
         } else if std::mem::take(&mut server.failing) || was_hindered {
             let Lane { pool, server, .. } = self.lanes[index as usize];
             self.actions.push_back(Action::ServerRecovered { pool, server });
+            self.note_reached(pool, server);
         }
         if self.lanes[index as usize].unsent > 0 {
             self.mark_lane(index);

@@ -46,6 +46,12 @@ pub(crate) struct Lane {
     pub(crate) asks: bool,
     /// When the current connection, or the last one, was begun.
     pub(crate) tried_at: Time,
+    /// When the last one failed.
+    pub(crate) failed_at: Time,
+    /// When the backoff is over. What is tried before that is early: see [`crate::attempts`].
+    pub(crate) due_at: Time,
+    /// The connection that is being made is such an attempt.
+    pub(crate) is_early: bool,
     pub(crate) handshake: Handshake,
     pub(crate) output: Output,
     pub(crate) head: u32,
@@ -119,7 +125,7 @@ pub(crate) enum Link {
     Ready {
         since: Time,
     },
-    /// The server could not be reached: until then requests fail at once.
+    /// The server could not be reached: until then requests fail at once, or try again early.
     Backoff {
         until: Time,
     },
@@ -231,6 +237,9 @@ impl Lane {
             last_failure: Failure::Closed,
             asks: false,
             tried_at: Time::ZERO,
+            failed_at: Time::ZERO,
+            due_at: Time::ZERO,
+            is_early: false,
             handshake: Handshake::default(),
             output: Output::default(),
             head: NONE,

@@ -104,18 +104,13 @@ impl Engine {
     }
 
     fn take(&mut self, client: u32, index: u32) -> Lease {
-        match self.lanes[index as usize].link {
-            Link::Backoff { .. } => {
-                let failure = self.lanes[index as usize].last_failure;
+        if !self.lane(index).has_connection() {
+            // Nothing need be said twice on a connection that is made for this client.
+            self.lanes[index as usize].variant = self.clients[client].variant;
+            if let Err(failure) = self.reach(index) {
                 self.release(index);
                 return Lease::Failed(failure);
             }
-            Link::Idle => {
-                // Nothing need be said twice on a connection that is made for this client.
-                self.lanes[index as usize].variant = self.clients[client].variant;
-                self.connect(index);
-            }
-            Link::Ready { .. } | Link::Handshaking { .. } | Link::Connecting { .. } => {}
         }
         let lane = &mut self.lanes[index as usize];
         debug_assert!(lane.is_free(), "nothing is on its way on a lane that is taken");

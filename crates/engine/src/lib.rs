@@ -8,6 +8,7 @@
 
 mod action;
 mod aside;
+mod attempts;
 mod blocking;
 mod buffer;
 mod bulk;

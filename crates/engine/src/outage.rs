@@ -51,6 +51,8 @@ impl Engine {
         self.hear_failure(index, failure);
         let lane = &mut self.lanes[index as usize];
         lane.last_failure = failure;
+        lane.failed_at = self.now;
+        let is_early = std::mem::take(&mut lane.is_early);
         let had_requests = lane.in_flight > 0 || lane.partial > 0;
         let is_engaged = self.is_engaged(index);
         let link = self.disconnect(index, closed);
@@ -67,14 +69,15 @@ impl Engine {
         if failure == Failure::DialectRefused {
             self.dialect_refused(index);
         }
-        if !is_clean && failure.is_of_server() {
+        let is_counted = !(is_early && self.server_of(index).failing);
+        if !is_clean && failure.is_of_server() && is_counted {
             self.note_failure(index, failure);
         }
         if failure.is_local() {
             self.note_hindrance(index, failure);
         }
         if self.lane(index).is_shared() && self.server_of(index).is_silent() {
-            self.down_in_silence(index);
+            self.down_in_silence(index, is_early);
             return;
         }
         let is_feed_wanted = self.is_feed_wanted(index);
@@ -97,27 +100,32 @@ impl Engine {
             }
             return;
         }
-        lane.attempts = lane.attempts.saturating_add(1);
-        if failure == Failure::TimedOut {
+        if failure == Failure::TimedOut && !is_early {
             // Those that have not waited long enough try again.
             self.expire_unsent(index);
-            if self.lanes[index as usize].unsent > 0 {
+            let lane = &mut self.lanes[index as usize];
+            if lane.unsent > 0 {
+                lane.attempts = lane.attempts.saturating_add(1);
                 self.connect(index);
                 return;
             }
         } else {
             self.fail_unsent(index, failure);
         }
-        self.back_off(index);
+        self.back_off(index, self.now, is_early);
     }
 
-    pub(crate) fn back_off(&mut self, index: u32) {
+    /// A further attempt was in vain: the next one is due after a while that begins at that time. An early
+    /// one leaves that as it was.
+    pub(crate) fn back_off(&mut self, index: u32, from: Time, is_early: bool) {
         let lane = &mut self.lanes[index as usize];
-        let steps = lane.attempts.saturating_sub(1).min(16);
-        let span = (BACKOFF_MIN_MS << steps).min(BACKOFF_MAX_MS);
-        let until = self.now.plus_millis(self.rng.jitter(span).max(1));
-        lane.link = Link::Backoff { until };
-        self.arm_lane(index, until);
+        if !is_early {
+            lane.attempts = lane.attempts.saturating_add(1);
+            let steps = lane.attempts.saturating_sub(1).min(16);
+            let span = (BACKOFF_MIN_MS << steps).min(BACKOFF_MAX_MS);
+            lane.due_at = from.plus_millis(self.rng.jitter(span).max(1));
+        }
+        self.await_attempt(index);
     }
 
     fn count_down(&mut self, index: u32, link: Link, failure: Failure) {

@@ -131,6 +131,10 @@ pub(crate) struct Server {
     pub(crate) hindered_at: Option<Time>,
     /// When any bytes came from it last.
     pub(crate) heard_at: Time,
+    /// How long its last connection took to stand, in microseconds; 0 if there was none.
+    pub(crate) connect_us: u64,
+    /// When the memory that workers share is looked at again for attempts of others.
+    pub(crate) look_at: Time,
     /// Since when what is for it fails at once, since it answers nothing: see [`crate::silence`].
     pub(crate) silent_since: Time,
     /// Left out of the ring, by agreement of all workers.
@@ -328,6 +332,8 @@ impl Server {
             hindrance: None,
             hindered_at: None,
             heard_at: Time::ZERO,
+            connect_us: 0,
+            look_at: Time::ZERO,
             silent_since: Time::NEVER,
             ejected: false,
             ask_at: Time::ZERO,

@@ -55,11 +55,7 @@ impl Engine {
             }
             None => return Ok(None),
         };
-        match self.lanes[lane as usize].link {
-            Link::Backoff { .. } => return Err(self.lanes[lane as usize].last_failure),
-            Link::Idle => self.connect(lane),
-            Link::Ready { .. } | Link::Handshaking { .. } | Link::Connecting { .. } => {}
-        }
+        self.reach(lane)?;
         Ok(Some(lane))
     }
 

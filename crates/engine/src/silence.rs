@@ -21,9 +21,12 @@ use crate::variant::Dialect;
 
 /// So long at most the first sign of life is waited for. Requests wait meanwhile.
 const FIRST_SIGN_MAX_MS: u64 = 250;
-/// So long at most each further one, for which nobody waits: then another connection may get through
-/// where the last one did not.
-const SIGN_MAX_MS: u64 = 2000;
+/// So long at most a connection waits for each further one: then another one may get through where that
+/// one did not.
+const SIGN_MAX_MS: u64 = 1000;
+/// So long at most a connection to a silent server is waited for, if it took no more than a quarter of
+/// that the last time. The kernel repeats what got lost only after a second.
+const DIAL_MS: u64 = 250;
 /// A packet that asks for the version.
 const BINARY_VERSION: [u8; 24] = {
     let mut packet = [0; 24];
@@ -64,14 +67,26 @@ impl Server {
 }
 
 impl Pool {
-    /// Until when a connection that is begun now has to have brought a sign of life.
-    pub(crate) fn sign_deadline(&self, now: Time, is_silent: bool) -> Time {
-        let max = match (is_silent, self.config.timeout_ms) {
-            (true, _) => SIGN_MAX_MS,
-            (false, Some(timeout)) => FIRST_SIGN_MAX_MS.min(timeout.div_ceil(4)),
-            (false, None) => FIRST_SIGN_MAX_MS,
+    /// Until when a connection that is begun now has to have brought the first sign of life, while
+    /// requests wait.
+    pub(crate) fn first_sign(&self, now: Time) -> Time {
+        let max = self.config.timeout_ms.map_or(u64::MAX, |timeout| timeout.div_ceil(4));
+        self.connect_deadline(now).min(now.plus_millis(max.min(FIRST_SIGN_MAX_MS)))
+    }
+
+    /// Until when a connection to a silent server that is begun now has to stand. As long as it is not
+    /// known how long that takes, each one gets more time than the one before.
+    pub(crate) fn dial_deadline(&self, server: &Server, attempts: u32, now: Time) -> Time {
+        let span = match server.connect_us {
+            0 => DIAL_MS << attempts.min(2),
+            last_us => DIAL_MS.max(last_us / 250),
         };
-        self.connect_deadline(now).min(now.plus_millis(max))
+        self.connect_deadline(now).min(now.plus_millis(span.min(SIGN_MAX_MS)))
+    }
+
+    /// Until when a connection to a silent server that stands now has to bring its answer.
+    pub(crate) fn sign_deadline(&self, now: Time) -> Time {
+        self.connect_deadline(now).min(now.plus_millis(SIGN_MAX_MS))
     }
 }
 
@@ -108,7 +123,7 @@ impl Engine {
     fn ask_for_sign(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
-        let mut deadline = pool.sign_deadline(self.now, false);
+        let mut deadline = pool.first_sign(self.now);
         let (text, _) = question(pool.variants[usize::from(lane.variant)].dialect);
         (lane.asks, lane.tried_at) = (true, self.now);
         lane.link = match lane.link {
@@ -190,16 +205,16 @@ impl Engine {
 
     /// A shared lane of a silent server has lost its connection: what has waited there fails. Only
     /// the first lane tries again; of an ejected server that is the probe's affair.
-    pub(crate) fn down_in_silence(&mut self, index: u32) {
+    pub(crate) fn down_in_silence(&mut self, index: u32, is_early: bool) {
         self.expire_unsent(index);
         self.fail_unsent(index, Failure::Silent);
         let server = self.server_of(index);
         let asks = index == server.first_lane && !server.ejected;
         self.lanes[index as usize].asks = false;
         if asks {
-            let lane = &mut self.lanes[index as usize];
-            lane.attempts = lane.attempts.saturating_add(1);
-            self.back_off(index);
+            // For ejection each question counts as much as one that waits for its whole time.
+            let wait = self.pools[self.lane(index).pool as usize].sign_deadline(self.now);
+            self.back_off(index, wait, is_early);
         }
     }
 

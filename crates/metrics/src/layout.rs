@@ -6,7 +6,7 @@
 //! followed by the same for each of its servers; then the void, a pool and a server that nobody is
 //! told of; then the audience. It is padded to whole pages, so that workers share no cache line. With
 //! histograms of about 4 KiB a segment takes
-//! `73856 + (pools + 1) * 4112 + (servers + 1) * 4128` bytes, of which
+//! `73856 + (pools + 1) * 4112 + (servers + 1) * 4144` bytes, of which
 //! only touched pages are ever allocated.
 
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 ///
 /// With `CASHEW_TEST_BUMP` in the environment of the compiler it is one more, as in a release after
 /// this one: to test upgrades, and for nothing else.
-const VERSION: u64 = 6 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 7 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -59,7 +59,11 @@ pub(crate) const POOL_HISTOGRAM: usize = POOL_GAUGES + PoolGauge::ALL.len();
 pub(crate) const POOL_WORDS: usize = POOL_HISTOGRAM + histogram::WORDS;
 
 pub(crate) const SERVER_GAUGES: usize = ServerCounter::ALL.len();
-pub(crate) const SERVER_HISTOGRAM: usize = SERVER_GAUGES + ServerGauge::ALL.len();
+/// When the worker last tried to connect to the server though it was failing, and when it last found
+/// that it works again: see [`Attempts`](crate::Attempts).
+pub(crate) const SERVER_TRIED: usize = SERVER_GAUGES + ServerGauge::ALL.len();
+pub(crate) const SERVER_REACHED: usize = SERVER_TRIED + 1;
+pub(crate) const SERVER_HISTOGRAM: usize = SERVER_REACHED + 1;
 pub(crate) const SERVER_WORDS: usize = SERVER_HISTOGRAM + histogram::WORDS;
 
 /// Words in 4 KiB. On machines with larger pages neighbours share one, which is harmless.
@@ -263,9 +267,9 @@ mod tests {
 
     #[test]
     fn the_documented_sizes_hold() {
-        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4112, 4128, 128));
+        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4112, 4144, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
-        let bytes: usize = 128 + (2 + 1) * 4112 + (3 + 1) * 4128;
+        let bytes: usize = 128 + (2 + 1) * 4112 + (3 + 1) * 4144;
         let bytes = bytes + audience::WORDS * 8;
         assert_eq!(audience::WORDS * 8, 73_728);
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));

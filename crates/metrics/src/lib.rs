@@ -31,6 +31,6 @@ pub use clock::monotonic_ms;
 pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
 pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};
-pub use segments::{Segments, SlotHeader};
+pub use segments::{Attempts, Segments, SlotHeader};
 pub use shared::{FAILURE_MAX, LastReload, PAUSES_MAX, Pause, QUOTAS_MAX, Reloads, Shared};
 pub use writer::Writer;

@@ -17,7 +17,8 @@ use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
     Layout, MAGIC, POOL_GAUGES, POOL_HISTOGRAM, POOL_WORDS, PoolId, SERVER_GAUGES,
-    SERVER_HISTOGRAM, SERVER_WORDS, SLOTS_MAX, ServerId, common, header,
+    SERVER_HISTOGRAM, SERVER_REACHED, SERVER_TRIED, SERVER_WORDS, SLOTS_MAX, ServerId, common,
+    header,
 };
 use crate::mapping::{Mapping, View};
 use crate::{Histogram, Writer};
@@ -30,6 +31,14 @@ pub struct Segments {
     slots_max: u32,
     /// Device and inode of the memfd.
     memory: Option<(u64, u64)>,
+}
+
+/// The newest attempt of all workers to connect to a failing server, and their newest success. Both are
+/// in microseconds of the monotonic clock, 0 if there was none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attempts {
+    pub tried_us: u64,
+    pub reached_us: u64,
 }
 
 /// Who writes to a slot. All zero while nobody ever did.
@@ -221,6 +230,11 @@ impl Segments {
 
     pub fn max_server_gauge(&self, server: ServerId, gauge: ServerGauge) -> u64 {
         self.max(|slot| self.server_gauge(slot, server, gauge))
+    }
+
+    pub(crate) fn attempts(&self, server: ServerId) -> Attempts {
+        let newest = |at: usize| self.max(|slot| self.word(slot, server.base() + at));
+        Attempts { tried_us: newest(SERVER_TRIED), reached_us: newest(SERVER_REACHED) }
     }
 
     pub fn sum_server_latency(&self, server: ServerId) -> Histogram {

@@ -11,10 +11,11 @@ use crate::audience::Audience;
 use crate::histogram::{self, SUM};
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
-    Layout, POOL_GAUGES, POOL_HISTOGRAM, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, ServerId, header,
+    Layout, POOL_GAUGES, POOL_HISTOGRAM, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, SERVER_REACHED,
+    SERVER_TRIED, ServerId, header,
 };
 use crate::mapping::View;
-use crate::{Histogram, Segments};
+use crate::{Attempts, Histogram, Segments};
 
 /// Writes the numbers of one slot.
 ///
@@ -81,6 +82,21 @@ impl Writer {
     #[inline]
     pub fn set_server(&self, server: ServerId, gauge: ServerGauge, value: u64) {
         self.set(server.base() + SERVER_GAUGES + gauge as usize, value);
+    }
+
+    /// Shows other workers that a failing server is tried now.
+    pub fn set_tried(&self, server: ServerId, now_us: u64) {
+        self.set(server.base() + SERVER_TRIED, now_us);
+    }
+
+    /// Shows other workers that a server which was failing works again.
+    pub fn set_reached(&self, server: ServerId, now_us: u64) {
+        self.set(server.base() + SERVER_REACHED, now_us);
+    }
+
+    /// What all workers show of their attempts.
+    pub fn attempts(&self, server: ServerId) -> Attempts {
+        self.segments.attempts(server)
     }
 
     /// Counts requests of clients that took so long from their arrival to their reply.
@@ -282,6 +298,24 @@ mod tests {
             assert_eq!(writer.server_latency(server).count_le(1), 1);
         }
         assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn attempts_of_all_workers_are_seen_by_each() {
+        let layout = Layout::new(&snapshot(&[("a", &["x", "y"])]));
+        let segments = Arc::new(Segments::in_memory(&layout, 2));
+        let writers = [segments.writer(0), segments.writer(1)];
+        let server = layout.server(0, 1);
+        writers[0].set_tried(server, 40);
+        writers[1].set_tried(server, 30);
+        writers[1].set_reached(server, 35);
+        for writer in &writers {
+            assert_eq!(writer.attempts(server), Attempts { tried_us: 40, reached_us: 35 });
+            assert_eq!(writer.attempts(layout.server(0, 0)), Attempts::default());
+        }
+        // What a worker showed ends with it.
+        segments.clear_gauges(0);
+        assert_eq!(writers[1].attempts(server), Attempts { tried_us: 30, reached_us: 35 });
     }
 
     #[test]

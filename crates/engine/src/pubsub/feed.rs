@@ -129,12 +129,16 @@ impl Engine {
     /// Asks a server for a topic as soon as there is a connection to ask on.
     pub(crate) fn ask_for(&mut self, pool: u32, server: u32, topic: TopicId) {
         let lane = self.feed_lane(pool, server);
-        match self.lane(lane).link {
+        let link = self.lane(lane).link;
+        match link {
             Link::Ready { .. } => {
                 self.feed_on(lane).unasked.push_back(Question::Subscribe(topic));
                 self.put_questions(lane);
             }
             Link::Idle if self.may_ask(pool, server) => self.connect(lane),
+            Link::Backoff { .. } if self.may_ask(pool, server) && self.may_try(lane) => {
+                self.try_again(lane);
+            }
             // When it is connected all topics are asked for that should be there.
             Link::Idle | Link::Connecting { .. } | Link::Handshaking { .. } => {}
             Link::Backoff { .. } => {}
