@@ -44,9 +44,17 @@ impl Engine {
     /// Has a lane connected, for a request that is to wait for it there. An error if its server could not
     /// be reached a moment ago.
     pub(crate) fn reach(&mut self, index: u32) -> Result<(), Failure> {
-        let Lane { link, attempts, .. } = self.lanes[index as usize];
+        let Lane { link, attempts, asks, .. } = self.lanes[index as usize];
         match link {
-            Link::Connecting { .. } | Link::Handshaking { .. } | Link::Ready { .. } => {}
+            Link::Ready { .. } => {}
+            Link::Connecting { .. } | Link::Handshaking { .. } => {
+                // It was begun for nobody, who had time.
+                let server = self.server_of(index);
+                let is_trial = server.failing && !server.ejected && attempts > 0;
+                if is_trial && !asks && self.lane(index).is_shared() {
+                    self.ask_for_sign(index);
+                }
+            }
             Link::Idle if attempts == 0 => self.connect(index),
             Link::Idle => self.try_again(index),
             Link::Backoff { .. } if self.may_try(index) => self.try_again(index),
@@ -71,7 +79,7 @@ impl Engine {
         let attempts = self.metrics.attempts(server.metrics);
         let pace = if is_silent { SILENT_PACE_MS } else { PACE_MS };
         let due = Time::from_micros(attempts.tried_us).plus_millis(pace);
-        let is_reached = Time::from_micros(attempts.reached_us) > lane.failed_at;
+        let is_reached = Time::from_micros(attempts.reached_us) >= lane.failed_at;
         server.look_at = due.min(now.plus_millis(LOOK_MS));
         is_reached || due <= now
     }

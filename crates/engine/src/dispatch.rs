@@ -218,8 +218,7 @@ impl Engine {
         match lane.link {
             Link::Ready { .. } => {}
             _ if server.is_silent() => return Err(Failure::Silent),
-            Link::Handshaking { .. } | Link::Connecting { .. } => {}
-            Link::Idle | Link::Backoff { .. } => self.reach(index)?,
+            _ => self.reach(index)?,
         }
         Ok(index)
     }

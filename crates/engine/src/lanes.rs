@@ -336,10 +336,12 @@ impl Engine {
         let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
         if is_vain || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
             self.lanes[index as usize].link = Link::Idle;
-        } else if self.now < self.lanes[index as usize].due_at && !self.may_try(index) {
-            self.await_attempt(index);
-        } else {
+        } else if self.now >= self.lanes[index as usize].due_at {
+            self.connect(index);
+        } else if self.may_try(index) {
             self.try_again(index);
+        } else {
+            self.await_attempt(index);
         }
     }
 

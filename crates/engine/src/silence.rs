@@ -120,7 +120,7 @@ impl Engine {
     }
 
     /// Asks on a connection on which nothing is on its way, or which is being made.
-    fn ask_for_sign(&mut self, index: u32) {
+    pub(crate) fn ask_for_sign(&mut self, index: u32) {
         let lane = &mut self.lanes[index as usize];
         let pool = &self.pools[lane.pool as usize];
         let mut deadline = pool.first_sign(self.now);

@@ -504,14 +504,14 @@ fn what_was_subscribed_is_subscribed_again() {
             world.refuse(0);
         }
     }
-    let mut conns = Vec::new();
-    while conns.len() < 2 {
-        world.wait_ms(10);
-        conns.extend(world.connects_to(0).then(|| world.accept(0)));
-    }
     let again = redis("subscribe news") + &redis("psubscribe p*");
-    let mut is_feed = |&conn: &ConnId| world.received(conn) == again.as_bytes();
-    let feed = conns.into_iter().find(&mut is_feed).expect("a feed");
+    let feed = loop {
+        world.wait_ms(10);
+        let conn = world.connects_to(0).then(|| world.accept(0));
+        if let Some(conn) = conn.filter(|&conn| world.received(conn) == again.as_bytes()) {
+            break conn;
+        }
+    };
     world.send(feed, array("subscribe news :1") + &array("message news back"));
     world.expect(client, array("message news back"));
     world.expect(late, "");

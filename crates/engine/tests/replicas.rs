@@ -246,6 +246,9 @@ fn the_master_has_no_substitute() {
             world.refuse(MASTER);
         }
         world.send(client, &set);
+        if world.connects_to(MASTER) {
+            world.refuse(MASTER);
+        }
         world.expect(client, "-ERR Connection refused\r\n");
     }
     assert!(!world.actions.iter().any(|action| matches!(action, Action::Eject { .. })));

@@ -368,7 +368,7 @@ fn what_a_server_is_busy_with_is_told_and_no_failure() {
             matches!(action, Action::Eject { .. } | Action::ServerFailing { .. })
         }));
         // It is asked again soon, without a verdict about the database.
-        world.wait_ms(30_000);
+        world.wait_ms(1_000);
         world.send(client, redis("GET a"));
         let lane = world.accept(0);
         world.expect(lane, redis("SELECT 9"));
