@@ -80,8 +80,11 @@ impl Engine {
         let pace = if is_silent { SILENT_PACE_MS } else { PACE_MS };
         let due = Time::from_micros(attempts.tried_us).plus_millis(pace);
         let is_reached = Time::from_micros(attempts.reached_us) >= lane.failed_at;
+        if is_reached || due <= now {
+            return true;
+        }
         server.look_at = due.min(now.plus_millis(LOOK_MS));
-        is_reached || due <= now
+        false
     }
 
     /// Connects a lane whose last connection failed. A server that is still failing has little time to
