@@ -222,3 +222,37 @@ def test_of_two_that_find_a_stale_unix_socket_one_gets_it(place):
                 twin.terminate()
                 twin.wait(10)
         start_again(gateway)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_start_right_after_the_masters_death_never_fails(place, kind):
+    """Without a pause and without a second try, while the old workers still have the sockets."""
+    listen = {"listen": str(place.directory / "alpha.sock")} if kind == "unix" else {}
+    pools = {"alpha": {"redis": True, "servers": server_lines([place.redis()]), **listen}}
+    gateway = place.cashew(pools, {"worker_processes": 2, "worker_shutdown_timeout": 2})
+    load = place.keep(Load(gateway.addresses["alpha"], clients=8))
+    for turn in range(20):
+        served = load.served
+        wait_until(lambda: load.served > served + 50, "some load")
+        gateway.process.signal(signal.SIGKILL)
+        gateway.process.child.wait(20)
+        # Raises if the new master ends.
+        gateway.process.start()
+        assert gateway.call("PING") == "PONG", turn
+    load.close()
+    assert load.wrong == []
+    assert "cannot listen" not in gateway.process.output()
+
+
+def test_what_another_program_has_is_refused_at_once_though_a_master_died(place):
+    gateway = place.cashew({"alpha": {"redis": True, "servers": server_lines([place.redis()])}},
+                           {"worker_processes": 1})
+    family = children(gateway.pid)
+    kill_master(gateway)
+    for pid in family:
+        wait_until(lambda: not alive(pid), "the workers end")
+    place.keep(FakeServer(silent, port=gateway.address))
+    begin = time.monotonic()
+    done = subprocess.run(gateway.process.command, capture_output=True, text=True, timeout=40)
+    assert done.returncode == 1 and "another process already listens there" in done.stderr
+    assert time.monotonic() - begin < 15

@@ -11,6 +11,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Listen, Pool};
@@ -24,6 +26,9 @@ use crate::state::{Pack, Place, Text, Unpack};
 use crate::unix_socket::Inode;
 
 const STATS_BACKLOG: i32 = 128;
+
+/// Between two tries to have an address that somebody is about to leave.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// Dropping it closes the sockets and removes the paths of those that have one.
 #[derive(Debug)]
@@ -74,14 +79,45 @@ pub struct ListenError {
 }
 
 impl Listeners {
+    /// As [`bind`](Self::bind), at the start of an instance whose predecessor was killed: its workers and
+    /// its admin close their sockets when they notice, which takes a moment.
+    pub(crate) fn bind_after(
+        snapshot: &Snapshot,
+        workers: u32,
+        has_stats: bool,
+        given: Vec<(Address, OwnedFd)>,
+        patience: Duration,
+    ) -> Result<Self, ListenError> {
+        let given: BTreeMap<Address, Rc<OwnedFd>> =
+            given.into_iter().map(|(address, fd)| (address, Rc::new(fd))).collect();
+        let deadline = Instant::now() + patience;
+        loop {
+            match Self::bind_given(snapshot, workers, has_stats, given.clone()) {
+                Err(ListenError { why: Why::InUse, .. }) if Instant::now() < deadline => {
+                    sleep(TRY_AGAIN);
+                }
+                bound => return bound,
+            }
+        }
+    }
+
     /// Uses those given where they fit.
+    #[cfg(test)]
     pub(crate) fn bind(
         snapshot: &Snapshot,
         workers: u32,
         has_stats: bool,
         given: Vec<(Address, OwnedFd)>,
     ) -> Result<Self, ListenError> {
-        let given = given.into_iter().map(|(address, fd)| (address, Rc::new(fd))).collect();
+        Self::bind_after(snapshot, workers, has_stats, given, Duration::ZERO)
+    }
+
+    fn bind_given(
+        snapshot: &Snapshot,
+        workers: u32,
+        has_stats: bool,
+        given: BTreeMap<Address, Rc<OwnedFd>>,
+    ) -> Result<Self, ListenError> {
         let mut listeners = Self { groups: BTreeMap::new(), stats: None, given, next_id: 0 };
         let mut bound = listeners.bind_new(snapshot, workers)?;
         if has_stats {

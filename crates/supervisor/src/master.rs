@@ -18,7 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use cashew_config::Snapshot;
 use cashew_control::{Rest, ToChild, ToMaster};
@@ -58,6 +58,8 @@ use upgrade::{Fallback, Upgrade};
 /// How much one child may say before others are listened to. More than its channel can hold, so
 /// that one turn reads all that a dead one said.
 const MESSAGES_PER_TURN: usize = 4096;
+/// How long the addresses of an instance that was killed are waited for.
+const ORPHANS_MAX: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(options: Options) -> Result<(), Error> {
     let mut master = Master::new(options)?;
@@ -183,7 +185,11 @@ impl Master {
         let workers = workers_of(&snapshot);
         let given =
             activation::take().step("take the sockets that were opened for the instance")?;
-        let listeners = Listeners::bind(&snapshot, workers, has_admin, given)?;
+        let patience = match Operators::were_abandoned(&snapshot, &conf_file) {
+            true => ORPHANS_MAX,
+            false => Duration::ZERO,
+        };
+        let listeners = Listeners::bind_after(&snapshot, workers, has_admin, given, patience)?;
         // The working directory may change.
         let conf_file = std::path::absolute(conf_file).step("find the configuration file")?;
         let operators = Operators::open(&snapshot, &conf_file)?;

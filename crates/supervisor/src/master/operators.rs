@@ -1,9 +1,10 @@
 //! Operators: what they ask for over their socket, and how the instance is.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -44,6 +45,20 @@ struct Digesting {
 }
 
 impl Operators {
+    /// Whether the last instance of this configuration was killed: then its socket is still there, and its
+    /// workers may be, for a moment.
+    pub(super) fn were_abandoned(snapshot: &Snapshot, conf_file: &Path) -> bool {
+        let paths = match &snapshot.global.control_socket {
+            Some(path) => vec![path.clone()],
+            None => default_paths(conf_file).unwrap_or_default(),
+        };
+        let is_refused = |path: &PathBuf| {
+            let refused = UnixStream::connect(path).err();
+            refused.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        };
+        paths.iter().any(is_refused)
+    }
+
     pub(super) fn open(snapshot: &Snapshot, conf_file: &Path) -> Result<Self, Error> {
         let socket = match &snapshot.global.control_socket {
             Some(path) => Some(ControlSocket::at(path)?),
