@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness import (
-    CASHEW, FakeServer, HOST, check_io_engine, resp, server_lines, silent, wait_until,
+    CASHEW, FakeServer, HOST, check_io_engine, children, resp, server_lines, silent, wait_until,
 )
 
 # What a peak took goes back within a time, and what a flood holds depends on who may run.
@@ -312,3 +312,62 @@ def test_fifty_clients_pipelining_sixteen(place, workers):
                 client.expect(b"+OK\r\n" * 16)
         assert memory.now() - memory.start <= 8 * MIB
     memory.check_return()
+
+
+def family(gateway):
+    return [Memory(gateway, pid) for pid in (gateway.pid, *children(gateway.pid))]
+
+
+@pytest.mark.parametrize("how", ["unsubscribe", "leave"])
+def test_subscriptions_by_the_ten_thousand(place, how):
+    """What they take in the worker goes back whether clients unsubscribe or just leave."""
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines([place.redis()])}}, {"worker_processes": 1})
+    memory = Memory(gateway)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(gateway.connect()) for _ in range(4)]
+        names = {client: [f"channel:{n}:{m}" for m in range(20_000)]
+                 for n, client in enumerate(clients)}
+
+        def ask(client, command):
+            for at in range(0, len(names[client]), 1000):
+                part = names[client][at:at + 1000]
+                client.send(resp(command, *part))
+                for _ in part:
+                    client.reply()
+
+        for client in clients:
+            ask(client, "SUBSCRIBE")
+        assert memory.now() > memory.start + 16 * MIB
+        if how == "unsubscribe":
+            for client in clients:
+                ask(client, "UNSUBSCRIBE")
+            memory.check_return()
+    memory.check_return()
+    assert "is aborted" not in gateway.log()
+
+
+def test_servers_that_were_removed(place):
+    """In the master, the workers and the admin."""
+    server = place.redis()
+    few = server_lines([server, server], ["a", "b"])
+    many = few + server_lines([server] * 1500, [f"s{n}" for n in range(1500)])
+    pool = {"redis": True, "preconnect": False}
+    gateway = place.cashew({"alpha": {**pool, "servers": few}}, {"worker_processes": 2})
+    # Once: what a reload needs for the first time is no leak.
+    for servers in (few + server_lines([server], ["c"]), few):
+        gateway.configure({"alpha": {**pool, "servers": servers}})
+        gateway.reload()
+        gateway.stats()
+    memories = family(gateway)
+    assert len(memories) == 4
+    gateway.configure({"alpha": {**pool, "servers": many}})
+    gateway.reload()
+    assert len(gateway.stats()["alpha"]) > 1500
+    workers = [memory for memory in memories if memory.pid in gateway.workers()]
+    assert len(workers) == 2 and all(it.now() > it.start + 2 * MIB for it in workers)
+    gateway.configure({"alpha": {**pool, "servers": few}})
+    gateway.reload()
+    for memory in memories:
+        memory.check_return()
+    assert gateway.call("SET", "a", "1") == "OK"

@@ -5,17 +5,20 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use cashew_admin::{Change, Changer, Source};
 use cashew_config::Snapshot;
 use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Shared};
-use cashew_process::{drop_privileges, log};
-use rustix::event::{PollFd, PollFlags, poll};
+use cashew_process::{drop_privileges, log, memory};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, warn};
 
 use crate::tell::VERSION;
+
+/// Who serves the statistics has taken another epoch into use after so long.
+const TRIM_AFTER: Duration = Duration::from_secs(2);
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -33,7 +36,7 @@ pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
     source.beat();
     channel.send(&ToMaster::Ready, &[])?;
     let (changer, changes) = cashew_admin::changes()?;
-    let control = Control { channel, changer, instance, prepared: None };
+    let control = Control { channel, changer, instance, prepared: None, trim_at: None };
     thread::Builder::new().name("control".into()).spawn(move || control.run())?;
     Ok(cashew_admin::serve(listener, source, changes)?)
 }
@@ -99,12 +102,14 @@ struct Control {
     instance: Instance,
     /// The next epoch, until it is committed or aborted.
     prepared: Option<(u64, Source)>,
+    /// When what the epoch before had is to go back to the system: who serves has let go of it by then.
+    trim_at: Option<Instant>,
 }
 
 impl Control {
     fn run(mut self) {
         loop {
-            let done = match receive(&mut self.channel) {
+            let done = match self.receive() {
                 Ok(None | Some((ToChild::Shutdown, _))) => return,
                 Ok(Some((message, descriptors))) => self.obey(message, descriptors),
                 Err(error) => Err(error),
@@ -113,6 +118,25 @@ impl Control {
                 return error!("{error}");
             }
         }
+    }
+
+    fn receive(&mut self) -> Result<Option<(ToChild, Vec<OwnedFd>)>> {
+        while let Some(at) = self.trim_at {
+            match self.channel.receive() {
+                Ok(None) => {}
+                Ok(message) => return Ok(message),
+                Err(ReceiveError::Closed) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            let left = at.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                memory::trim();
+                self.trim_at = None;
+                break;
+            }
+            wait_for(&self.channel, PollFlags::IN, Some(left))?;
+        }
+        receive(&mut self.channel)
     }
 
     fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) -> Result<()> {
@@ -132,6 +156,7 @@ impl Control {
                 // Who was started since the change was decided began with its epoch.
                 if let Some((_, source)) = prepared {
                     self.changer.change(Change::Source(source))?;
+                    self.trim_at = Some(Instant::now() + TRIM_AFTER);
                 }
                 self.say(&ToMaster::Committed { epoch })
             }
@@ -186,7 +211,12 @@ fn receive(channel: &mut ChildChannel) -> Result<Option<(ToChild, Vec<OwnedFd>)>
 }
 
 fn wait(channel: &ChildChannel, until: PollFlags) -> Result<()> {
-    match poll(&mut [PollFd::new(channel, until)], None) {
+    wait_for(channel, until, None)
+}
+
+fn wait_for(channel: &ChildChannel, until: PollFlags, at_most: Option<Duration>) -> Result<()> {
+    let at_most = at_most.map(|span| Timespec::try_from(span).expect("a short duration"));
+    match poll(&mut [PollFd::new(channel, until)], at_most.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

@@ -122,6 +122,11 @@ impl BufPool {
         self.total -= bytes;
     }
 
+    /// Memory was freed that is none of these buffers.
+    pub(crate) fn note_released(&mut self, bytes: usize) {
+        self.released += bytes;
+    }
+
     /// Bytes that went back to the allocator since the last call.
     pub(crate) fn take_released(&mut self) -> usize {
         std::mem::take(&mut self.released)

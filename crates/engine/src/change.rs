@@ -37,6 +37,8 @@ const LINGER_US: u64 = 1_000_000;
 
 /// How long connections to new servers are waited for; they go on being made after that.
 const CONNECT_MAX_MS: u64 = 500;
+/// The room of fewer lanes that are nobody's is kept.
+const LANES_KEPT: usize = 64;
 
 pub(crate) struct Change {
     epoch: u64,
@@ -310,7 +312,8 @@ impl Engine {
         }
         let first = self.lanes.len() as u32;
         let slots = first..first + count;
-        let lane = |slot| Lane { slot, ..Lane::new(place, variant, dialect) };
+        let generation = self.lane_generation;
+        let lane = |slot| Lane { slot, generation, ..Lane::new(place, variant, dialect) };
         self.lanes.extend(slots.clone().map(lane));
         self.lane_at.extend(slots);
         first
@@ -489,6 +492,27 @@ impl Engine {
             lane.renew(Lane::new((0, 0), 0, Dialect::Resp2));
         }
         self.vacant.give(range);
+    }
+
+    /// Gives back the room of lanes at the end that are nobody's, as after servers were removed. Those
+    /// that come there later have connections of names that none had before.
+    pub(crate) fn shrink_lanes(&mut self) {
+        let len = self.lanes.len();
+        let Some(first) = self.vacant.cut(len as u32) else { return };
+        let start = first as usize;
+        // Lanes exchange their names.
+        let is_whole = self.lanes[start..].iter().all(|lane| lane.slot >= first);
+        if len - start < LANES_KEPT || !is_whole {
+            self.vacant.give(first..len as u32);
+            return;
+        }
+        let newest = self.lanes[start..].iter().map(|lane| lane.generation).max().unwrap_or(0);
+        self.lane_generation = self.lane_generation.max(newest);
+        self.lanes.truncate(start);
+        self.lane_at.truncate(start);
+        self.lanes.shrink_to_fit();
+        self.lane_at.shrink_to_fit();
+        self.bufs.note_released((len - start) * size_of::<Lane>());
     }
 
     fn commit(&mut self, change: Change, metrics: Writer) {

@@ -40,7 +40,7 @@ use crate::vacant::Vacant;
 const HOUSEKEEPING_MS: u64 = 1000;
 
 /// Queues and lists of fewer elements are not worth shrinking.
-const QUEUE_KEPT: usize = 1024;
+pub(crate) const QUEUE_KEPT: usize = 1024;
 
 /// What an engine is made of.
 pub struct Setup {
@@ -104,6 +104,8 @@ pub struct Engine {
     /// By the slot that its connections are named by: the lane. Most are at their own number, see
     /// [`crate::aside`].
     pub(crate) lane_at: Vec<u32>,
+    /// No connection of a lane that is not there any more has had a higher number.
+    pub(crate) lane_generation: u32,
     pub(crate) clients: Slab<Client>,
     /// By client, which waits for several servers.
     pub(crate) tours: HashMap<u32, Tour>,
@@ -200,6 +202,7 @@ impl Engine {
             session_links: 0,
             sessions_max: u64::MAX,
             lane_at: Vec::new(),
+            lane_generation: 0,
             clients: Slab::new(),
             tours: HashMap::new(),
             requests: Requests::new(),
@@ -429,7 +432,8 @@ impl Engine {
         while let Some((at, timer)) = self.timers.pop_due(now) {
             match timer {
                 Timer::Lane(lane) => {
-                    if self.lanes[lane as usize].armed == at {
+                    // It may have been given up.
+                    if self.lanes.get(lane as usize).is_some_and(|lane| lane.armed == at) {
                         self.lane_timeout(lane);
                     }
                 }
@@ -474,6 +478,7 @@ impl Engine {
         shrink(&mut self.unpublished_lanes);
         shrink(&mut self.resumable);
         self.toil.trim();
+        self.shrink_lanes();
         for dirty in [&mut self.dirty_clients, &mut self.patient_clients, &mut self.dirty_lanes] {
             dirty.shrink(QUEUE_KEPT);
         }
@@ -490,7 +495,7 @@ impl Engine {
         if self.timers.len() > QUEUE_KEPT + 4 * self.lanes.len() {
             let (lanes, pools) = (&self.lanes, &self.pools);
             self.timers.retain(|at, timer| match timer {
-                Timer::Lane(lane) => lanes[lane as usize].armed == at,
+                Timer::Lane(lane) => lanes.get(lane as usize).is_some_and(|lane| lane.armed == at),
                 Timer::Probe { pool, server } => {
                     pools[pool as usize].servers[server as usize].probe_at == at
                 }

@@ -19,6 +19,13 @@ impl Vacant {
         Some(start)
     }
 
+    /// Takes all numbers in a row that reach up to `end`; returns the first.
+    pub(crate) fn cut(&mut self, end: u32) -> Option<u32> {
+        let (&start, _) = self.0.last_key_value().filter(|&(_, &last)| last == end)?;
+        self.0.remove(&start);
+        Some(start)
+    }
+
     pub(crate) fn give(&mut self, mut range: Range<u32>) {
         if range.is_empty() {
             return;
@@ -52,5 +59,10 @@ mod tests {
             vacant.give(range);
         }
         assert_eq!((vacant.take(8), vacant.take(1)), (Some(0), None));
+        for range in [2..4, 6..8] {
+            vacant.give(range);
+        }
+        assert_eq!((vacant.cut(9), vacant.cut(4), vacant.cut(8)), (None, None, Some(6)));
+        assert_eq!((vacant.cut(8), vacant.cut(4), vacant.cut(4)), (None, Some(2), None));
     }
 }

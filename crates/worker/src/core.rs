@@ -227,6 +227,9 @@ impl Core {
 
     pub(crate) fn report_closed(&mut self, conn: Token, why: CloseKind) {
         self.engine.handle_closed(ConnId::from_token(conn.0), close_reason(why), self.now);
+        if self.engine.has_toiled() {
+            self.show_life();
+        }
     }
 }
 
@@ -295,6 +298,9 @@ impl Handler for Core {
 
     fn read_closed(&mut self, conn: Token) {
         self.engine.handle_read_closed(ConnId::from_token(conn.0), self.now);
+        if self.engine.has_toiled() {
+            self.show_life();
+        }
     }
 
     fn detached(&mut self, conn: Token, socket: OwnedFd) {

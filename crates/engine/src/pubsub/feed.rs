@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::resp::encode;
 
-use crate::engine::{Closed, Engine};
+use crate::engine::{Closed, Engine, QUEUE_KEPT};
 use crate::failure::Failure;
 use crate::id::ConnId;
 use crate::lane::{Lane, Link, Scan};
@@ -187,7 +187,12 @@ impl Engine {
             if feed.owed.len() >= OWED_MAX {
                 return;
             }
-            let Some(question) = feed.unasked.pop_front() else { return };
+            let Some(question) = feed.unasked.pop_front() else {
+                if feed.unasked.capacity() > QUEUE_KEPT {
+                    feed.unasked = VecDeque::new();
+                }
+                return;
+            };
             match question {
                 Question::Subscribe(topic) => {
                     feed.asked += 1;

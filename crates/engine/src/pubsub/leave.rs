@@ -16,6 +16,9 @@ use crate::id::ConnId;
 use crate::pubsub::subscribe::{Line, Subscriber};
 use crate::pubsub::topics::{Kind, SUBSCRIPTION_SIZE, Standing, TopicId};
 
+/// What leaving a topic is reckoned at, in bytes looked at.
+const TOPIC_EFFORT: usize = 64;
+
 /// Whether others are subscribed to a topic that a client leaves.
 enum Left {
     /// The client was not subscribed.
@@ -222,6 +225,8 @@ impl Engine {
     /// A client is gone, and so are its subscriptions.
     pub(crate) fn forget_subscriber(&mut self, client: u32, pool: u32, subscriber: Subscriber) {
         self.bufs.give(subscriber.held);
+        // One client may have many thousands, and many may go at once.
+        self.exert(TOPIC_EFFORT * subscriber.topics.len());
         for (topic, membership) in subscriber.topics {
             self.take_subscriber(pool, topic, Some(membership));
             self.leave_if_unwanted(pool, topic);

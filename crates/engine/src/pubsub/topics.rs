@@ -226,7 +226,7 @@ impl Topics {
     /// Gives room back that only a peak needed.
     pub(crate) fn shrink(&mut self) {
         self.slots.shrink();
-        for names in &mut self.names {
+        for names in self.names.iter_mut().chain(&mut self.leaving) {
             if names.capacity() > 1024 && names.len() < names.capacity() / 4 {
                 names.shrink_to(2 * names.len());
             }

@@ -291,6 +291,8 @@ impl Master {
         self.note_reload(None);
         self.notify.ready(&self.summary());
         finish(askers);
+        // Of the file, of the snapshot before and of what was compared nothing is needed any more.
+        cashew_process::memory::trim();
     }
 
     /// For who asks later, here or at the stats port.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cashew_control::ToMaster;
 use cashew_driver::Driver;
 
-use super::Worker;
+use super::{TRIM_MIN, Worker};
 use crate::core::WATCH_PREPARER;
 use crate::preparer::{Next, Order, Preparer};
 
@@ -118,6 +118,8 @@ impl<D: Driver> Worker<D> {
         if rank == 0 {
             self.core.check_files();
         }
+        // What the last epoch had goes back to the system, in the heap of the preparing thread, too.
+        self.unreturned += TRIM_MIN;
         self.outbox.say(ToMaster::Committed { epoch });
     }
 }
