@@ -13,7 +13,9 @@ import time
 
 import pytest
 
-from harness import FakeServer, HOST, NUTCRACKER, connect, free_port, in_time, measured, resp, server_lines, wait_until
+from harness import (
+    HOST, NUTCRACKER, connect, free_port, in_time, measured, resp, server_lines, wait_until,
+)
 
 pytestmark = pytest.mark.alone
 
@@ -86,7 +88,7 @@ def settled(hammers, since):
     """Until every client has been answered for a while without an error."""
     def is_well(hammer):
         last = max(hammer.errors, default=0.0)
-        return hammer.answers and hammer.answers[-1] > max(last, since) + 1.0
+        return hammer.answers and hammer.answers[-1] > max(last, since) + 0.4
 
     wait_until(lambda: all(map(is_well, hammers)), "all are served again")
 
@@ -139,7 +141,7 @@ def start_again(server):
     process.ready = ready
 
 
-@pytest.mark.parametrize("is_redis, workers", [(True, 1), (True, 2), (False, 2)])
+@pytest.mark.parametrize("is_redis, workers", [(True, 2), (False, 1)])
 @measured
 def test_a_killed_server_is_used_as_soon_as_it_listens_again(place, is_redis, workers):
     figures = run(place, is_redis, workers, 400, lambda server: server.process.kill(), start_again)
@@ -147,7 +149,7 @@ def test_a_killed_server_is_used_as_soon_as_it_listens_again(place, is_redis, wo
     in_time(statistics.median(figures["cashew"]), RETURN_MAX, f"after the return: {figures}")
 
 
-@pytest.mark.parametrize("is_redis, workers", [(True, 1), (True, 2), (False, 2)])
+@pytest.mark.parametrize("is_redis, workers", [(True, 2), (False, 1)])
 @measured
 def test_a_stopped_server_is_used_as_soon_as_it_goes_on(place, is_redis, workers):
     figures = run(place, is_redis, workers, 200,
@@ -246,7 +248,7 @@ def test_a_host_that_is_gone_makes_nobody_wait_again_and_again(place):
         for _ in range(200):
             assert conn.error("GET", "a") == "ERR Server does not answer"
             time.sleep(0.005)
-        # Half a second would be one wait of 250 ms and a half.
+        # If each waited for its whole time it would take minutes.
         assert time.monotonic() - begin < 6.0
         for end in (*fillers, hole):
             end.close()

@@ -226,11 +226,14 @@ impl Topics {
     /// Gives room back that only a peak needed.
     pub(crate) fn shrink(&mut self) {
         self.slots.shrink();
-        for names in self.names.iter_mut().chain(&mut self.leaving) {
-            if names.capacity() > 1024 && names.len() < names.capacity() / 4 {
-                names.shrink_to(2 * names.len());
-            }
-        }
+        self.names.iter_mut().for_each(shrink);
+        self.leaving.iter_mut().for_each(shrink);
+    }
+}
+
+fn shrink<T>(names: &mut HashMap<Arc<[u8]>, T>) {
+    if names.capacity() > 1024 && names.len() < names.capacity() / 4 {
+        names.shrink_to(2 * names.len());
     }
 }
 
