@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::fan;
 use crate::memcached::{merge_packets, merge_stats};
 use crate::pubsub::publish;
-use crate::request::{Merge, Role};
+use crate::request::{Due, Merge, Role};
 use crate::slab::NONE;
 
 /// What is looked at of a probe's reply.
@@ -252,8 +252,14 @@ impl Engine {
     pub(crate) fn hold(&mut self, index: u32, mut bytes: &[u8]) {
         if self.waiting_client(index) == NONE {
             let request = &self.requests[index];
-            let (Role::Probe { .. } | Role::Own(_)) = request.role else { return };
-            bytes = &bytes[..bytes.len().min(PROBE_REPLY_MAX - request.reply.len())];
+            match request.role {
+                Role::Probe { .. } | Role::Own(_) => {}
+                // Its start still has to tell whether it answers this request.
+                Role::Fragment { .. } if request.due != Due::Anything => {}
+                _ => return,
+            }
+            let room = PROBE_REPLY_MAX.saturating_sub(request.reply.len());
+            bytes = &bytes[..bytes.len().min(room)];
         }
         self.requests[index].hold(bytes, &mut self.bufs);
         self.charge(index, bytes.len());

@@ -14,7 +14,7 @@ use crate::engine::{Engine, shrink};
 use crate::failure::Failure;
 use crate::lane::Link;
 use crate::pool::{Pool, Server};
-use crate::request::{Gather, Merge, Role};
+use crate::request::{Due, Gather, Merge, Role};
 use crate::slab::NONE;
 
 /// Larger ones are not kept to be used again.
@@ -396,6 +396,7 @@ impl Engine {
             slot.expect = request.expect;
             slot.is_tagged = self.asking.is_tagged;
             slot.asked = self.asking.asked;
+            slot.due = Due::of(&merge, part.keys);
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;
         }

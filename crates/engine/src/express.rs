@@ -58,9 +58,10 @@ trait Reader {
     }
 }
 
-struct Redis;
+/// Without `RESP3`, replies of types that only RESP3 has are not plain.
+struct Redis<const RESP3: bool>;
 
-impl Reader for Redis {
+impl<const RESP3: bool> Reader for Redis<RESP3> {
     const TAGS: bool = false;
 
     #[inline(always)]
@@ -74,7 +75,7 @@ impl Reader for Redis {
 
     #[inline(always)]
     fn reply(_: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
-        resp::plain_reply(buf)
+        resp::plain_reply_of::<RESP3>(buf)
     }
 }
 
@@ -140,7 +141,9 @@ impl Engine {
     pub(crate) fn express_requests<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
         match client.session.dialect {
-            Dialect::Resp2 | Dialect::Resp3 => self.express_requests_with::<Redis>(index, buf),
+            Dialect::Resp2 | Dialect::Resp3 => {
+                self.express_requests_with::<Redis<true>>(index, buf)
+            }
             Dialect::Text if self.pools[client.pool as usize].misses => {
                 self.express_requests_with::<Text<false>>(index, buf)
             }
@@ -238,7 +241,10 @@ impl Engine {
     #[inline]
     pub(crate) fn express_replies<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
         match &self.lanes[index as usize].scanner {
-            Scanner::Redis(_) => self.express_replies_with::<Redis>(index, buf),
+            Scanner::Redis(scanner) if scanner.is_resp3() => {
+                self.express_replies_with::<Redis<true>>(index, buf)
+            }
+            Scanner::Redis(_) => self.express_replies_with::<Redis<false>>(index, buf),
             Scanner::Memcached(_) => self.express_replies_with::<Text<true>>(index, buf),
             Scanner::Binary(_) => self.express_replies_with::<Binary>(index, buf),
         }

@@ -38,7 +38,13 @@ impl Engine {
             }
             let is_joined = request.expect.is_joined();
             let plain = match (&lane.scanner, request.expect) {
-                (Scanner::Redis(_), _) => resp::plain_reply_or_array(buf),
+                (Scanner::Redis(scanner), _) => {
+                    let plain = match scanner.is_resp3() {
+                        true => resp::plain_reply_or_array::<true>(buf),
+                        false => resp::plain_reply_or_array::<false>(buf),
+                    };
+                    plain.filter(|(reply, _)| request.due.is_met_by(reply) == Some(true))
+                }
                 (Scanner::Memcached(_), Expect::Values) => memcached::plain_values(buf),
                 (Scanner::Memcached(_), _) if is_joined => {
                     let part = lane.joined.plain_part(request, buf);

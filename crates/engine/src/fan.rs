@@ -25,7 +25,7 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::pool::Server;
 use crate::redis::REDIS_VERSION;
-use crate::request::{Merge, Role};
+use crate::request::{Due, Merge, Request, Role};
 use crate::slab::NONE;
 use crate::variant::Variant;
 
@@ -341,10 +341,15 @@ impl Engine {
 
     /// A fragment in front of others, which is in no lane yet.
     pub(crate) fn add_fragment(&mut self, parent: u32, next: u32) -> u32 {
-        let pool = self.requests[parent].pool;
-        let (fragment, slot) = self.requests.add(pool, NONE, self.now);
+        let Request { pool, role, .. } = &self.requests[parent];
+        let due = match role {
+            Role::Parent { merge, .. } => Due::of(merge, 0),
+            _ => Due::Anything,
+        };
+        let (fragment, slot) = self.requests.add(*pool, NONE, self.now);
         slot.role = Role::Fragment { parent, next };
         slot.expect = Expect::Line;
+        slot.due = due;
         fragment
     }
 

@@ -129,6 +129,9 @@ impl Engine {
             handshake.replies_owed = 0;
         }
         if was.dialect != is.dialect {
+            if let Scanner::Redis(scanner) = &mut lane.scanner {
+                scanner.set_resp3(is.dialect == Dialect::Resp3);
+            }
             let version: &[u8] = if is.dialect == Dialect::Resp3 { b"3" } else { b"2" };
             handshake.replies_owed += 1;
             handshake.output.write_with(&mut self.bufs, 0, |out| {

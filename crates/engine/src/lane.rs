@@ -184,7 +184,11 @@ impl From<memcached::Scan> for Scan {
 impl Scanner {
     pub(crate) fn new(dialect: Dialect) -> Self {
         match dialect {
-            Dialect::Resp2 | Dialect::Resp3 => Self::Redis(resp::ReplyScanner::default()),
+            Dialect::Resp2 | Dialect::Resp3 => {
+                let mut scanner = resp::ReplyScanner::default();
+                scanner.set_resp3(dialect == Dialect::Resp3);
+                Self::Redis(scanner)
+            }
             Dialect::Text => Self::Memcached(memcached::ReplyScanner::default()),
             Dialect::Binary => Self::Binary(binary::ReplyScanner::default()),
         }

@@ -5,9 +5,9 @@ use cashew_protocol::memcached::Expect;
 
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
-use crate::lane::{Batch, Lane, Link, Scan};
+use crate::lane::{Batch, Lane, Link, Scan, Scanner};
 use crate::pool::{Queues, Server};
-use crate::request::Role;
+use crate::request::{Due, Role};
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::variant::Dialect;
@@ -160,7 +160,13 @@ impl Engine {
                 bytes = self.joined_received(index, bytes);
                 continue;
             }
-            match lane.scanner.scan(self.requests[request].expect, bytes) {
+            let scan = lane.scanner.scan(self.requests[request].expect, bytes);
+            if !self.is_due(index, request, bytes) {
+                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                break;
+            }
+            let lane = &mut self.lanes[index as usize];
+            match scan {
                 Scan::Complete(len) => {
                     if let Role::Blocked = self.requests[request].role
                         && let Some(batch) = lane.batches.front_mut()
@@ -201,6 +207,28 @@ impl Engine {
             self.balance(index);
         }
         self.tell_queues(index);
+    }
+
+    /// Whether a fragment's reply can be what is due to it, by its start. What cannot answers another
+    /// request, and so does all that follows it.
+    fn is_due(&mut self, index: u32, request: u32, bytes: &[u8]) -> bool {
+        let slot = &mut self.requests[request];
+        let is_of_redis = matches!(self.lanes[index as usize].scanner, Scanner::Redis(_));
+        if slot.due == Due::Anything || !is_of_redis || !matches!(slot.role, Role::Fragment { .. })
+        {
+            return true;
+        }
+        let is_met = match slot.reply.is_empty() {
+            true => slot.due.is_met_by(bytes),
+            false => {
+                let start = slot.reply.iter().chain(bytes).copied().take(Due::START_MAX);
+                slot.due.is_met_by(&start.collect::<Vec<u8>>())
+            }
+        };
+        if is_met == Some(true) {
+            slot.due = Due::Anything;
+        }
+        is_met != Some(false)
     }
 
     /// Consumes a push, or as much as there is of it; returns what follows. On a lane that several

@@ -11,7 +11,7 @@ use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::pool::Pool;
-use crate::request::{Merge, Role};
+use crate::request::{Due, Merge, Role};
 use crate::slab::NONE;
 
 impl Engine {
@@ -59,6 +59,7 @@ impl Engine {
         let (fragment, _) = self.requests.add(pool, NONE, self.now);
         self.requests[fragment].role = Role::Fragment { parent, next: NONE };
         self.requests[fragment].expect = Expect::Line;
+        self.requests[fragment].due = Due::Anything;
         let merge = Merge::Learn(name.into());
         self.requests[parent].role = Role::Parent { fragments: fragment, pending: 1, merge };
         self.send(lane, fragment, Payload::Bytes(&question));

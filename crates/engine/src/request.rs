@@ -46,6 +46,8 @@ pub(crate) struct Request {
     pub(crate) expect: Expect,
     /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
     pub(crate) asked: Asked,
+    /// Only of Redis' fragments.
+    pub(crate) due: Due,
     /// When the request was complete.
     pub(crate) started: Time,
     /// Its bytes in the lane's output.
@@ -141,6 +143,62 @@ pub(crate) enum Merge {
     Last,
 }
 
+/// What the reply of Redis to a fragment must be for the replies of all to become one. An error is
+/// as good. A reply that is something else answers another request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Anything,
+    Integer,
+    Status,
+    Array(u32),
+}
+
+impl Due {
+    /// So much of a reply tells.
+    pub(crate) const START_MAX: usize = 16;
+
+    pub(crate) fn of(merge: &Merge, keys: u32) -> Self {
+        match merge {
+            Merge::Sum => Self::Integer,
+            Merge::Same => Self::Status,
+            Merge::Elements(_) => Self::Array(keys),
+            Merge::Fan(redis::Fan::Sum | redis::Fan::Least | redis::Fan::Most) => Self::Integer,
+            _ => Self::Anything,
+        }
+    }
+
+    /// Whether a reply that begins so is it; `None` while that cannot be said.
+    #[inline]
+    pub(crate) fn is_met_by(self, start: &[u8]) -> Option<bool> {
+        if self == Self::Anything {
+            return Some(true);
+        }
+        let kind = *start.first()?;
+        match self {
+            _ if matches!(kind, b'-' | b'!') => Some(true),
+            Self::Anything => Some(true),
+            Self::Integer => Some(kind == b':'),
+            Self::Status => Some(kind == b'+'),
+            Self::Array(_) if kind != b'*' => Some(false),
+            Self::Array(count) => {
+                let end = start.iter().take(Self::START_MAX).position(|&byte| byte == b'\n');
+                match end {
+                    Some(end) => Some(array_header(&start[..=end]) == Some(count)),
+                    None if start.len() >= Self::START_MAX => Some(false),
+                    None => None,
+                }
+            }
+        }
+    }
+}
+
+/// Elements of the array that has this header.
+fn array_header(line: &[u8]) -> Option<u32> {
+    let digits = line.strip_prefix(b"*")?.strip_suffix(b"\r\n")?;
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(digits).ok().filter(|_| is_number)?.parse().ok()
+}
+
 /// Which fragment answers which key.
 #[derive(Debug, Default)]
 pub(crate) struct Gather {
@@ -205,6 +263,7 @@ impl Request {
             is_tagged: false,
             expect: Expect::Line,
             asked: Asked::default(),
+            due: Due::Anything,
             started: Time::ZERO,
             wire_len: 0,
             arrived: 0,

@@ -37,7 +37,7 @@ impl BinaryClient {
         let mut parts = Vec::new();
         for (at, key) in keys.into_iter().enumerate() {
             let payload = self.command(at as u32, &key, is_batch, asking, &mut bytes);
-            parts.push(Part { key, outcome: None, payload: Some(payload), shared: false });
+            parts.push(Part::new(key, Some(payload)));
         }
         let mut request = match is_batch {
             true => {

@@ -35,6 +35,8 @@ pub(crate) struct Temper {
     pub(crate) unsettled: bool,
     /// Whole requests larger than this are refused.
     pub(crate) request_size_max: u64,
+    /// Some of its keys are everybody's.
+    pub(crate) shares: bool,
     /// Of memcached's protocols it speaks the text protocol without meta commands.
     pub(crate) text: bool,
 }
@@ -139,8 +141,20 @@ impl Client {
             is_last: false,
             half_closed: false,
         };
+        if !client.temper.shares {
+            client.keys().shared.clear();
+        }
         client.wake(fabric.clock.now(), fabric);
         client
+    }
+
+    fn keys(&mut self) -> &mut Keys {
+        match &mut self.speaker {
+            Speaker::Redis(redis) => &mut redis.keys,
+            Speaker::Memcached(memcached) => &mut memcached.keys,
+            Speaker::Meta(meta) => &mut meta.keys,
+            Speaker::Binary(binary) => &mut binary.keys,
+        }
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -161,12 +175,7 @@ impl Client {
 
     /// The keys are restricted to those for which `allowed` is true.
     pub(crate) fn restrict(&mut self, allowed: impl FnMut(&[u8]) -> bool) {
-        match &mut self.speaker {
-            Speaker::Redis(redis) => redis.keys.restrict(allowed),
-            Speaker::Memcached(memcached) => memcached.keys.restrict(allowed),
-            Speaker::Meta(meta) => meta.keys.restrict(allowed),
-            Speaker::Binary(binary) => binary.keys.restrict(allowed),
-        }
+        self.keys().restrict(allowed);
     }
 
     pub(crate) fn wake(&mut self, at: u64, fabric: &mut Fabric) {
@@ -195,7 +204,8 @@ impl Client {
             return;
         }
         self.wake_at = u64::MAX;
-        if self.random.below(1000) < self.temper.vanishes {
+        let is_given_up = fabric.oracle.is_given_up(self.id);
+        if is_given_up || self.random.below(1000) < self.temper.vanishes {
             self.vanish(fabric);
             return;
         }

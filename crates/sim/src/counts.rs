@@ -37,6 +37,11 @@ pub struct Counts {
     pub withdrawals: u64,
     /// Transactions that came to nothing without anybody's fault.
     pub aborts: u64,
+    /// Replies that were other than they should have been, and of these those that did not fit; and
+    /// those of which nobody judged what became.
+    pub surprises: u64,
+    pub misfits: u64,
+    pub unjudged: u64,
     /// Longest time from a request's last byte sent to the last byte of its reply.
     pub slowest_us: u64,
 }
@@ -63,6 +68,9 @@ impl AddAssign for Counts {
         self.waits += other.waits;
         self.withdrawals += other.withdrawals;
         self.aborts += other.aborts;
+        self.surprises += other.surprises;
+        self.misfits += other.misfits;
+        self.unjudged += other.unjudged;
         self.slowest_us = self.slowest_us.max(other.slowest_us);
     }
 }

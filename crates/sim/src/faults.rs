@@ -2,12 +2,35 @@
 
 use crate::clock::Event;
 use crate::gateway::Input;
+use crate::network::Peer;
 use crate::scenario::Fault;
 use crate::server::Health;
-use crate::world::{CONNECT_AGAIN_US, World};
+use crate::surprise::Surprise;
+use crate::world::{CONNECT_AGAIN_US, Fabric, World};
 
 /// Longest that a gateway refuses to try a server again.
 const BACKOFF_MAX_US: u64 = 1_050_000;
+
+impl Fabric {
+    /// When a pool's servers that are well from now on are so for all gateways.
+    fn end_of_trouble(&self, pool: u32) -> u64 {
+        let config = &self.pools[pool as usize];
+        let connect_ms = config.limits.server_connect_timeout_ms;
+        let wait_ms = config.timeout_ms.map_or(connect_ms, |timeout| timeout.min(connect_ms));
+        self.clock.now() + 2 * BACKOFF_MAX_US + CONNECT_AGAIN_US + wait_ms * 1000
+    }
+
+    /// A gateway closes a connection to a server: if something surprising was said there it does not
+    /// try again at once.
+    pub(crate) fn wire_closed(&mut self, conn: u32) {
+        if let Peer::Server(server) = self.network.conn(conn).peer
+            && self.oracle.is_touched(conn)
+        {
+            let ((pool, server), from) = (self.server_of(server), self.clock.now());
+            self.oracle.trouble_between(pool, server, from, self.end_of_trouble(pool));
+        }
+    }
+}
 
 impl World<'_> {
     /// Something breaks, or recovers before its time.
@@ -49,6 +72,7 @@ impl World<'_> {
             Fault::Slow => "fault: slow is",
             Fault::Unfriendly => "fault: unfriendly is",
             Fault::Moody => "fault: moody is",
+            Fault::Surprise => "fault: surprise by",
         };
         fabric.trace.note(now, what, [at as u64, length, 0]);
         let conns: Vec<u32> = server.sessions.keys().copied().collect();
@@ -72,6 +96,11 @@ impl World<'_> {
             Fault::Garble => {
                 if let Some(session) = session {
                     session.garbles = true;
+                }
+            }
+            Fault::Surprise => {
+                if let Some(session) = session {
+                    session.surprise = Some(Surprise::any(&mut fabric.random));
                 }
             }
             Fault::Stray => {
@@ -105,8 +134,17 @@ impl World<'_> {
         self.fabric.oracle.trouble(pool, index, now);
         if self.servers[at].health != Health::Well {
             self.fabric.clock.plan(now + length, Event::Recover { server: at as u32 });
-        } else if !matches!(kind, Fault::Break | Fault::Garble) {
+        } else if !matches!(kind, Fault::Break | Fault::Garble | Fault::Surprise) {
             self.end_trouble(at);
+        }
+    }
+
+    /// What nobody can judge any more comes to an end.
+    pub(crate) fn end_lost(&mut self) {
+        for conn in std::mem::take(&mut self.fabric.wires.lost) {
+            if let Peer::Server(server) = self.fabric.network.conn(conn).peer {
+                self.servers[server as usize].hang_up(conn, true, &mut self.fabric);
+            }
         }
     }
 
@@ -119,11 +157,7 @@ impl World<'_> {
     /// Errors may be blamed on the server for a while yet: as long as gateways do not try again.
     fn end_trouble(&mut self, at: usize) {
         let (pool, server) = (self.servers[at].pool, self.servers[at].index);
-        let config = &self.fabric.pools[pool as usize];
-        let connect_ms = config.limits.server_connect_timeout_ms;
-        let wait_ms = config.timeout_ms.map_or(connect_ms, |timeout| timeout.min(connect_ms));
-        let now = self.fabric.clock.now();
-        let until = now + 2 * BACKOFF_MAX_US + CONNECT_AGAIN_US + wait_ms * 1000;
+        let until = self.fabric.end_of_trouble(pool);
         self.fabric.oracle.trouble_ends(pool, server, until);
     }
 

@@ -394,6 +394,11 @@ impl Gateway {
             {
                 self.push(Input::Readable { conn }, fabric);
             }
+            if fabric.has_surprises
+                && let Peer::Server(_) = fabric.network.conn(conn).peer
+            {
+                fabric.wire_received(conn, &bytes);
+            }
             // Drivers give what they read, in a buffer that may be larger.
             let mut buffer = Vec::with_capacity(bytes.len() * fabric.random.pick(&[1, 2, 4]));
             buffer.extend_from_slice(&bytes);
@@ -427,6 +432,14 @@ impl Gateway {
             }
             let Fabric { network, clock, random, .. } = fabric;
             let taken = network.write(conn, Side::Gateway, &bytes, clock, random);
+            if fabric.has_surprises
+                && let Peer::Server(_) = fabric.network.conn(conn).peer
+            {
+                let mut slices = [IoSlice::new(&[]); 64];
+                let count = self.engine.output(id, &mut slices);
+                let all = slices[..count].iter().map(|slice| &**slice).collect::<Vec<_>>().concat();
+                fabric.wire_sent(conn, &all, taken);
+            }
             let numbers = [u64::from(self.id), u64::from(conn), taken as u64];
             fabric.trace.quote(fabric.clock.now(), "gateway writes", numbers, &bytes[..taken]);
             socket.write_blocked = taken < bytes.len();
@@ -537,6 +550,7 @@ impl Gateway {
     pub(crate) fn close(&mut self, conn: u32, fabric: &mut Fabric) {
         let numbers = [u64::from(self.id), u64::from(conn), 0];
         fabric.trace.note(fabric.clock.now(), "gateway closes", numbers);
+        fabric.wire_closed(conn);
         let Fabric { network, clock, random, .. } = fabric;
         let is_server = matches!(network.conn(conn).peer, Peer::Server(_));
         // The kernel resets what is closed with bytes unread.
@@ -565,6 +579,7 @@ impl Gateway {
                     assert!(waiting <= limit, "I4: {waiting} bytes wait for client {client}");
                 }
                 Peer::Server(server) => {
+                    fabric.check_wire(conn);
                     let (pool, _) = fabric.server_of(server);
                     let limits = &fabric.pools[pool as usize].limits;
                     // One request larger than the limit may wait alone.

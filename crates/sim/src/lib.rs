@@ -32,8 +32,11 @@ mod request;
 mod rings;
 mod scenario;
 mod server;
+mod shape;
+mod surprise;
 mod trace;
 mod uniques;
+mod wire;
 mod world;
 
 pub use counts::Counts;

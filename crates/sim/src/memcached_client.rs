@@ -55,7 +55,7 @@ impl MemcachedClient {
             line.extend_from_slice(&key);
             let is_shared = key.starts_with(b"s:");
             let outcome = is_shared.then(|| Outcome::good(shared(&key, verb.ends_with('s'))));
-            parts.push(Part { key, outcome, payload: exptime.clone(), shared: is_shared });
+            parts.push(Part { outcome, shared: is_shared, ..Part::new(key, exptime.clone()) });
         }
         line.extend_from_slice(if asking.random.percent(5) { b"  \r\n" } else { b"\r\n" });
         let mut request = Request::new(line, Answer::Values, Framing::Values);
@@ -108,7 +108,7 @@ impl MemcachedClient {
             let [key] = keys;
             request.access = Access::Write;
             request.tag = b"delete".to_vec();
-            request.parts = vec![Part { key, outcome: None, payload: None, shared: false }];
+            request.parts = vec![Part::new(key, None)];
         }
         request
     }
@@ -137,7 +137,7 @@ impl MemcachedClient {
         payload: Option<Vec<u8>>,
         silent: bool,
     ) -> Request {
-        let part = |key| Part { key, outcome: None, payload: payload.clone(), shared: false };
+        let part = |key| Part::new(key, payload.clone());
         let parts = keys.into_iter().map(part).collect();
         let mut request = Request::new(bytes, Answer::Forward, Framing::Line);
         request.access = Access::Write;
@@ -153,7 +153,7 @@ impl MemcachedClient {
         let key = broadcast_key(number);
         let mut request = Request::new(bytes, Answer::Broadcast(OK), Framing::Line);
         request.tag = verb.as_bytes().to_vec();
-        request.parts = vec![Part { key, outcome: None, payload: None, shared: false }];
+        request.parts = vec![Part::new(key, None)];
         request.silent = silent;
         request
     }

@@ -43,7 +43,7 @@ impl MetaClient {
                 bytes.extend_from_slice(b"\r\n");
                 payload.extend_from_slice(&data);
             }
-            parts.push(Part { key, outcome: None, payload: Some(payload), shared: false });
+            parts.push(Part::new(key, Some(payload)));
         }
         let mut request = match is_batch {
             true => {

@@ -158,6 +158,15 @@ pub(crate) fn quieten(payload: &[u8], reply: &[u8]) -> Vec<u8> {
     if is_left_out(&payload[..2], reply) { Vec::new() } else { reply.to_vec() }
 }
 
+/// The same for what the gateway has read: a loud reply to what it asks loudly, and else what the
+/// server wanted to say.
+pub(crate) fn shown(payload: &[u8], reply: &[u8]) -> Vec<u8> {
+    match &payload[..2] {
+        b"mg" | b"ms" => quieten(payload, reply),
+        _ => reply.to_vec(),
+    }
+}
+
 /// Length of the reply to one meta command at the start of `bytes`, if it is all there.
 pub(crate) fn frame(bytes: &[u8]) -> Option<usize> {
     let end = line_end(bytes, 0)?;

@@ -9,11 +9,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::counts::Counts;
-use crate::packet::{Packet, TEMPORARY_FAILURE};
+use crate::meta_server;
+use crate::packet::{self, Packet, TEMPORARY_FAILURE};
 use crate::redis_server::OUT_OF_MEMORY;
 use crate::request::{Answer, Framing, Outcome, Part, Request, Variant};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
+use crate::shape;
 
 /// A request of this size may be passed on while it arrives: its server is chosen when it begins,
 /// and it may fail before it ends.
@@ -36,6 +38,14 @@ pub(crate) struct Execution<'a> {
     pub(crate) by_exec: bool,
 }
 
+/// A part of a client's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartRef {
+    pub(crate) client: u32,
+    pub(crate) request: u32,
+    part: u32,
+}
+
 pub(crate) struct Oracle {
     pub(crate) rings: Rings,
     pub(crate) ledgers: Vec<Ledger>,
@@ -46,6 +56,10 @@ pub(crate) struct Oracle {
     tight_outputs: bool,
     few_sessions: bool,
     has_faults: bool,
+    /// Servers answer surprisingly.
+    has_surprises: bool,
+    /// Connections to servers on which something surprising was said: what was asked there may fail.
+    touched: BTreeSet<u32>,
     /// By pool: how long a request that the gateway has read may go without an answer, whatever
     /// its server does. `None` where something else may hold it up as well.
     patience_us: Vec<Option<u64>>,
@@ -80,6 +94,8 @@ pub(crate) struct Ledger {
     end: End,
     /// It was not waited for when it said no more.
     is_dropped: bool,
+    /// Nobody knows what it must be told.
+    is_given_up: bool,
 }
 
 struct Entry {
@@ -126,6 +142,8 @@ impl Oracle {
             tight_outputs: scenario.tight_outputs,
             few_sessions: scenario.few_sessions,
             has_faults: scenario.faults.any(),
+            has_surprises: scenario.surprises,
+            touched: BTreeSet::new(),
             patience_us: scenario.universe.iter().map(|pool| scenario.patience_us(pool)).collect(),
             drained: BTreeSet::new(),
             removed: BTreeSet::new(),
@@ -149,6 +167,7 @@ impl Oracle {
             unread: 0,
             slowest_us: 0,
             is_dropped: false,
+            is_given_up: false,
             end: match self.drained.contains(&gateway) {
                 true => End::Draining,
                 false => End::Open,
@@ -173,8 +192,36 @@ impl Oracle {
         self.ledgers[client as usize].pool
     }
 
-    pub(crate) fn asked(&mut self, client: u32, request: Request, now: u64) {
+    /// The same between two moments.
+    pub(crate) fn trouble_between(&mut self, pool: u32, server: u32, from: u64, until: u64) {
+        self.troubles.entry((pool, server)).or_default().push((from, until));
+    }
+
+    /// Something surprising is said on a connection to a server.
+    pub(crate) fn touch(&mut self, conn: u32) {
+        self.touched.insert(conn);
+    }
+
+    /// What is asked on the connection from now on is answered rightly.
+    pub(crate) fn untouch(&mut self, conn: u32) {
+        self.touched.remove(&conn);
+    }
+
+    pub(crate) fn is_touched(&self, conn: u32) -> bool {
+        self.touched.contains(&conn)
+    }
+
+    pub(crate) fn asked(&mut self, client: u32, mut request: Request, now: u64) {
         self.counts.requests += 1;
+        request.by_wire = self.has_surprises
+            && !request.parts.is_empty()
+            && !matches!(
+                request.answer,
+                Answer::Local(_)
+                    | Answer::Broadcast(_)
+                    | Answer::Session { .. }
+                    | Answer::Wait { .. }
+            );
         let ledger = &mut self.ledgers[client as usize];
         let index = ledger.requests.len() as u32;
         for part in request.parts.iter().filter(|part| !part.shared) {
@@ -218,6 +265,9 @@ impl Oracle {
         let Some(ledger) = self.ledgers.get_mut(client as usize) else {
             panic!("I1: {}, who does not exist", what());
         };
+        if ledger.is_given_up {
+            return;
+        }
         let name = tag_of(tag, key);
         if !ledger.tags.contains_key(&name)
             && let Some(part) = ledger.waiting(key).filter(|_| self.has_faults)
@@ -272,8 +322,71 @@ impl Oracle {
         }
     }
 
+    /// The gateway writes a part of a client's request on a connection to a server.
+    pub(crate) fn written(
+        &mut self,
+        client: u32,
+        tag: &[u8],
+        key: &[u8],
+        payload: Option<&[u8]>,
+        conn: u32,
+    ) -> Option<PartRef> {
+        let ledger = self.ledgers.get_mut(client as usize)?;
+        let &(request, _) = ledger.tags.get(&tag_of(tag, key))?;
+        let parts = &mut ledger.requests[request as usize].request.parts;
+        let is_it = |part: &Part| {
+            part.wire.is_none() && part.key == key && part.payload.as_deref() == payload
+        };
+        let part = parts.iter().position(is_it)?;
+        parts[part].wire = Some(conn);
+        Some(PartRef { client, request, part: part as u32 })
+    }
+
+    fn request_of(&mut self, part: PartRef) -> &mut Request {
+        &mut self.ledgers[part.client as usize].requests[part.request as usize].request
+    }
+
+    /// Parts of the request that this is one of.
+    pub(crate) fn part_count(&mut self, part: PartRef) -> usize {
+        self.request_of(part).parts.len()
+    }
+
+    /// The gateway has read this as the share of a part, or as an error in its place.
+    pub(crate) fn tell(&mut self, told: PartRef, reply: &[u8], is_refused: bool) {
+        let request = self.request_of(told);
+        let part = &mut request.parts[told.part as usize];
+        let payload = part.payload.as_deref().unwrap_or_default();
+        let shown = match (&request.answer, request.framing) {
+            (Answer::Batch(_), Framing::MetaBatch) => meta_server::shown(payload, reply),
+            (Answer::Batch(_), _) => packet::shown(payload, reply),
+            _ => reply.to_vec(),
+        };
+        part.told = Some(Outcome { reply: shown, refused: is_refused });
+    }
+
+    /// The gateway has read this as the reply to all of the request.
+    pub(crate) fn tell_whole(&mut self, told: PartRef, reply: &[u8]) {
+        self.request_of(told).told = Some(reply.to_vec());
+    }
+
+    /// Nobody can say any more what the client must be told.
+    pub(crate) fn give_up(&mut self, client: u32) {
+        let ledger = &mut self.ledgers[client as usize];
+        ledger.is_given_up = true;
+        ledger.end = End::Gone;
+        ledger.owed.clear();
+    }
+
+    pub(crate) fn is_given_up(&self, client: u32) -> bool {
+        self.ledgers[client as usize].is_given_up
+    }
+
     /// Bytes came to a client that are not told apart yet: takes whole replies from the front.
     pub(crate) fn answered(&mut self, client: u32, bytes: &mut Vec<u8>, now: u64) {
+        if self.is_given_up(client) {
+            bytes.clear();
+            return;
+        }
         let mut used = 0;
         while used < bytes.len() {
             let ledger = &self.ledgers[client as usize];
@@ -347,8 +460,9 @@ impl Oracle {
             let count = errors.len() as u64;
             let blamed = errors.iter().all(|error| self.is_blamed(client, index, error, now));
             let request = &self.ledgers[client as usize].requests[index as usize].request;
+            let may_be_bare = count > 0 || request.is_torn();
             assert!(
-                fits && blamed && count > 0,
+                fits && blamed && may_be_bare,
                 "I1: client {client}, request {index}, {}, is answered {} instead of {}",
                 show(&request.bytes),
                 show(reply),
@@ -366,9 +480,11 @@ impl Oracle {
             _ => reply,
         };
         let is_refusal = |part: &Part| {
-            part.outcome.as_ref().is_some_and(|outcome| outcome.refused && outcome.reply == reply)
+            let share = entry.request.share(part);
+            share.is_some_and(|outcome| outcome.refused && outcome.reply == reply)
         };
-        let refusal = entry.request.parts.iter().any(is_refusal);
+        let refusal = entry.request.parts.iter().any(is_refusal)
+            || (self.has_surprises && is_surprise(&entry.request, reply));
         let blamed = self.is_blamed(client, index, reply, now);
         let entry = &self.ledgers[client as usize].requests[index as usize];
         let expected = entry.request.expected();
@@ -383,6 +499,10 @@ impl Oracle {
     }
 
     fn check_broadcast(&self, client: u32, index: u32, now: u64) {
+        if self.has_surprises {
+            // What one has executed another may be told.
+            return;
+        }
         let ledger = &self.ledgers[client as usize];
         let entry = &ledger.requests[index as usize];
         if let Answer::Broadcast(_) = entry.request.answer {
@@ -429,6 +549,9 @@ impl Oracle {
             return self.troubles.iter().any(|(key, troubles)| key.0 == pool && hits(troubles));
         }
         entry.request.parts.iter().any(|part| {
+            if let Some(conn) = part.wire {
+                return self.touched.contains(&conn);
+            }
             let access = entry.request.access;
             ledger.gateways.iter().any(|&gateway| {
                 let owners = self.rings.owners(pool, gateway, &part.key, access, from, now);
@@ -660,7 +783,7 @@ fn told<'r>(request: &Request, reply: &'r [u8]) -> Cow<'r, [u8]> {
 
 /// What comes behind values of some of the parts, in their order.
 fn behind_values<'r>(request: &Request, mut reply: &'r [u8]) -> &'r [u8] {
-    let outcomes = request.parts.iter().filter_map(|part| part.outcome.as_ref());
+    let outcomes = request.parts.iter().filter_map(|part| request.share(part));
     for outcome in outcomes.filter(|outcome| !outcome.refused) {
         reply = reply.strip_prefix(&*outcome.reply).unwrap_or(reply);
     }
@@ -680,6 +803,9 @@ fn fits_up_to(request: &Request, at: usize, end: usize, pieces: &[&[u8]]) -> boo
     let is_done = match due.as_deref() {
         Some(b"") => fits_up_to(request, at + 1, end, pieces),
         Some(due) => pieces.first() == Some(&due) && fits_up_to(request, at + 1, end, &pieces[1..]),
+        None if request.by_wire && !shape::is_strict(shape::Kind::Opening) => {
+            fits_up_to(request, at + 1, end, pieces)
+        }
         None => false,
     };
     let is_own = |piece: &[u8]| match (Packet::read(piece), request.framing) {
@@ -693,6 +819,15 @@ fn fits_up_to(request: &Request, at: usize, end: usize, pieces: &[&[u8]]) -> boo
     is_done
         || (pieces.first().filter(is_error).is_some()
             && fits_up_to(request, at + 1, end, &pieces[1..]))
+}
+
+/// What all servers may say, and they do not say it of keys, goes by no part of a request.
+fn is_surprise(request: &Request, reply: &[u8]) -> bool {
+    match request.answer {
+        Answer::Constant(_) => reply.starts_with(b"VERSION ") || shape::is_error_line(reply),
+        Answer::Broadcast(_) => shape::is_error_line(reply),
+        _ => false,
+    }
 }
 
 /// There was no connection for a transaction or a blocking call.

@@ -141,3 +141,10 @@ pub(crate) fn quieten(reply: &[u8]) -> Vec<u8> {
         false => Packet { opcode: opcode.quiet(), ..packet }.bytes(),
     }
 }
+
+/// What a client is told who has asked quietly, with a packet that a payload names, for what the gateway
+/// has read this.
+pub(crate) fn shown(payload: &[u8], reply: &[u8]) -> Vec<u8> {
+    let (packet, _) = Packet::read(reply).expect("it was read whole");
+    quieten(&Packet { opcode: payload[0], ..packet }.bytes())
+}

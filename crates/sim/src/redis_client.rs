@@ -163,7 +163,7 @@ impl RedisClient {
             if !is_discarded && !is_wrong {
                 // It stays open whether it is executed where the transaction fails.
                 let (key, payload) = (key.clone(), Some(value));
-                set.parts.push(Part { key, outcome: None, payload, shared: false });
+                set.parts.push(Part::new(key, payload));
                 set.tag = tag;
             } else {
                 let mark = [b"x".as_slice(), &value].concat();
@@ -209,7 +209,7 @@ impl RedisClient {
         request.access = Access::Write;
         if is_endless {
             request.tag = tag;
-            request.parts.push(Part { key, outcome: None, payload: None, shared: false });
+            request.parts.push(Part::new(key, None));
         }
         request
     }
@@ -230,7 +230,7 @@ impl RedisClient {
             args.extend(payload.clone());
             let is_shared = key.starts_with(b"s:");
             let outcome = is_shared.then(|| shared(name.as_bytes(), &key));
-            parts.push(Part { key, outcome, payload, shared: is_shared });
+            parts.push(Part { outcome, shared: is_shared, ..Part::new(key, payload) });
         }
         let bytes = match asking.random.percent(8) && args.iter().all(|arg| is_plain(arg)) {
             true => inline(&args),

@@ -294,7 +294,7 @@ fn reply(name: &[u8], outcomes: &[Outcome]) -> Vec<u8> {
 }
 
 /// The arguments at the front, which are always an array of bulks, and where they end.
-fn parse(input: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
+pub(crate) fn parse(input: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
     let header = |at: usize, kind: u8| {
         let end = line_end(input, at)?;
         assert_eq!(input[at], kind, "I1: a server is sent {}", input.escape_ascii());

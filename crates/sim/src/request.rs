@@ -2,6 +2,7 @@
 
 use crate::meta_server;
 use crate::packet::{self, Packet};
+use crate::shape;
 
 /// What a server made of one key of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,16 @@ pub(crate) struct Part {
     /// The key belongs to no client: servers do not report what they do with it, and `outcome` is
     /// known from the start.
     pub(crate) shared: bool,
+    /// Where servers answer surprisingly: the connection to a server that it was written on, and
+    /// what came there in its turn.
+    pub(crate) wire: Option<u32>,
+    pub(crate) told: Option<Outcome>,
+}
+
+impl Part {
+    pub(crate) fn new(key: Vec<u8>, payload: Option<Vec<u8>>) -> Self {
+        Self { key, outcome: None, payload, shared: false, wire: None, told: None }
+    }
 }
 
 /// What a connection to a Redis server has agreed on.
@@ -108,6 +119,10 @@ pub(crate) struct Request {
     pub(crate) last: bool,
     /// When the transaction began that it belongs to: what went wrong since then may show now.
     pub(crate) began: Option<u64>,
+    /// What a client is told goes by what the gateway reads, not by what servers do.
+    pub(crate) by_wire: bool,
+    /// What the gateway has read in its turn, where one server has all of it.
+    pub(crate) told: Option<Vec<u8>>,
 }
 
 impl Request {
@@ -123,7 +138,14 @@ impl Request {
             silent: false,
             last: false,
             began: None,
+            by_wire: false,
+            told: None,
         }
+    }
+
+    /// What is known of a part's share of the reply.
+    pub(crate) fn share<'p>(&self, part: &'p Part) -> Option<&'p Outcome> {
+        if self.by_wire { part.told.as_ref() } else { part.outcome.as_ref() }
     }
 
     /// The reply, once all parts are done.
@@ -143,7 +165,7 @@ impl Request {
             | Answer::Wait { .. } => {}
         }
         let outcomes: Option<Vec<&Outcome>> =
-            self.parts.iter().map(|part| part.outcome.as_ref()).collect();
+            self.parts.iter().map(|part| self.share(part)).collect();
         let outcomes = outcomes?;
         if let Some(refused) = outcomes.iter().find(|outcome| outcome.refused) {
             return Some(refused.reply.clone());
@@ -169,11 +191,12 @@ impl Request {
                 all
             }
             Answer::Sum => {
-                let numbers = replies.map(|reply| {
-                    let text = std::str::from_utf8(&reply[1..]).expect("models send numbers");
-                    text.trim_end().parse::<i64>().expect("models send numbers")
-                });
-                format!(":{}\r\n", numbers.sum::<i64>()).into_bytes()
+                let number = |reply: &[u8]| {
+                    let text = std::str::from_utf8(reply.strip_prefix(b":")?).ok()?;
+                    text.trim_end().parse::<i64>().ok()
+                };
+                let sum: Option<i64> = replies.map(number).sum();
+                format!(":{}\r\n", sum?).into_bytes()
             }
             Answer::Forward | Answer::Same | Answer::Wait { .. } => outcomes[0].reply.clone(),
             Answer::Local(_)
@@ -186,11 +209,20 @@ impl Request {
 
     /// What a part of a batch that has been executed is answered.
     pub(crate) fn quiet_answer(&self, part: &Part) -> Option<Vec<u8>> {
-        let reply = &part.outcome.as_ref()?.reply;
+        let reply = &self.share(part)?.reply;
+        if self.by_wire {
+            return Some(reply.clone());
+        }
         Some(match (self.framing, &part.payload) {
             (Framing::MetaBatch, Some(payload)) => meta_server::quieten(payload, reply),
             _ => packet::quieten(reply),
         })
+    }
+
+    /// Part of it was written and not answered, which the start of an answer may hide.
+    pub(crate) fn is_torn(&self) -> bool {
+        let is_cut = |part: &Part| part.wire.is_some() && part.told.is_none();
+        self.by_wire && !shape::is_strict(shape::Kind::Opening) && self.parts.iter().any(is_cut)
     }
 
     /// The single replies in that to a batch.
@@ -217,7 +249,8 @@ impl Request {
             let has_version = reply.windows(version.len()).any(|part| part == version.as_bytes());
             return reply.starts_with(start.as_bytes()) && has_version;
         }
-        self.expected().is_some_and(|expected| expected == reply)
+        self.told.as_deref() == Some(reply)
+            || self.expected().is_some_and(|expected| expected == reply)
     }
 
     /// Length of the reply at the start of `bytes`, if it is all there.

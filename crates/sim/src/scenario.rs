@@ -55,6 +55,8 @@ pub(crate) enum Fault {
     Slow,
     Unfriendly,
     Moody,
+    /// A reply is another one than it should be, or none, or two. Only where the oracle reads along.
+    Surprise,
 }
 
 const ALL_FAULTS: [Fault; 12] = [
@@ -120,6 +122,8 @@ pub struct Scenario {
     /// When one gateway is told to stop, if ever.
     pub(crate) drain_at: Option<u64>,
     pub(crate) isolation: bool,
+    /// Servers answer surprisingly.
+    pub(crate) surprises: bool,
     /// Gateways hand clients over, if they do.
     pub(crate) moves: Option<Moves>,
 }
@@ -183,6 +187,7 @@ impl Scenario {
             oddity: random.pick(&[0, 10, 40]),
             sessions: 0,
             unsettled: false,
+            shares: true,
             request_size_max: limits.request_size_max,
             text: false,
         };
@@ -218,6 +223,7 @@ impl Scenario {
             admitted: random.percent(10).then_some(2),
             drain_at: random.percent(12).then(|| random.range(5_000, 200_000)),
             isolation: false,
+            surprises: false,
             moves: moves(seed, gateways),
         }
     }
@@ -435,6 +441,60 @@ impl Scenario {
         scenario.weather.capacity = 64_000;
         scenario.weather.cuts = random.pick(&[10, 50, 90]);
         scenario.weather.turn_max_us = random.pick(&[200, 600, 2_000]);
+        scenario.universe.clone_from(&scenario.snapshot.pools);
+        scenario
+    }
+
+    /// Servers answer with what nobody expects.
+    pub fn surprises(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x5095_1e00_0000_0000);
+        (scenario.drain_at, scenario.moves, scenario.admitted) = (None, None, None);
+        (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        scenario.snapshot.global.worker_memory_max = None;
+        scenario.surprises = true;
+        scenario.clients_total = scenario.clients + 20;
+        for pool in &mut scenario.snapshot.pools {
+            pool.timeout_ms = Some(random.pick(&[20, 60, 150]));
+            pool.limits = Limits::default();
+            // Clients see uniques as servers say them.
+            pool.memcached.cas_uniques = CasUniques::Plain;
+        }
+        let temper = &mut scenario.temper;
+        (temper.stalls, temper.vanishes, temper.shares) = (0, random.pick(&[0, 0, 2]), false);
+        temper.requests = random.range(20, 200) as u32;
+        temper.value_size_max = random.pick(&[50, 500, 3_000]);
+        temper.request_size_max = Limits::default().request_size_max;
+        temper.pipeline = random.pick(&[1, 4, 16]);
+        temper.think_max_us = random.pick(&[500, 5_000]);
+        temper.oddity = random.pick(&[0, 10]);
+        scenario.weather = Weather {
+            latency_min_us: 20,
+            latency_max_us: random.pick(&[100, 500]),
+            capacity: 64_000,
+            ..scenario.weather
+        };
+        if random.percent(40) {
+            // Gets of many clients leave as one.
+            let pool = &mut scenario.snapshot.pools[0];
+            pool.protocol = Protocol::Memcached;
+            pool.topology = Topology::Sharded;
+            (pool.redis_auth, pool.redis_db) = (None, 0);
+            pool.servers.truncate(2);
+            pool.server_connections = 1;
+            scenario.clients += random.range(4, 20) as u32;
+            scenario.clients_total = scenario.clients + 20;
+            let temper = &mut scenario.temper;
+            temper.text = random.percent(70);
+            (temper.pipeline, temper.think_max_us) = (random.pick(&[1, 2, 4]), 2_000);
+            scenario.weather.turn_max_us = random.pick(&[200, 600, 2_000]);
+        }
+        scenario.faults = Faults {
+            kinds: vec![Fault::Surprise],
+            gap_max_us: random.pick(&[5_000, 20_000, 100_000]),
+            length_max_us: 1_000,
+            count_max: random.pick(&[5, 40, 200]),
+        };
         scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }

@@ -11,6 +11,7 @@ use crate::network::{Side, piece};
 use crate::oracle::{Execution, owner_of};
 use crate::redis_server::RedisServer;
 use crate::request::{Outcome, Variant};
+use crate::surprise::Surprise;
 use crate::uniques;
 use crate::world::Fabric;
 
@@ -37,6 +38,7 @@ pub(crate) struct Server {
     pub(crate) pool: u32,
     pub(crate) index: u32,
     pub(crate) health: Health,
+    protocol: Protocol,
     model: Model,
     pub(crate) sessions: BTreeMap<u32, Session>,
 }
@@ -70,6 +72,9 @@ pub(crate) struct Session {
     pub(crate) garbles: bool,
     /// The connection ends in the middle of the next reply of this size at least.
     pub(crate) breaks: Option<usize>,
+    /// What becomes of the next reply, and one that comes behind the next.
+    pub(crate) surprise: Option<Surprise>,
+    kept_back: Option<Vec<u8>>,
     planned: bool,
 }
 
@@ -124,7 +129,8 @@ impl Server {
                 Model::Memcached(MemcachedServer::new(tag))
             }
         };
-        Self { id, pool, index, health: Health::Well, model, sessions: BTreeMap::new() }
+        let protocol = config.protocol;
+        Self { id, pool, index, health: Health::Well, protocol, model, sessions: BTreeMap::new() }
     }
 
     pub(crate) fn accept(&mut self, conn: u32) {
@@ -346,6 +352,10 @@ impl Server {
                 Model::Memcached(_) => vec![b'x'; 10_000],
             });
         }
+        if session.surprise.is_some() || session.kept_back.is_some() {
+            self.surprise(conn, &done, fabric);
+        }
+        let Some(session) = self.sessions.get_mut(&conn) else { return false };
         if breaks {
             session.output.truncate(session.output.len() - reply_len.div_ceil(2));
             self.flush(conn, fabric);
@@ -353,6 +363,31 @@ impl Server {
             return false;
         }
         true
+    }
+
+    /// Has another reply take the place of the one that was just written.
+    fn surprise(&mut self, conn: u32, done: &Done, fabric: &mut Fabric) {
+        let Some(session) = self.sessions.get_mut(&conn) else { return };
+        let is_greeting = done.keys.is_empty();
+        let is_ready = |surprise: &mut Surprise| !is_greeting || surprise.may_greet();
+        let kept_back = session.kept_back.take();
+        let surprise = session.surprise.take_if(is_ready);
+        if let Some(surprise) = surprise {
+            let (protocol, resp3) = (self.protocol, session.variant.resp3);
+            session.output.truncate(session.output.len() - done.reply.len());
+            let bytes = surprise.instead(&done.reply, protocol, resp3, &mut fabric.random);
+            let numbers = [self.id.into(), conn.into(), surprise.code()];
+            fabric.trace.quote(fabric.clock.now(), "server surprises", numbers, &bytes);
+            session.output.extend_from_slice(&bytes);
+            fabric.oracle.counts.surprises += 1;
+            fabric.oracle.touch(conn);
+            if surprise == Surprise::Late {
+                session.kept_back = Some(done.reply.clone());
+            }
+        }
+        if let Some(reply) = kept_back {
+            session.output.extend_from_slice(&reply);
+        }
     }
 
     fn flush(&mut self, conn: u32, fabric: &mut Fabric) {
@@ -400,6 +435,9 @@ impl Server {
     /// Takes up what has come while it was not well.
     pub(crate) fn recover(&mut self, fabric: &mut Fabric) {
         self.health = Health::Well;
+        for session in self.sessions.values_mut() {
+            session.surprise = None;
+        }
         let conns: Vec<u32> = self.sessions.keys().copied().collect();
         for conn in conns {
             self.notice(conn, fabric);

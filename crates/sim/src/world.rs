@@ -17,6 +17,7 @@ use crate::request::Access;
 use crate::scenario::{Scenario, pool_id};
 use crate::server::{Health, Server};
 use crate::trace::Trace;
+use crate::wire::Wires;
 
 /// How long things may go wrong before everything is healed.
 const TALK_MAX_US: u64 = 6_000_000;
@@ -66,6 +67,9 @@ pub(crate) struct Fabric {
     pub(crate) trace: Trace,
     pub(crate) pools: Vec<Pool>,
     pub(crate) cuts: u64,
+    /// Servers answer surprisingly, so that what goes over wires is read along.
+    pub(crate) has_surprises: bool,
+    pub(crate) wires: Wires,
     /// Longest request that anybody sends.
     pub(crate) request_size_max: u64,
     /// By number of the server: its pool, and its index there.
@@ -130,6 +134,8 @@ impl<'a> World<'a> {
             oracle: Oracle::new(scenario),
             trace: Trace::default(),
             cuts: scenario.weather.cuts,
+            has_surprises: scenario.surprises,
+            wires: Wires::default(),
             request_size_max: 5 * (scenario.temper.value_size_max + 500),
             servers: servers.iter().map(|server| (server.pool, server.index)).collect(),
             random: random.fork(),
@@ -192,6 +198,9 @@ impl<'a> World<'a> {
         // Backoffs, probes and changes of rings come to their ends.
         let end = self.fabric.clock.now() + 8_000_000;
         self.advance(end, false);
+        if self.scenario.surprises {
+            self.check_lasting_damage();
+        }
         for (id, gateway) in self.gateways.iter().enumerate() {
             gateway.check_quiet(&self.fabric);
             let drained = self.drained.contains(&(id as u32));
@@ -207,6 +216,24 @@ impl<'a> World<'a> {
                 self.fabric.oracle.check_all_done();
             }
         }
+    }
+
+    /// What was surprising has left nothing behind: new clients are all answered rightly.
+    fn check_lasting_damage(&mut self) {
+        self.fabric.check_wires_at_rest();
+        let before = self.fabric.oracle.counts;
+        for _ in 0..6 {
+            self.join();
+        }
+        for client in &mut self.clients {
+            client.calm(&mut self.fabric);
+        }
+        self.settle();
+        let after = self.fabric.oracle.counts;
+        assert_eq!((before.errors, before.cuts), (after.errors, after.cuts), "I1: damage lasts");
+        let end = self.fabric.clock.now() + 8_000_000;
+        self.advance(end, false);
+        self.fabric.check_wires_at_rest();
     }
 
     /// Lets clients ask and be answered to the end, however long that takes by a slow network, as
@@ -256,6 +283,7 @@ impl<'a> World<'a> {
             Event::Tick { gateway } => {
                 let wishes = self.gateways[gateway as usize].tick(&mut self.fabric);
                 wishes.into_iter().for_each(|wish| self.grant(gateway, wish));
+                self.end_lost();
             }
             Event::Arrive { conn, at } => self.arrive(conn, at),
             Event::Writable { conn, at: Side::Gateway } => {

@@ -14,7 +14,9 @@ mod value;
 
 pub use decimal::integer;
 pub(crate) use plain::name_word;
-pub use plain::{PlainHead, PlainRequest, plain_head, plain_reply, plain_reply_or_array};
+pub use plain::{
+    PlainHead, PlainRequest, plain_head, plain_reply, plain_reply_of, plain_reply_or_array,
+};
 pub use reply::{ReplyScanner, Scan};
 pub use request::{ARGS_MAX, BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, ProtocolError, RequestParser};
 pub use tail::{Tail, TailScan};

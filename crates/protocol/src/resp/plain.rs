@@ -93,6 +93,12 @@ impl<'b> PlainHead<'b> {
 /// bulk or null, a number or a truth value.
 #[inline(always)]
 pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+    plain_reply_of::<true>(buf)
+}
+
+/// The same where the server may use what only RESP3 has, or may not.
+#[inline(always)]
+pub fn plain_reply_of<const RESP3: bool>(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     if *buf.first()? == b'$'
         && let Some((_, rest)) = bulk(buf)
     {
@@ -101,28 +107,29 @@ pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     if buf.starts_with(b"+OK\r\n") {
         return Some(buf.split_at(5));
     }
-    plain_line(buf)
+    plain_line::<RESP3>(buf)
 }
 
 /// The same, or an array of such replies.
 #[inline(always)]
-pub fn plain_reply_or_array(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+pub fn plain_reply_or_array<const RESP3: bool>(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     if *buf.first()? != b'*' {
-        return plain_reply(buf);
+        return plain_reply_of::<RESP3>(buf);
     }
     let (count, start) = decimal::line(buf, 1)?;
     let mut rest = &buf[start..];
     for _ in 0..count {
-        (_, rest) = plain_reply(rest)?;
+        (_, rest) = plain_reply_of::<RESP3>(rest)?;
     }
     Some(buf.split_at(buf.len() - rest.len()))
 }
 
 /// What is on one line at the start of the buffer, and what follows it.
 #[inline(never)]
-fn plain_line(buf: &[u8]) -> Option<(&[u8], &[u8])> {
+fn plain_line<const RESP3: bool>(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let len = match buf.first()? {
         b'$' if buf.starts_with(b"$-1\r\n") => 5,
+        b'_' | b',' | b'#' if !RESP3 => return None,
         b'_' if buf.starts_with(b"_\r\n") => 3,
         b'+' | b'-' | b':' | b',' | b'#' => {
             let end = memchr::memchr(b'\n', buf)?;
@@ -251,11 +258,14 @@ mod tests {
             b"$1\r\nx\r\n",
         ];
         for reply in replies {
-            assert_eq!(plain_reply_or_array(&[reply, b"*"].concat()), Some((reply, &b"*"[..])));
-            assert_eq!(plain_reply_or_array(&reply[..reply.len() - 1]), None);
+            assert_eq!(
+                plain_reply_or_array::<true>(&[reply, b"*"].concat()),
+                Some((reply, &b"*"[..]))
+            );
+            assert_eq!(plain_reply_or_array::<true>(&reply[..reply.len() - 1]), None);
         }
         for other in ["*-1\r\n", "*1\r\n*1\r\n:1\r\n", "*01\r\n:1\r\n", "*?\r\n.\r\n"] {
-            assert_eq!(plain_reply_or_array(other.as_bytes()), None, "{other:?}");
+            assert_eq!(plain_reply_or_array::<true>(other.as_bytes()), None, "{other:?}");
         }
     }
 
@@ -314,7 +324,7 @@ mod tests {
                 prop_assert_eq!(ReplyScanner::default().scan(&buf), expected);
             }
             if buf[0] != b'*' {
-                prop_assert_eq!(plain_reply_or_array(&buf), whole);
+                prop_assert_eq!(plain_reply_or_array::<true>(&buf), whole);
             }
         }
 
@@ -323,7 +333,7 @@ mod tests {
             "*0\r\n", "*1\r\n$-1\r\n", "*2\r\n$3\r\nabc\r\n:17\r\n",
             "*3\r\n$12\r\nabcdefghijkl\r\n$0\r\n\r\n-ERR no\r\n", "*1\r\n*1\r\n+OK\r\n",
         ])) {
-            if let Some((reply, _)) = plain_reply_or_array(&buf) {
+            if let Some((reply, _)) = plain_reply_or_array::<true>(&buf) {
                 let expected = Scan::Complete(reply.len());
                 prop_assert_eq!(ReplyScanner::default().scan(&buf), expected);
             }

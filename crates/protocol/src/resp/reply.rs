@@ -39,6 +39,8 @@ pub struct ReplyScanner {
     announced: Announced,
     /// What is arriving is a push.
     push: bool,
+    /// Types that only RESP3 has are not taken, pushes aside.
+    is_resp2: bool,
 }
 
 const _: () = assert!(size_of::<ReplyScanner>() <= 48);
@@ -68,6 +70,16 @@ enum Announced {
 }
 
 impl ReplyScanner {
+    /// Whether the server has agreed on RESP3: else what only RESP3 has is no reply.
+    pub fn set_resp3(&mut self, is_resp3: bool) {
+        self.is_resp2 = !is_resp3;
+    }
+
+    #[inline]
+    pub fn is_resp3(&self) -> bool {
+        !self.is_resp2
+    }
+
     #[inline]
     pub fn scan(&mut self, buf: &[u8]) -> Scan {
         if buf.is_empty() {
@@ -133,12 +145,19 @@ impl ReplyScanner {
             self.outstanding = 2;
         }
         match buf[at] {
-            b'$' | b'!' | b'=' => self.string(buf, at),
-            b'+' | b'-' | b':' | b'_' | b'#' | b',' | b'(' => {
+            b'$' => self.string(buf, at),
+            b'+' | b'-' | b':' => {
                 self.state = State::Line;
                 self.line(buf, at + 1)
             }
-            b'*' | b'%' | b'~' | b'|' => self.aggregate(buf, at),
+            b'*' => self.aggregate(buf, at),
+            _ if self.is_resp2 => None,
+            b'!' | b'=' => self.string(buf, at),
+            b'_' | b'#' | b',' | b'(' => {
+                self.state = State::Line;
+                self.line(buf, at + 1)
+            }
+            b'%' | b'~' | b'|' => self.aggregate(buf, at),
             _ => None,
         }
     }
