@@ -484,7 +484,9 @@ impl Oracle {
             share.is_some_and(|outcome| outcome.refused && outcome.reply == reply)
         };
         let refusal = entry.request.parts.iter().any(is_refusal)
-            || (self.has_surprises && is_surprise(&entry.request, reply));
+            || (self.has_surprises && is_surprise(&entry.request, reply))
+            // Nobody knows whose it is.
+            || (self.counts.unjudged > 0 && matches!(entry.request.answer, Answer::Constant(_)));
         let blamed = self.is_blamed(client, index, reply, now);
         let entry = &self.ledgers[client as usize].requests[index as usize];
         let expected = entry.request.expected();

@@ -322,8 +322,7 @@ fn values_frame(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
     loop {
         let Some(end) = line_end(bytes, at) else { return Ok(None) };
         let line = &bytes[at..end - 2];
-        let is_error = |word: &[u8]| line.starts_with(word);
-        if line == b"END" || is_error(b"SERVER_ERROR") || is_error(b"CLIENT_ERROR") {
+        if line == b"END" || shape::is_error(line) {
             return Ok(Some(end));
         }
         let mut words = line.split(|&byte| byte == b' ');

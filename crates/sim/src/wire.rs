@@ -156,7 +156,11 @@ impl Fabric {
                 break;
             };
             match asked.shape.read(&wire.got, wire.resp3) {
-                Reading::Part => return,
+                Reading::Part => {
+                    // Each value goes to its client as soon as it is whole.
+                    tell_blocks(asked, &wire.got, false, &mut self.oracle);
+                    return;
+                }
                 Reading::Whole(len) => {
                     let reply: Vec<u8> = wire.got.drain(..len).collect();
                     let asked = wire.queue.pop_front().expect("it was just looked at");
@@ -165,10 +169,7 @@ impl Fabric {
                 Reading::Misfit => {
                     let is_strict = shape::is_strict(asked.shape.kind());
                     wire.state = if is_strict { State::Broken } else { State::Unknown };
-                    if let Shape::Blocks(_) = asked.shape {
-                        // Those whose values have come whole have got them.
-                        tell_blocks(asked, &wire.got, false, &mut self.oracle);
-                    }
+                    tell_blocks(asked, &wire.got, false, &mut self.oracle);
                     break;
                 }
             }
@@ -230,7 +231,7 @@ fn tell(asked: &Asked, reply: &[u8], oracle: &mut Oracle) {
                 oracle.tell(part, if at == 0 { reply } else { b":0\r\n" }, false);
             }
         }
-        Shape::Array(_) | Shape::Integer => {
+        Shape::Array(_) | Shape::Integer | Shape::Status if reply[0] == b'-' => {
             asked.parts.iter().for_each(|&part| oracle.tell(part, reply, true));
         }
         Shape::Fenced(_) => {
@@ -363,8 +364,7 @@ fn find_meta<'b>(bytes: &'b [u8], end: usize, words: &[&'b [u8]]) -> Option<Foun
     }
     let codes: &'static [&'static str] = match verb {
         b"mg" => &["VA", "HD", "EN"],
-        b"ms" => &["HD", "NS", "EX", "NF"],
-        b"md" => &["HD", "NF", "EX"],
+        b"ms" | b"md" => &["HD", "NS", "EX", "NF"],
         _ => &["HD", "VA", "NF", "NS", "EX"],
     };
     let first = if verb == b"ms" { 3 } else { 2 };
