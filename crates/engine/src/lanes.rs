@@ -221,8 +221,12 @@ impl Engine {
         let is_met = match slot.reply.is_empty() {
             true => slot.due.is_met_by(bytes),
             false => {
-                let start = slot.reply.iter().chain(bytes).copied().take(Due::START_MAX);
-                slot.due.is_met_by(&start.collect::<Vec<u8>>())
+                let (mut start, mut len) = ([0; Due::START_MAX], 0);
+                for (place, &byte) in start.iter_mut().zip(slot.reply.iter().chain(bytes)) {
+                    *place = byte;
+                    len += 1;
+                }
+                slot.due.is_met_by(&start[..len])
             }
         };
         if is_met == Some(true) {

@@ -186,9 +186,10 @@ fn a_connection_lost_in_the_middle_of_a_fragments_reply_fails_the_request() {
     world.assert_idle();
 }
 
+/// One error for who asked, and nothing of what comes behind for anybody: that is late by one reply, or
+/// early.
 #[test]
-fn a_fragments_reply_that_does_not_fit_is_an_error() {
-    let (mut world, client, [a, b, ..]) = four_servers();
+fn a_fragments_reply_that_does_not_fit_ends_that_servers_connection() {
     for (request, good, bad) in [
         ("MGET a b e", "*1\r\n$1\r\n1\r\n", "*1\r\n$1\r\n1\r\n"),
         ("MGET a b e", "*1\r\n$1\r\n1\r\n", "*3\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n"),
@@ -197,21 +198,66 @@ fn a_fragments_reply_that_does_not_fit_is_an_error() {
         ("MGET a b e", "*1\r\n$1\r\n1\r\n", "$1\r\n1\r\n"),
         ("MGET a b e", "*1\r\n$1\r\n1\r\n", "+OK\r\n"),
         ("DEL a b e", ":1\r\n", "+OK\r\n"),
-        ("DEL a b e", ":1\r\n", ":x\r\n"),
-        ("DEL a b e", ":1\r\n", ":9223372036854775807\r\n"),
         ("DEL a b e", ":1\r\n", "*1\r\n:1\r\n"),
         ("MSET a 1 b 2", "+OK\r\n", ":1\r\n"),
         ("MSET a 1 b 2", "+OK\r\n", "$2\r\nOK\r\n"),
     ] {
-        world.send(client, redis(request));
-        world.send(a, bad);
-        world.send(b, good);
-        world.expect(client, "-ERR Server sent an invalid reply\r\n");
-        world.send(client, redis(request));
-        world.send(b, bad);
-        world.send(a, good);
-        let told = world.received(client);
-        assert!(told == b"-ERR Server sent an invalid reply\r\n", "{request} {bad:?}: {told:?}");
+        for cut in 0..bad.len() {
+            let (mut world, client, [a, b, ..]) = four_servers();
+            let other = world.client();
+            world.send(client, redis(request));
+            world.send(other, redis("GET a"));
+            if cut % 2 == 0 {
+                world.send(b, good);
+            }
+            world.send(a, &bad[..cut]);
+            world.send(a, format!("{}$6\r\nothers\r\n", &bad[cut..]));
+            if cut % 2 == 1 {
+                world.send(b, good);
+            }
+            for client in [client, other] {
+                world.expect(client, "-ERR Server sent an invalid reply\r\n");
+            }
+            assert_eq!(world.closed, [a], "{request} {bad:?}");
+            world.wait_ms(50);
+            let again = world.accept(0);
+            world.send(other, redis("GET a"));
+            world.expect(again, redis("GET a"));
+            world.send(again, "$1\r\nx\r\n");
+            world.expect(other, "$1\r\nx\r\n");
+            world.assert_idle();
+        }
+    }
+}
+
+#[test]
+fn who_left_leaves_no_reply_that_does_not_fit() {
+    for cut in 1.."*1\r\n".len() {
+        let (mut world, client, [a, b, ..]) = four_servers();
+        let other = world.client();
+        world.send(client, redis("MGET a b e"));
+        world.send(other, redis("GET a"));
+        world.close(client, CloseReason::Reset);
+        let bad = "*1\r\n$1\r\n1\r\n";
+        world.send(a, &bad[..cut]);
+        world.send(a, format!("{}$6\r\nothers\r\n", &bad[cut..]));
+        world.send(b, "*1\r\n$1\r\n1\r\n");
+        world.expect(other, "-ERR Server sent an invalid reply\r\n");
+        assert!(world.closed.contains(&a));
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn counts_that_cannot_be_added_are_an_error() {
+    let (mut world, client, [a, b, ..]) = four_servers();
+    for bad in [":x\r\n", ":9223372036854775807\r\n"] {
+        for (first, second) in [(a, b), (b, a)] {
+            world.send(client, redis("DEL a b e"));
+            world.send(first, bad);
+            world.send(second, ":1\r\n");
+            world.expect(client, "-ERR Server sent an invalid reply\r\n");
+        }
     }
     assert!(world.closed.is_empty());
     world.assert_idle();
@@ -293,7 +339,6 @@ fn splits_keep_their_place_in_a_pipeline() {
 
 #[test]
 fn what_is_wrong_with_a_split_changes_nothing_before_it() {
-    let (mut world, client, [a, b, ..]) = four_servers();
     let invalid = "-ERR Server sent an invalid reply\r\n";
     for (reply, answer) in [
         ("*2\r\n:1\r\n:2\r\n", invalid),
@@ -302,13 +347,14 @@ fn what_is_wrong_with_a_split_changes_nothing_before_it() {
         ("-ERR x\r\n", "-ERR x\r\n"),
         ("*1\r\n*1\r\n:1\r\n", "*2\r\n*1\r\n:1\r\n:3\r\n"),
     ] {
+        let (mut world, client, [a, b, ..]) = four_servers();
         world.send(client, [redis("MGET a b"), redis("MGET b a"), redis("GET a")].concat());
         world.send(a, "*1\r\n:1\r\n*1\r\n:3\r\n+A\r\n");
         world.expect(client, "");
         world.send(b, format!("*1\r\n$1\r\nB\r\n{reply}"));
         world.expect(client, format!("*2\r\n:1\r\n$1\r\nB\r\n{answer}+A\r\n"));
+        world.assert_idle();
     }
-    world.assert_idle();
 }
 
 #[test]

@@ -326,6 +326,31 @@ fn in_resp2_a_push_is_no_reply() {
     assert!(world.closed.contains(&lane));
 }
 
+/// A client of RESP2 could make nothing of it.
+#[test]
+fn in_resp2_what_only_resp3_has_is_no_reply() {
+    let types = ["_\r\n", "#t\r\n", ",1.5\r\n", "(12\r\n", "%1\r\n+a\r\n:1\r\n", "~1\r\n:1\r\n"];
+    let strings = ["=5\r\ntxt:a\r\n", "!5\r\nERR x\r\n", "|1\r\n+a\r\n:1\r\n+x\r\n"];
+    let replies = types.into_iter().chain(strings).flat_map(|bad| {
+        let inside = |head: &str| format!("{head}{bad}");
+        [bad.to_owned(), inside("*1\r\n"), inside("*2\r\n+a\r\n"), inside("*1\r\n*1\r\n")]
+    });
+    for reply in replies {
+        for cut in 0..reply.len() {
+            let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(PLAIN, 1));
+            let (client, other) = (world.client(), world.client());
+            world.send(client, redis("GET a"));
+            world.send(other, redis("GET b"));
+            world.send(lane, &reply[..cut]);
+            world.send(lane, format!("{}$6\r\nothers\r\n", &reply[cut..]));
+            for client in [client, other] {
+                world.expect(client, "-ERR Server sent an invalid reply\r\n");
+            }
+            assert!(world.closed.contains(&lane), "{reply:?} {cut}");
+        }
+    }
+}
+
 #[test]
 fn a_database_that_a_server_lacks_is_no_failure_of_the_server() {
     let options = format!("{PLAIN}\nauto_eject_hosts: true\nserver_failure_limit: 1");
