@@ -499,6 +499,22 @@ impl Scenario {
         scenario
     }
 
+    /// As [`Scenario::surprises`], with transactions and calls that wait.
+    pub fn surprising_sessions(seed: u64) -> Self {
+        let mut scenario = Self::surprises(seed);
+        let mut random = Random::new(seed ^ 0x5e55_5095_0000_0000);
+        scenario.temper.sessions = random.pick(&[10, 30, 60]);
+        scenario.temper.unsettled = true;
+        for pool in &mut scenario.snapshot.pools {
+            if pool.protocol == Protocol::Memcached {
+                pool.protocol = Protocol::Redis;
+            }
+            pool.session_connections_idle = random.pick(&[0, 1, 2]);
+        }
+        scenario.universe.clone_from(&scenario.snapshot.pools);
+        scenario
+    }
+
     /// Transactions and calls that wait, among all else.
     pub fn sessions(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);

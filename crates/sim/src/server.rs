@@ -163,6 +163,8 @@ impl Server {
             return;
         }
         if session.blocked.is_some() && !self.end_wait(conn, fabric) {
+            // What it said before may not have gone out whole.
+            self.flush(conn, fabric);
             self.look_for_end(conn, fabric);
             return;
         }
@@ -297,6 +299,7 @@ impl Server {
             return false;
         }
         let refuse = self.health == Health::Moody && fabric.random.percent(30);
+        let owner = session.owner;
         let input = std::mem::take(&mut session.input);
         let done = match &mut self.model {
             Model::Redis(redis) => {
@@ -305,6 +308,13 @@ impl Server {
             Model::Memcached(memcached) => memcached.execute(&input, refuse),
         };
         session.input = input;
+        let owner = owner.or(session.owner);
+        let owner = owner.or_else(|| session.blocked.as_ref().and_then(|b| owner_of(&b.key)));
+        // What is queued of a key of nobody's has its client in the value.
+        let queued = session.queue.iter().flatten().filter_map(|words| words.last());
+        let owner = owner.or_else(|| {
+            queued.filter_map(|word| owner_of(&[b"c", word.strip_prefix(b"x")?].concat())).next()
+        });
         let Some(done) = done else { return false };
         session.input.drain(..done.used);
         let mut done = done;
@@ -354,6 +364,11 @@ impl Server {
         }
         if session.surprise.is_some() || session.kept_back.is_some() {
             self.surprise(conn, &done, fabric);
+        }
+        if let Some(owner) = owner.filter(|_| fabric.oracle.is_touched(conn)) {
+            // What a transaction comes to, or a wait, of which something surprising was said is its
+            // owner's affair. What matters is that it is nobody else's.
+            fabric.oracle.give_up(owner);
         }
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
         if breaks {

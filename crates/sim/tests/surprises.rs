@@ -20,8 +20,20 @@ fn surprising_answers_reach_nobody_else() {
 }
 
 #[test]
+fn surprising_answers_to_transactions_harm_nobody_else() {
+    let played = play(range(60), |seed| run(&Scenario::surprising_sessions(seed)).counts);
+    let (seeds, total) = (played.len() as u64, played.into_iter().sum::<Counts>());
+    println!("{total:?}");
+    assert!(total.transactions > seeds && total.waits > seeds, "{total:?}");
+}
+
+#[test]
 fn one_seed() {
     if let Some(seed) = number("CASHEW_SIM_SURPRISES_SEED") {
+        if number("CASHEW_SIM_SESSIONS").is_some() {
+            println!("{:#?}", run(&Scenario::surprising_sessions(seed)));
+            return;
+        }
         println!("{:#?}", Scenario::surprises(seed));
         println!("{:#?}", run(&Scenario::surprises(seed)));
     }
