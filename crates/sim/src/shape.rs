@@ -22,6 +22,8 @@ pub(crate) enum Shape {
     /// A number, as it is said to `incr`.
     Count,
     Version,
+    /// Whatever is said before VERSION, which ends it.
+    Told,
     /// One of these codes of the meta commands.
     Meta(&'static [&'static str]),
     /// The same or nothing, and MN.
@@ -43,6 +45,8 @@ pub(crate) enum Kind {
     Blocks,
     Line,
     Meta,
+    /// To those that are asked quietly with an `mn` behind them.
+    Fence,
     Packet,
     /// The start of a reply to what is asked quietly, by which it may be taken for what is left out
     /// before the rest shows that it does not fit.
@@ -53,7 +57,7 @@ pub(crate) enum Kind {
 /// nobody judges what becomes of its connection and of the clients on it. Crashes and waits without
 /// end are found all the same.
 pub(crate) const NOT_YET_STRICT: &[Kind] =
-    &[Kind::Blocks, Kind::Line, Kind::Meta, Kind::Packet, Kind::Opening];
+    &[Kind::Blocks, Kind::Line, Kind::Meta, Kind::Fence, Kind::Packet, Kind::Opening];
 
 pub(crate) fn is_strict(kind: Kind) -> bool {
     !NOT_YET_STRICT.contains(&kind)
@@ -78,8 +82,9 @@ impl Shape {
             Self::Value => Kind::Value,
             Self::Array(_) | Self::Integer | Self::Status => Kind::Part,
             Self::Blocks(_) => Kind::Blocks,
-            Self::Line(_) | Self::Count | Self::Version => Kind::Line,
-            Self::Meta(_) | Self::Fenced(_) => Kind::Meta,
+            Self::Line(_) | Self::Count | Self::Version | Self::Told => Kind::Line,
+            Self::Meta(_) => Kind::Meta,
+            Self::Fenced(_) => Kind::Fence,
             Self::Packet { .. } => Kind::Packet,
         }
     }
@@ -99,6 +104,7 @@ impl Shape {
                 line == b"NOT_FOUND" || (!line.is_empty() && line.iter().all(u8::is_ascii_digit))
             }),
             Self::Version => line(bytes, |line| line.starts_with(b"VERSION ")),
+            Self::Told => told(bytes),
             Self::Meta(codes) => meta(bytes, codes),
             Self::Fenced(codes) => match (bytes.starts_with(b"MN\r\n"), meta(bytes, codes)) {
                 (true, _) => Whole(4),
@@ -179,6 +185,17 @@ fn line(bytes: &[u8], fits: impl Fn(&[u8]) -> bool) -> Reading {
         Some(_) => Misfit,
         None => Part,
     }
+}
+
+fn told(bytes: &[u8]) -> Reading {
+    let mut at = 0;
+    while let Some(end) = line_end(bytes, at) {
+        if bytes[at..end].starts_with(b"VERSION ") {
+            return Whole(end);
+        }
+        at = end;
+    }
+    Part
 }
 
 /// Data and the line end behind them, from `at` on.
@@ -281,6 +298,8 @@ mod tests {
             (Shape::Line(&["STORED"]), "STORED\r\n"),
             (Shape::Line(&["STORED"]), "ERROR\r\n"),
             (Shape::Count, "17\r\n"),
+            (Shape::Told, "VERSION 1\r\n"),
+            (Shape::Told, "a\r\n\r\nVERSION 1\r\n"),
             (Shape::Meta(&["VA"]), "VA 2 c5\r\nxy\r\n"),
             (Shape::Fenced(codes), "MN\r\n"),
             (Shape::Fenced(codes), "NF q\r\nMN\r\n"),

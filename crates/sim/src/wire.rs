@@ -336,7 +336,14 @@ fn find_text(bytes: &[u8]) -> Option<Found<'_>> {
         b"flush_all" | b"verbosity" => {
             let number = std::str::from_utf8(words[1]).ok().and_then(|text| text.parse().ok());
             let client = owner_of(&broadcast_key(number.expect("clients send numbers")));
-            Found { client, ..Found::new(end, Shape::Line(&["OK"])) }
+            const FENCE: &[u8] = b"version\r\n";
+            match verb == b"verbosity" && shape::is_strict(shape::Kind::Line) {
+                true => {
+                    bytes.get(end..end + FENCE.len()).filter(|fence| *fence == FENCE)?;
+                    Found { client, ..Found::new(end + FENCE.len(), Shape::Told) }
+                }
+                false => Found { client, ..Found::new(end, Shape::Line(&["OK"])) },
+            }
         }
         b"version" => Found::new(end, Shape::Version),
         b"mn" => Found::new(end, Shape::Meta(&["MN"])),
@@ -364,7 +371,8 @@ fn find_meta<'b>(bytes: &'b [u8], end: usize, words: &[&'b [u8]]) -> Option<Foun
     }
     let codes: &'static [&'static str] = match verb {
         b"mg" => &["VA", "HD", "EN"],
-        b"ms" | b"md" => &["HD", "NS", "EX", "NF"],
+        b"ms" => &["HD", "NS", "EX", "NF"],
+        b"md" if !words.contains(&&b"q"[..]) => &["HD", "NS", "EX", "NF"],
         _ => &["HD", "VA", "NF", "NS", "EX"],
     };
     let first = if verb == b"ms" { 3 } else { 2 };

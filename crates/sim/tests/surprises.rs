@@ -9,7 +9,7 @@ mod seeds;
 use cashew_sim::{Counts, Scenario, run};
 use seeds::{number, play, range};
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 120;
 
 #[test]
 fn surprising_answers_reach_nobody_else() {
