@@ -5,17 +5,19 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use cashew_protocol::memcached::{Parsed, RequestParser, Verb};
-use cashew_protocol::redis::{Access, COMMANDS, Command, Fan, Group, Keys, Merge, Rule};
+use cashew_protocol::memcached::{ChorePolicy, Parsed, RequestParser, Verb, chores};
+use cashew_protocol::redis::{Access, COMMANDS, Clearance, Command, Fan, Group, Keys, Merge, Rule};
 
 #[test]
 fn the_docs_of_commands_are_current() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/commands.md");
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     let mut made = written.clone();
-    for (name, table) in
-        [("redis commands", redis_tables()), ("memcached commands", memcached_table())]
-    {
+    for (name, table) in [
+        ("redis commands", redis_tables()),
+        ("memcached commands", memcached_table()),
+        ("policies", policy_table()),
+    ] {
         made = replace(&made, name, &table);
     }
     if std::env::var_os("CASHEW_BLESS").is_some() {
@@ -57,6 +59,37 @@ fn redis_tables() -> String {
         text.push('\n');
     }
     text.trim_end().to_owned() + "\n"
+}
+
+/// What is not for every client, by the first policy that has it.
+fn policy_table() -> String {
+    let mut text = String::from(
+        "| | `cache` | `application` | `admin` |\n|---|---|---|---|\n\
+         | what uses data, and what reads how servers are | yes | yes | yes |\n",
+    );
+    for (clearance, marks) in
+        [(Clearance::Application, "no | yes | yes"), (Clearance::Admin, "no | no | yes")]
+    {
+        let of_redis = COMMANDS.iter().filter(|command| command.clearance == clearance);
+        let of_redis = of_redis.filter(|command| !matches!(command.rule, Rule::Refuse(_)));
+        let of_redis = of_redis.filter(|command| !command.name.starts_with("debug|"));
+        let names: Vec<String> =
+            of_redis.map(|command| format!("`{}`", shown(command.name))).collect();
+        writeln!(text, "| {} | {marks} |", names.join(", ")).unwrap();
+        let has = |base: Clearance, chore: &str| {
+            !ChorePolicy::new(base, &[], &[]).refused().any(|refused| refused == chore)
+        };
+        let below = match clearance {
+            Clearance::Admin => Clearance::Application,
+            Clearance::Application | Clearance::Cache => Clearance::Cache,
+        };
+        let names: Vec<String> = chores()
+            .filter(|chore| has(clearance, chore) && !has(below, chore))
+            .map(|chore| format!("`{}`", chore.replace('|', " ")))
+            .collect();
+        writeln!(text, "| memcached: {} | {marks} |", names.join(", ")).unwrap();
+    }
+    text
 }
 
 fn heading(group: Group) -> &'static str {

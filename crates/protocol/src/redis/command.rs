@@ -2,6 +2,8 @@
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Command {
+    /// Its place in [`super::COMMANDS`], or [`CUSTOM_ID`].
+    pub id: u16,
     /// Lower case; a subcommand is "container|subcommand", as in Redis.
     pub name: &'static str,
     /// Arguments including the name, and the subcommand's name; negative: at least that many.
@@ -12,7 +14,22 @@ pub struct Command {
     pub group: Group,
     /// How many of the entries behind this one in the table are its subcommands.
     pub subcommands: u8,
+    pub clearance: Clearance,
     pub facts: Facts,
+}
+
+/// The id of all commands that are not in the table.
+pub const CUSTOM_ID: u16 = u16::MAX;
+
+/// The least `command_policy` by which clients may call a command. What the gateway refuses to
+/// everybody needs none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Clearance {
+    Cache,
+    /// Empties databases, or what servers keep for all clients.
+    Application,
+    /// Administers servers, other clients or the gateway.
+    Admin,
 }
 
 /// What only COMMAND and the documentation tell. Words are separated by spaces.

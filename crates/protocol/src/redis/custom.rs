@@ -1,7 +1,9 @@
 //! Commands that are not in the table: of modules, by configuration or as the servers tell.
 
 use super::lookup::{by_name, subcommand_name};
-use super::{Access, Command, Facts, Group, Keys, Lookup, NumkeysFaults, Rule};
+use super::{
+    Access, CUSTOM_ID, Clearance, Command, Facts, Group, Keys, Lookup, NumkeysFaults, Rule,
+};
 use crate::Span;
 use crate::resp::{Elements, Reply, reply};
 
@@ -162,7 +164,10 @@ impl Definition {
         };
         let facts = Facts { flags, uses, categories: None, tips: "", since: "", is_open: false };
         let (arity, group) = (self.arity, Group::Module);
-        Command { name, arity, access, keys, rule, group, subcommands, facts }
+        // In the words of its module.
+        let clearance = if self.has("admin") { Clearance::Admin } else { Clearance::Cache };
+        let id = CUSTOM_ID;
+        Command { id, name, arity, access, keys, rule, group, subcommands, clearance, facts }
     }
 }
 
@@ -244,6 +249,11 @@ impl CustomCommands {
         let name = name.to_ascii_lowercase();
         let at = self.commands.binary_search_by(|command| command.name.as_bytes().cmp(&name));
         at.ok().map(|at| self.commands[at])
+    }
+
+    /// All of them, subcommands as well.
+    pub(super) fn all(&self) -> impl Iterator<Item = &'static Command> + '_ {
+        self.commands.iter().copied()
     }
 
     /// Containers and what is no subcommand.

@@ -268,7 +268,7 @@ impl Command {
     }
 
     /// Redis's ACL categories, with "@".
-    fn categories(&self) -> Vec<&'static str> {
+    pub fn categories(&self) -> Vec<&'static str> {
         let has = |flag: &str| self.has_flag(flag);
         let implied = [
             ("@write", self.access == Access::Write),

@@ -93,6 +93,12 @@ pub struct PlainCommand {
 }
 
 impl PlainCommand {
+    /// Its place in the table.
+    #[inline]
+    pub fn id(&self) -> u16 {
+        self.command
+    }
+
     /// All that is known of it.
     pub fn command(&self) -> &'static Command {
         &COMMANDS[usize::from(self.command)]
@@ -102,6 +108,11 @@ impl PlainCommand {
     pub fn id(&self) -> CommandId {
         CommandId(self.command + 1)
     }
+}
+
+/// All commands that may be plain.
+pub(super) fn plain_commands() -> impl Iterator<Item = &'static Command> {
+    PLAIN.iter().filter(|plain| plain.name != 0).map(PlainCommand::command)
 }
 
 /// Commands that go to a server as they are by the key behind their name, by hash, collisions in

@@ -9,13 +9,14 @@ mod error;
 mod glob;
 mod keys;
 mod lookup;
+mod policy;
 mod specs;
 mod table;
 mod wait;
 
 pub use command::{
-    Access, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule,
-    Subscription,
+    Access, CUSTOM_ID, Clearance, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults,
+    Rule, SessionRule, Subscription,
 };
 pub use custom::{
     CUSTOM_MAX, CUSTOM_NAME_MAX, CustomCommands, Definition, Fault, FaultOf, KeyPlaces, definitions,
@@ -24,6 +25,7 @@ pub use describe::command_reply;
 pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_error};
 pub use glob::matches as glob_matches;
 pub use lookup::{CommandId, Lookup, PlainCommand, find, find_begun, find_plain};
+pub use policy::{Policy, PolicyFault, Rules};
 pub use specs::{BeginSearch, FindKeys, KeySpec};
 pub use table::COMMANDS;
 pub use wait::Wait;

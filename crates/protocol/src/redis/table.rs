@@ -3,6 +3,7 @@
 //! What is missing does not exist for clients.
 
 use super::Access::{Read, Write};
+use super::Clearance::{Admin, Application};
 use super::Group::{
     Array, Bitmap, Cluster, Connection, Generic, Geo, Hash, Hyperloglog, List, Module, Pubsub,
     Scripting, Server, Set, SortedSet, Stream, String, Transactions,
@@ -10,8 +11,8 @@ use super::Group::{
 use super::Keys::{Georadius, Numkeys, Pairs, Streams};
 use super::Rule::{Block, Forward, Publish, Refuse, Single, Unsupported};
 use super::{
-    Access, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule, SessionRule,
-    Subscription,
+    Access, Clearance, Command, Facts, Fan, Group, Keys, Local, Merge, NumkeysFaults, Rule,
+    SessionRule, Subscription,
 };
 
 const NO_DATA: Access = Access::None;
@@ -164,7 +165,18 @@ const fn command(
     flags: &'static str,
 ) -> Command {
     let facts = Facts { flags, uses, categories: None, tips: "", since: "", is_open: false };
-    Command { name, arity, access, keys, rule, group, subcommands: 0, facts }
+    let (id, clearance) = (0, Clearance::Cache);
+    Command { id, name, arity, access, keys, rule, group, subcommands: 0, clearance, facts }
+}
+
+/// Gives every command its place in the table.
+const fn numbered<const N: usize>(mut commands: [Command; N]) -> [Command; N] {
+    let mut at = 0;
+    while at < N {
+        commands[at].id = at as u16;
+        at += 1;
+    }
+    commands
 }
 
 impl Command {
@@ -184,6 +196,11 @@ impl Command {
         self
     }
 
+    const fn needs(mut self, clearance: Clearance) -> Self {
+        self.clearance = clearance;
+        self
+    }
+
     const fn tips(mut self, tips: &'static str) -> Self {
         self.facts.tips = tips;
         self
@@ -196,7 +213,7 @@ impl Command {
 }
 
 #[rustfmt::skip]
-pub static COMMANDS: &[Command] = &[
+pub static COMMANDS: &[Command] = &numbered([
     command("append", 3, Write, KEY, "RW insert", Forward, String, "denyoom fast"),
     command("decr", 2, Write, KEY, "RW access update", Forward, String, "denyoom fast"),
     command("decrby", 3, Write, KEY, "RW access update", Forward, String, "denyoom fast"),
@@ -241,7 +258,7 @@ pub static COMMANDS: &[Command] = &[
     command("expireat", -3, Write, KEY, "RW update", Forward, Generic, "fast"),
     command("expiretime", 2, Read, KEY, "RO access", Forward, Generic, "fast"),
     command("keys", 2, Read, NONE, "", fan(Fan::Concat), Generic, "").in_categories("@keyspace @dangerous").tips("request_policy:all_shards nondeterministic_output_order"),
-    command("migrate", -6, Write, Keys::Migrate, "RW access delete, RW access delete incomplete", Forward, Generic, "").in_categories("@keyspace @dangerous").tips("nondeterministic_output"),
+    command("migrate", -6, Write, Keys::Migrate, "RW access delete, RW access delete incomplete", Forward, Generic, "").in_categories("@keyspace @dangerous").tips("nondeterministic_output").needs(Admin),
     command("move", 3, Write, KEY, "RW access update", Forward, Generic, "fast"),
     command("object", -2, NO_DATA, NONE, "", Unsupported, Generic, "").containing(5),
     command("object|encoding", 3, Read, SUBCOMMAND_KEY, "RO", Forward, Generic, "").tips("nondeterministic_output"),
@@ -385,9 +402,9 @@ pub static COMMANDS: &[Command] = &[
 
     command("pfadd", -2, Write, KEY, "RW insert", Forward, Hyperloglog, "denyoom fast"),
     command("pfcount", -2, Read, ALL_KEYS, "RW access", Forward, Hyperloglog, ""),
-    command("pfdebug", 3, Write, SUBCOMMAND_KEY, "RW access", Forward, Hyperloglog, "denyoom admin"),
+    command("pfdebug", 3, Write, SUBCOMMAND_KEY, "RW access", Forward, Hyperloglog, "denyoom admin").needs(Admin),
     command("pfmerge", -2, Write, ALL_KEYS, "RW access insert, RO access", Forward, Hyperloglog, "denyoom"),
-    command("pfselftest", 1, NO_DATA, NONE, "", ANY, Hyperloglog, "admin"),
+    command("pfselftest", 1, NO_DATA, NONE, "", ANY, Hyperloglog, "admin").needs(Admin),
 
     command("geoadd", -5, Write, KEY, "RW update", Forward, Geo, "denyoom"),
     command("geodist", -4, Read, KEY, "RO access", Forward, Geo, ""),
@@ -473,19 +490,19 @@ pub static COMMANDS: &[Command] = &[
     command("function", -2, NO_DATA, NONE, "", Unsupported, Scripting, "").containing(9),
     command("function|delete", 3, Write, NONE, "", fan(Fan::Same), Scripting, "noscript").tips("request_policy:all_shards response_policy:all_succeeded"),
     command("function|dump", 2, NO_DATA, NONE, "", ANY, Scripting, "noscript"),
-    command("function|flush", -2, Write, NONE, "", fan(Fan::Same), Scripting, "noscript").tips("request_policy:all_shards response_policy:all_succeeded"),
+    command("function|flush", -2, Write, NONE, "", fan(Fan::Same), Scripting, "noscript").tips("request_policy:all_shards response_policy:all_succeeded").needs(Application),
     command("function|help", 2, NO_DATA, NONE, "", ANY, Scripting, "loading stale"),
-    command("function|kill", 2, NO_DATA, NONE, "", fan(Fan::AnyOk), Scripting, "noscript allow_busy").tips("request_policy:all_shards response_policy:one_succeeded"),
+    command("function|kill", 2, NO_DATA, NONE, "", fan(Fan::AnyOk), Scripting, "noscript allow_busy").tips("request_policy:all_shards response_policy:one_succeeded").needs(Admin),
     command("function|list", -2, NO_DATA, NONE, "", ANY, Scripting, "noscript").tips("nondeterministic_output_order"),
     command("function|load", -3, Write, NONE, "", fan(Fan::Same), Scripting, "denyoom noscript").tips("request_policy:all_shards response_policy:all_succeeded"),
-    command("function|restore", -3, Write, NONE, "", fan(Fan::Same), Scripting, "denyoom noscript").tips("request_policy:all_shards response_policy:all_succeeded"),
+    command("function|restore", -3, Write, NONE, "", fan(Fan::Same), Scripting, "denyoom noscript").tips("request_policy:all_shards response_policy:all_succeeded").needs(Application),
     command("function|stats", 2, NO_DATA, NONE, "", fan(Fan::Running), Scripting, "noscript allow_busy").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
     command("script", -2, NO_DATA, NONE, "", Unsupported, Scripting, "").containing(7),
     command("script|debug", -3, NO_DATA, NONE, "", Refuse(SCRIPT_DEBUG), Scripting, "noscript"),
     command("script|exists", -3, NO_DATA, NONE, "", fan(Fan::Scripts), Scripting, "noscript").tips("request_policy:all_shards response_policy:agg_logical_and"),
-    command("script|flush", -2, NO_DATA, NONE, "", fan(Fan::Same), Scripting, "noscript").tips("request_policy:all_nodes response_policy:all_succeeded"),
+    command("script|flush", -2, NO_DATA, NONE, "", fan(Fan::Same), Scripting, "noscript").tips("request_policy:all_nodes response_policy:all_succeeded").needs(Application),
     command("script|help", 2, NO_DATA, NONE, "", ANY, Scripting, "loading stale"),
-    command("script|kill", 2, NO_DATA, NONE, "", fan(Fan::AnyOk), Scripting, "noscript allow_busy").tips("request_policy:all_shards response_policy:one_succeeded"),
+    command("script|kill", 2, NO_DATA, NONE, "", fan(Fan::AnyOk), Scripting, "noscript allow_busy").tips("request_policy:all_shards response_policy:one_succeeded").needs(Admin),
     command("script|load", 3, NO_DATA, NONE, "", fan(Fan::Same), Scripting, "noscript stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
     command("script|show", 3, NO_DATA, NONE, "", ANY, Scripting, "noscript stale").since("Valkey 8.0"),
 
@@ -523,16 +540,16 @@ pub static COMMANDS: &[Command] = &[
     command("client|info", 2, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").tips("nondeterministic_output"),
     command("client|kill", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale"),
     command("client|list", -2, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").tips("nondeterministic_output"),
-    command("client|no-evict", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale"),
+    command("client|no-evict", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").needs(Admin),
     command("client|no-touch", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").since("7.2"),
-    command("client|pause", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale"),
+    command("client|pause", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").needs(Admin),
     command("client|reply", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale"),
     command("client|setinfo", 4, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded").since("7.2"),
     command("client|setname", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
     command("client|tracking", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale"),
     command("client|trackinginfo", 2, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale"),
     command("client|unblock", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale"),
-    command("client|unpause", 2, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale"),
+    command("client|unpause", 2, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").needs(Admin),
     command("echo", 2, NO_DATA, NONE, "", local(Local::Echo), Connection, "loading stale fast"),
     command("hello", -1, NO_DATA, NONE, "", local(Local::Hello), Connection, "noscript loading stale fast no_auth allow_busy"),
     command("ping", -1, NO_DATA, NONE, "", local(Local::Ping), Connection, "fast").tips("request_policy:all_shards response_policy:all_succeeded"),
@@ -555,15 +572,15 @@ pub static COMMANDS: &[Command] = &[
     command("acl|users", 2, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale"),
     command("acl|whoami", 2, NO_DATA, NONE, "", local(Local::User), Server, "noscript loading stale"),
     command("backup", 2, NO_DATA, NONE, "", Unsupported, Server, "").since("8.10").containing(7),
-    command("backup|abort", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10"),
-    command("backup|cleanup", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10"),
+    command("backup|abort", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10").needs(Admin),
+    command("backup|cleanup", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10").needs(Admin),
     command("backup|help", 2, NO_DATA, NONE, "", ANY, Server, "loading stale").since("8.10"),
-    command("backup|list", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin stale").since("8.10"),
-    command("backup|seal", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10"),
-    command("backup|start", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10"),
-    command("backup|status", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin stale").since("8.10"),
-    command("bgrewriteaof", 1, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript no_async_loading"),
-    command("bgsave", -1, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript no_async_loading"),
+    command("backup|list", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin stale").since("8.10").needs(Admin),
+    command("backup|seal", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10").needs(Admin),
+    command("backup|start", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10").needs(Admin),
+    command("backup|status", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin stale").since("8.10").needs(Admin),
+    command("bgrewriteaof", 1, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript no_async_loading").needs(Admin),
+    command("bgsave", -1, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript no_async_loading").needs(Admin),
     command("command", -1, NO_DATA, NONE, "", local(Local::Command), Server, "loading stale").in_categories("@connection").tips("nondeterministic_output_order").containing(7),
     command("command|count", 2, NO_DATA, NONE, "", local(Local::Command), Server, "loading stale").in_categories("@connection"),
     command("command|docs", -2, NO_DATA, NONE, "", ANY, Server, "loading stale").in_categories("@connection").tips("nondeterministic_output_order"),
@@ -576,45 +593,45 @@ pub static COMMANDS: &[Command] = &[
     command("commandlog|get", 4, NO_DATA, NONE, "", fan(Fan::Newest), Server, "admin loading stale").tips("request_policy:all_nodes nondeterministic_output").since("Valkey 8.1"),
     command("commandlog|help", 2, NO_DATA, NONE, "", ANY, Server, "loading stale").since("Valkey 8.1"),
     command("commandlog|len", 3, NO_DATA, NONE, "", fan(Fan::Sum), Server, "admin loading stale").tips("request_policy:all_nodes response_policy:agg_sum nondeterministic_output").since("Valkey 8.1"),
-    command("commandlog|reset", 3, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin loading stale").tips("request_policy:all_nodes response_policy:all_succeeded").since("Valkey 8.1"),
+    command("commandlog|reset", 3, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin loading stale").tips("request_policy:all_nodes response_policy:all_succeeded").since("Valkey 8.1").needs(Admin),
     command("config", -2, NO_DATA, NONE, "", Unsupported, Server, "").containing(5),
     command("config|get", -3, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale"),
     command("config|help", 2, NO_DATA, NONE, "", ANY, Server, "loading stale"),
-    command("config|resetstat", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
-    command("config|rewrite", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
-    command("config|set", -4, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
+    command("config|resetstat", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded").needs(Admin),
+    command("config|rewrite", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded").needs(Admin),
+    command("config|set", -4, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded").needs(Admin),
     command("dbsize", 1, Read, NONE, "", fan(Fan::Sum), Server, "fast").in_categories("@keyspace").tips("request_policy:all_shards response_policy:agg_sum"),
-    command("debug", -2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript loading stale").distinguishing(21),
+    command("debug", -2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript loading stale").distinguishing(21).needs(Admin),
     command("debug|assert", -2, NO_DATA, NONE, "", Refuse(SHUTDOWN), Server, "admin noscript loading stale"),
     command("debug|crash-and-abort", -2, NO_DATA, NONE, "", Refuse(SHUTDOWN), Server, "admin noscript loading stale"),
     command("debug|crash-and-recover", -2, NO_DATA, NONE, "", Refuse(SHUTDOWN), Server, "admin noscript loading stale"),
-    command("debug|digest", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin noscript loading stale"),
-    command("debug|digest-value", -3, NO_DATA, range(2, -1), "", Forward, Server, "admin noscript loading stale"),
-    command("debug|help", 2, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale"),
-    command("debug|htstats", -3, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin noscript loading stale"),
-    command("debug|htstats-key", -3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale"),
-    command("debug|listpack", 3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale"),
-    command("debug|object", -3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale"),
+    command("debug|digest", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin noscript loading stale").needs(Admin),
+    command("debug|digest-value", -3, NO_DATA, range(2, -1), "", Forward, Server, "admin noscript loading stale").needs(Admin),
+    command("debug|help", 2, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale").needs(Admin),
+    command("debug|htstats", -3, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin noscript loading stale").needs(Admin),
+    command("debug|htstats-key", -3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale").needs(Admin),
+    command("debug|listpack", 3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale").needs(Admin),
+    command("debug|object", -3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale").needs(Admin),
     command("debug|oom", -2, NO_DATA, NONE, "", Refuse(SHUTDOWN), Server, "admin noscript loading stale"),
     command("debug|panic", -2, NO_DATA, NONE, "", Refuse(SHUTDOWN), Server, "admin noscript loading stale"),
-    command("debug|populate", -3, NO_DATA, NONE, "", Single(POPULATE), Server, "admin noscript loading stale"),
-    command("debug|protocol", 3, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale"),
-    command("debug|quicklist", -3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale"),
+    command("debug|populate", -3, NO_DATA, NONE, "", Single(POPULATE), Server, "admin noscript loading stale").needs(Admin),
+    command("debug|protocol", 3, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale").needs(Admin),
+    command("debug|quicklist", -3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale").needs(Admin),
     command("debug|restart", -2, NO_DATA, NONE, "", Refuse(SHUTDOWN), Server, "admin noscript loading stale"),
-    command("debug|sdslen", 3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale"),
+    command("debug|sdslen", 3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale").needs(Admin),
     command("debug|segfault", -2, NO_DATA, NONE, "", Refuse(SHUTDOWN), Server, "admin noscript loading stale"),
-    command("debug|stringmatch-len", 4, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale"),
-    command("debug|structsize", 2, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale"),
-    command("debug|ziplist", 3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale"),
+    command("debug|stringmatch-len", 4, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale").needs(Admin),
+    command("debug|structsize", 2, NO_DATA, NONE, "", ANY, Server, "admin noscript loading stale").needs(Admin),
+    command("debug|ziplist", 3, NO_DATA, SUBCOMMAND_KEY, "", Forward, Server, "admin noscript loading stale").needs(Admin),
     command("failover", -1, NO_DATA, NONE, "", Refuse(REPLICATION), Server, "admin noscript stale"),
-    command("flushall", -1, Write, NONE, "", fan(Fan::Same), Server, "").in_categories("@keyspace @dangerous").tips("request_policy:all_shards response_policy:all_succeeded"),
-    command("flushdb", -1, Write, NONE, "", fan(Fan::Same), Server, "").in_categories("@keyspace @dangerous").tips("request_policy:all_shards response_policy:all_succeeded"),
+    command("flushall", -1, Write, NONE, "", fan(Fan::Same), Server, "").in_categories("@keyspace @dangerous").tips("request_policy:all_shards response_policy:all_succeeded").needs(Application),
+    command("flushdb", -1, Write, NONE, "", fan(Fan::Same), Server, "").in_categories("@keyspace @dangerous").tips("request_policy:all_shards response_policy:all_succeeded").needs(Application),
     command("hotkeys", -2, NO_DATA, NONE, "", Unsupported, Server, "").since("8.6").containing(5),
-    command("hotkeys|get", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin noscript").tips("request_policy:special response_policy:special").since("8.6"),
+    command("hotkeys|get", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin noscript").tips("request_policy:special response_policy:special").since("8.6").needs(Admin),
     command("hotkeys|help", 2, NO_DATA, NONE, "", ANY, Server, "loading stale").since("8.6"),
-    command("hotkeys|reset", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6"),
-    command("hotkeys|start", -2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6"),
-    command("hotkeys|stop", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6"),
+    command("hotkeys|reset", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6").needs(Admin),
+    command("hotkeys|start", -2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6").needs(Admin),
+    command("hotkeys|stop", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6").needs(Admin),
     command("info", -1, NO_DATA, NONE, "", fan(Fan::Info), Server, "loading stale").in_categories("@dangerous").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
     command("lastsave", 1, NO_DATA, NONE, "", fan(Fan::Least), Server, "loading stale fast").in_categories("@admin @dangerous").tips("nondeterministic_output"),
     command("latency", -2, NO_DATA, NONE, "", Unsupported, Server, "").containing(7),
@@ -624,13 +641,13 @@ pub static COMMANDS: &[Command] = &[
     command("latency|histogram", -2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "admin noscript loading stale").tips("nondeterministic_output request_policy:all_nodes response_policy:special"),
     command("latency|history", 3, NO_DATA, NONE, "", fan(Fan::Timeline), Server, "admin noscript loading stale").tips("nondeterministic_output request_policy:all_nodes response_policy:special"),
     command("latency|latest", 2, NO_DATA, NONE, "", fan(Fan::Events), Server, "admin noscript loading stale").tips("nondeterministic_output request_policy:all_nodes response_policy:special"),
-    command("latency|reset", -2, NO_DATA, NONE, "", fan(Fan::Sum), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:agg_sum"),
+    command("latency|reset", -2, NO_DATA, NONE, "", fan(Fan::Sum), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:agg_sum").needs(Admin),
     command("lolwut", -1, Read, NONE, "", ANY, Server, "fast"),
     command("memory", -2, NO_DATA, NONE, "", Unsupported, Server, "").containing(6),
     command("memory|doctor", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
     command("memory|help", 2, NO_DATA, NONE, "", ANY, Server, "loading stale"),
     command("memory|malloc-stats", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
-    command("memory|purge", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "").tips("request_policy:all_shards response_policy:all_succeeded"),
+    command("memory|purge", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "").tips("request_policy:all_shards response_policy:all_succeeded").needs(Admin),
     command("memory|stats", 2, NO_DATA, NONE, "", fan(Fan::PerServer), Server, "").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
     command("memory|usage", -3, Read, SUBCOMMAND_KEY, "RO", Forward, Server, ""),
     command("module", -2, NO_DATA, NONE, "", Unsupported, Server, "").containing(5),
@@ -643,17 +660,17 @@ pub static COMMANDS: &[Command] = &[
     command("psync", -3, NO_DATA, NONE, "", Refuse(REPLICATION), Server, "admin noscript no_async_loading no_multi"),
     command("replconf", -1, NO_DATA, NONE, "", Refuse(REPLICATION), Server, "admin noscript loading stale allow_busy"),
     command("replicaof", 3, NO_DATA, NONE, "", Refuse(REPLICATION), Server, "admin noscript stale no_async_loading"),
-    command("restore-asking", -4, Write, KEY, "OW update", Forward, Server, "denyoom asking").in_categories("@keyspace @dangerous"),
+    command("restore-asking", -4, Write, KEY, "OW update", Forward, Server, "denyoom asking").in_categories("@keyspace @dangerous").needs(Admin),
     command("role", 1, NO_DATA, NONE, "", local(Local::Role), Server, "noscript loading stale fast").in_categories("@admin @dangerous"),
-    command("save", 1, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript no_async_loading no_multi"),
+    command("save", 1, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript no_async_loading no_multi").needs(Admin),
     command("shutdown", -1, NO_DATA, NONE, "", Refuse(SHUTDOWN), Server, "admin noscript loading stale no_multi allow_busy"),
     command("slaveof", 3, NO_DATA, NONE, "", Refuse(REPLICATION), Server, "admin noscript stale no_async_loading"),
     command("slowlog", -2, NO_DATA, NONE, "", Unsupported, Server, "").containing(4),
     command("slowlog|get", -2, NO_DATA, NONE, "", fan(Fan::Newest), Server, "admin loading stale").tips("request_policy:all_nodes nondeterministic_output"),
     command("slowlog|help", 2, NO_DATA, NONE, "", ANY, Server, "loading stale"),
     command("slowlog|len", 2, NO_DATA, NONE, "", fan(Fan::Sum), Server, "admin loading stale").tips("request_policy:all_nodes response_policy:agg_sum nondeterministic_output"),
-    command("slowlog|reset", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
-    command("swapdb", 3, Write, NONE, "", Single(SWAPDB), Server, "fast").in_categories("@keyspace @dangerous"),
+    command("slowlog|reset", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin loading stale").tips("request_policy:all_nodes response_policy:all_succeeded").needs(Admin),
+    command("swapdb", 3, Write, NONE, "", Single(SWAPDB), Server, "fast").in_categories("@keyspace @dangerous").needs(Application),
     command("sync", 1, NO_DATA, NONE, "", Refuse(REPLICATION), Server, "admin noscript no_async_loading no_multi"),
     command("time", 1, NO_DATA, NONE, "", ANY, Server, "loading stale fast").tips("nondeterministic_output"),
     command("trimslots", -5, Write, NONE, "", NO_CLUSTER, Server, "").in_categories("@keyspace @dangerous").since("8.4"),
@@ -698,4 +715,4 @@ pub static COMMANDS: &[Command] = &[
     command("clusterscan", -2, Read, KEY, "not_key", NO_CLUSTER, Cluster, "").in_categories("@keyspace").tips("nondeterministic_output request_policy:special response_policy:special").since("Valkey 9.1"),
     command("readonly", 1, NO_DATA, NONE, "", NO_CLUSTER, Cluster, "loading stale fast").in_categories("@connection"),
     command("readwrite", 1, NO_DATA, NONE, "", NO_CLUSTER, Cluster, "loading stale fast").in_categories("@connection"),
-];
+]);
