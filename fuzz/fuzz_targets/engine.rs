@@ -19,6 +19,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| play(data));
 const CONFIG: &str = "
 a:
   listen: 127.0.0.1:1
+  command_policy: admin
   redis: true
   distribution: modula
   timeout: 100
@@ -37,6 +38,7 @@ a:
    - 127.0.0.1:12:1 s1
 b:
   listen: 127.0.0.1:2
+  command_policy: admin
   distribution: modula
   timeout: 100
   auto_eject_hosts: true
@@ -52,6 +54,7 @@ b:
    - 127.0.0.1:14:1 s1
 c:
   listen: 127.0.0.1:3
+  command_policy: admin
   redis: true
   redis_auth: secret
   redis_db: 1
@@ -65,6 +68,7 @@ c:
 const OTHER_CONFIG: &str = "
 a:
   listen: 127.0.0.1:1
+  command_policy: admin
   redis: true
   distribution: modula
   timeout: 50
@@ -77,6 +81,7 @@ a:
    - 127.0.0.1:16:1 s2
 c:
   listen: 127.0.0.1:3
+  command_policy: admin
   redis: true
   redis_auth: secret
   redis_db: 1
@@ -85,6 +90,7 @@ c:
    - 127.0.0.1:15:1 s0
 d:
   listen: 127.0.0.1:4
+  command_policy: admin
   timeout: 100
   servers:
    - 127.0.0.1:13:1 s0
@@ -531,6 +537,7 @@ impl World {
                 }
                 // A driver may tell of less all the same.
                 Action::SetLowWater { .. }
+                | Action::Notice { .. }
                 | Action::Held { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }

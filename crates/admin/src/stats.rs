@@ -32,7 +32,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const POOL_STATS: [PoolStat; 17] = [
+pub(crate) const POOL_STATS: [PoolStat; 19] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -43,6 +43,8 @@ pub(crate) const POOL_STATS: [PoolStat; 17] = [
     PoolStat::Counter(PoolCounter::ClientsRefused),
     PoolStat::Counter(PoolCounter::ClientsOverflowed),
     PoolStat::Counter(PoolCounter::ClientsShed),
+    PoolStat::Counter(PoolCounter::CommandsRefused),
+    PoolStat::Counter(PoolCounter::AuthFailures),
     PoolStat::Counter(PoolCounter::Requests),
     PoolStat::Counter(PoolCounter::Responses),
     PoolStat::Gauge(PoolGauge::RingVersion),
@@ -352,12 +354,14 @@ mod tests {
         };
         assert_eq!(added(&ours, &known), ["cashew"]);
         let pool_additions = [
+            "auth_failures",
             "client_requests",
             "client_responses",
             "clients_accepted",
             "clients_overflowed",
             "clients_refused",
             "clients_shed",
+            "commands_refused",
             "messages_delivered",
             "monitor_dropped",
             "request_latency",

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cashew_supervisor::{Answer, AskError, Command, Outcome, Status};
+use cashew_supervisor::{Answer, AskError, Command, Outcome, PoolStatus, Status};
 use chrono::{DateTime, Local};
 
 use crate::arguments::InstanceArguments;
@@ -187,7 +187,34 @@ fn describe(status: &Status) -> String {
         ]
     }));
     text += &format!("\n{}", table(&rows));
+    let notes: String = status.pools.iter().map(describe_permissions).collect();
+    if !notes.is_empty() {
+        text += &format!("\n{notes}");
+    }
     text.trim_end().to_owned()
+}
+
+/// What there is to say of who may do what in a pool; nothing where that is as usual.
+fn describe_permissions(pool: &PoolStatus) -> String {
+    let PoolStatus { name, command_policy, commands_refused, auth_failures, .. } = pool;
+    let mut text = String::new();
+    if !matches!(command_policy.as_str(), "" | "application") {
+        text += &format!("pool {name}: command_policy: {command_policy}\n");
+    }
+    if *commands_refused > 0 {
+        text += &format!("pool {name}: requests refused by command_policy: {commands_refused}\n");
+    }
+    if *auth_failures > 0 {
+        text += &format!("pool {name}: attempts with a wrong password: {auth_failures}\n");
+    }
+    if pool.paused_ms > 0 {
+        let whom = if pool.paused_writes_only { "clients that write" } else { "all clients" };
+        text += &format!(
+            "pool {name}: CLIENT PAUSE holds {whom} back for {} ms more\n",
+            pool.paused_ms
+        );
+    }
+    text
 }
 
 fn describe_outcome(outcome: &Outcome) -> String {
@@ -237,7 +264,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    use cashew_supervisor::{AdminStatus, PoolStatus, WorkerStatus};
+    use cashew_supervisor::{AdminStatus, WorkerStatus};
 
     use super::*;
 
@@ -330,6 +357,11 @@ mod tests {
                 live: 2,
                 ring_version: 7,
                 digest: "0123456789abcdef".to_owned(),
+                command_policy: "cache".to_owned(),
+                commands_refused: 3,
+                auth_failures: 2,
+                paused_ms: 1500,
+                paused_writes_only: true,
             }],
             statistics: Some("127.0.0.1:22222".parse().unwrap()),
             log_file: Some("/var/log/cashew.log".into()),
@@ -350,7 +382,12 @@ WORKER  RANK  PROCESS  STATE       UP     CLIENTS  BUSY  RESTARTS
 admin         72       serving                           0
 
 POOL   LISTENS ON       SERVERS  RING  DIGEST
-alpha  127.0.0.1:22121  2 of 3   7     0123456789abcdef"
+alpha  127.0.0.1:22121  2 of 3   7     0123456789abcdef
+
+pool alpha: command_policy: cache
+pool alpha: requests refused by command_policy: 3
+pool alpha: attempts with a wrong password: 2
+pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
         );
         let lost = Status { log_lines_lost: 7, ..status.clone() };
         let line = "\nlog: /var/log/cashew.log, level 5; 7 lines could not be written\n";

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use cashew_placement::HashTag;
 
+use crate::policy::shown_policy;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
@@ -154,6 +155,8 @@ impl Difference {
             limits,
             commands,
             commands_from_servers,
+            command_policy: _,
+            client_pause_max_ms,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -199,6 +202,9 @@ impl Difference {
             option.say("commands: what is said about them");
         }
         option.changed("commands_from_servers", commands_from_servers, &new.commands_from_servers);
+        option.changed("command_policy", &shown_policy(old), &shown_policy(new));
+        let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));
+        option.changed("client_pause_max", &old_max, &new_max);
         match (topology, new.topology) {
             (Topology::Sharded, Topology::MasterReplica { .. }) => {
                 option.say("one server is the master of the others, which are its replicas");
@@ -548,6 +554,12 @@ mod tests {
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
             ("cross_server_copy: true", "cross_server_copy: false -> true"),
+            ("command_policy: admin", "command_policy: application -> admin"),
+            (
+                "command_policy: {allow: [CONFIG|SET]}",
+                "command_policy: application -> application, allow CONFIG|SET",
+            ),
+            ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
             ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),

@@ -6,8 +6,10 @@ use cashew_placement::{Distribution, Hash, HashTag};
 use crate::address::ListenText;
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
+use crate::policy::{Entries, PolicyText};
+use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
-use crate::snapshot::{Affinity, CasUniques, IoEngine, OnFailure, Wire};
+use crate::snapshot::{Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
@@ -107,6 +109,27 @@ section! {
 }
 
 section! {
+    /// Where a password is.
+    SecretSection {
+        /// A file that has it, without the line end behind it.
+        file: FilePath = required,
+    }
+}
+
+section! {
+    /// What clients may call.
+    PolicySection {
+        /// What is allowed but for the lists.
+        base: PolicyBase = "application",
+        /// What is allowed as well: commands, subcommands as `CONFIG|SET`, Redis's categories as
+        /// `"@admin"`.
+        allow: Entries = none,
+        /// What is not allowed.
+        deny: Entries = none,
+    }
+}
+
+section! {
     /// One pool: an address that clients connect to and the servers behind it.
     PoolSection {
         /// Where clients connect: an address, or the path of a Unix socket with an optional octal
@@ -139,8 +162,9 @@ section! {
         tcp_quickack: Switch = "false",
         /// Accepted and ignored: listening sockets always have SO_REUSEPORT.
         reuseport: Switch = "false",
-        /// Password that clients must give and that is given to servers. Redis pools only.
-        redis_auth: Text = none,
+        /// Password that clients must give and that is given to servers, or
+        /// [a file](#passwords-in-files) that has it. Redis pools only.
+        redis_auth: Secret<Text> = none,
         /// Database that clients have at first. Redis pools only.
         redis_db: Number<0, 2147483647> = "0",
         /// How many databases clients may choose from with SELECT: those below this number. With 1
@@ -158,10 +182,12 @@ section! {
         /// servers give them. memcached pools only.
         cas_uniques: CasUniques = "auto",
         /// Who may come: `user:password`, several with spaces between them. Asked for by SASL in the
-        /// binary protocol, by a first `set` in text. memcached pools only.
-        client_auth: CredentialList = none,
-        /// What servers are given: `user:password`. memcached pools only.
-        server_auth: CredentialList = none,
+        /// binary protocol, by a first `set` in text. Or [a file](#passwords-in-files) that has them.
+        /// memcached pools only.
+        client_auth: Secret<CredentialList> = none,
+        /// What servers are given: `user:password`, or [a file](#passwords-in-files) that has it.
+        /// memcached pools only.
+        server_auth: Secret<CredentialList> = none,
         /// Whether workers connect to every server when they start.
         preconnect: Switch = "false",
         /// Whether a server that keeps failing is taken out of the ring for a while.
@@ -220,6 +246,14 @@ section! {
         /// Whether a server is asked (COMMAND INFO) about a command that is not known, when a
         /// client says it first. Redis pools only.
         commands_from_servers: Switch = "false",
+        /// What clients may call: `application` is all but what administers servers, other clients or
+        /// the gateway, `cache` the same without what empties whole databases, `admin` all that the
+        /// gateway serves; or a section with `base`, `allow` and `deny`. See
+        /// [who may call what](#who-may-call-what).
+        command_policy: PolicyText = "application",
+        /// Milliseconds that CLIENT PAUSE may hold the clients of the pool back at most. Longer
+        /// pauses are refused. Redis pools only.
+        client_pause_max: Number<0, 2147483647> = "60000",
     }
 }
 

@@ -16,6 +16,8 @@ use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::loops::{self, numeric_address};
 use crate::memory;
+use crate::policy;
+use crate::secret::{self, Secret, SecretFile};
 use crate::snapshot::{
     CasUniques, Endpoint, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server,
     Snapshot, Topology, Wire,
@@ -74,6 +76,8 @@ pub struct Context<'a> {
     pub account_names: &'a dyn Fn(Account) -> Vec<String>,
     /// Whether an address is one of this machine's.
     pub is_local: &'a dyn Fn(IpAddr) -> bool,
+    /// What is in a file that holds a password.
+    pub read_secret: &'a dyn Fn(&Path) -> io::Result<SecretFile>,
 }
 
 impl Context<'static> {
@@ -91,6 +95,7 @@ impl Context<'static> {
             has_account: &Account::exists,
             account_names: &Account::local_names,
             is_local: &|ip| is_local(ip).unwrap_or(false),
+            read_secret: &secret::read_file,
         }
     }
 }
@@ -299,6 +304,10 @@ fn resolve_pool(
     warn_of_crc32(section, report);
     warn_of_ejection(section, report);
     let listen = section.listen.as_ref().and_then(|l| resolve_listen(l, context, report));
+    let command_policy = Some(policy::resolve(section, protocol, report));
+    let redis_auth =
+        secret::resolve("redis_auth", section.redis_auth.as_ref(), context.read_secret, report);
+    let memcached = memcached(section, context, report);
     let lines = section.servers.as_ref().map(|servers| servers.value.0.as_slice())?;
     check_servers(name, lines, section.distribution.value, report);
     warn_of_aliases(lines, report);
@@ -323,9 +332,9 @@ fn resolve_pool(
         tcp_keepalive: section.tcpkeepalive.value.0,
         tcp_quickack: section.tcp_quickack.value.0,
         reuseport: section.reuseport.value.0,
-        redis_auth: section.redis_auth.as_ref().map(|auth| auth.value.0.clone()),
+        redis_auth: redis_auth.map(|auth| auth.0),
         redis_db: section.redis_db.value.0 as u32,
-        memcached: memcached(section),
+        memcached,
         databases: databases(section),
         preconnect: section.preconnect.value.0,
         auto_eject_hosts: section.auto_eject_hosts.value.0,
@@ -339,6 +348,8 @@ fn resolve_pool(
         limits: limits(section),
         commands: section.commands.as_ref().map_or_else(Vec::new, |c| c.value.0.clone()),
         commands_from_servers: section.commands_from_servers.value.0,
+        command_policy,
+        client_pause_max_ms: Some(section.client_pause_max.value.0),
     })
 }
 
@@ -369,16 +380,23 @@ fn limits(section: &PoolSection) -> Limits {
     }
 }
 
-fn memcached(section: &PoolSection) -> Memcached {
-    let list = |auth: &Option<At<CredentialList>>| {
-        auth.as_ref().map(|auth| auth.value.0.clone()).unwrap_or_default()
+fn memcached(section: &PoolSection, context: &Context<'_>, report: &mut Report<'_>) -> Memcached {
+    let mut list = |key: &str, auth: &Option<At<Secret<CredentialList>>>| {
+        let list = secret::resolve(key, auth.as_ref(), context.read_secret, report);
+        list.map_or_else(Vec::new, |list| list.0)
     };
+    let client_auth = list("client_auth", &section.client_auth);
+    let server_auth = list("server_auth", &section.server_auth);
+    if let Some(auth) = section.server_auth.as_ref().filter(|_| server_auth.len() > 1) {
+        let complaint = Complaint::new("option \"server_auth\" has more than one user");
+        report.error(auth.pos, complaint.hint("expected user:password"));
+    }
     Memcached {
         wire: section.protocol.value,
         on_failure: section.on_failure.value,
         cas_uniques: section.cas_uniques.value,
-        client_auth: list(&section.client_auth),
-        server_auth: list(&section.server_auth).into_iter().next(),
+        client_auth,
+        server_auth: server_auth.into_iter().next(),
     }
 }
 
@@ -549,6 +567,7 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
         ("pubsub_output_soft_time", section.pubsub_output_soft_time.pos),
         ("client_subscriptions_max", section.client_subscriptions_max.pos),
         ("subscriptions_max", section.subscriptions_max.pos),
+        ("client_pause_max", section.client_pause_max.pos),
     ];
     for (key, pos) in given.into_iter().filter(|&(_, pos)| pos != Pos::NONE) {
         refuse(key, pos);
@@ -566,10 +585,6 @@ fn check_databases(section: &PoolSection, report: &mut Report<'_>) {
 }
 
 fn check_memcached_options(section: &PoolSection, protocol: Protocol, report: &mut Report<'_>) {
-    if let Some(auth) = section.server_auth.as_ref().filter(|auth| auth.value.0.len() > 1) {
-        let complaint = Complaint::new("option \"server_auth\" has more than one user");
-        report.error(auth.pos, complaint.hint("expected user:password"));
-    }
     if protocol == Protocol::Memcached {
         return;
     }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::file::{CommandSection, GlobalSection, PoolSection};
+use crate::file::{CommandSection, GlobalSection, PolicySection, PoolSection};
 use crate::section::{self, Section, prose};
 
 /// The JSON Schema of a configuration file in either dialect.
@@ -28,6 +28,11 @@ pub fn pool_table() -> String {
 /// The options of one of a pool's `commands`, as a Markdown table.
 pub fn command_table() -> String {
     table::<CommandSection>()
+}
+
+/// The options of a pool's `command_policy`, as a Markdown table.
+pub fn policy_table() -> String {
+    table::<PolicySection>()
 }
 
 fn table<S: Section>() -> String {

@@ -1,11 +1,13 @@
 //! What the rest of Cashew sees of a configuration: validated, resolved, sorted, without options
 //! left open. It is handed from the master to the workers as JSON in a sealed memfd.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
-use cashew_protocol::redis::{Definition, KeyPlaces};
+use cashew_protocol::memcached::ChorePolicy;
+use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
 use serde::{Deserialize, Serialize};
 
 /// One numbered configuration of the whole instance.
@@ -160,6 +162,79 @@ pub struct Pool {
     /// Whether servers are asked about commands that are not known.
     #[serde(default)]
     pub commands_from_servers: bool,
+    /// What clients may call. `None` is everything: of a version of cashew that had no such option.
+    #[serde(default)]
+    pub command_policy: Option<CommandPolicy>,
+    /// The longest CLIENT PAUSE; `None` is without limit, of such a version.
+    #[serde(default)]
+    pub client_pause_max_ms: Option<u64>,
+}
+
+/// What clients may call: what the base lets them, but for what is listed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandPolicy {
+    pub base: PolicyBase,
+    /// Commands, subcommands as `container|subcommand`, and categories with `@`, in lower case.
+    pub allow: Vec<String>,
+    pub deny: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyBase {
+    /// What uses data, but empties nothing as a whole.
+    Cache,
+    /// What uses data.
+    Application,
+    /// What administers servers as well.
+    Admin,
+}
+
+impl PolicyBase {
+    pub fn clearance(self) -> Clearance {
+        match self {
+            Self::Cache => Clearance::Cache,
+            Self::Application => Clearance::Application,
+            Self::Admin => Clearance::Admin,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cache => "cache",
+            Self::Application => "application",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl CommandPolicy {
+    pub fn of(base: PolicyBase) -> Self {
+        Self { base, allow: Vec::new(), deny: Vec::new() }
+    }
+
+    /// For a pool of Redis.
+    pub fn rules(&self) -> Rules {
+        let (allow, deny) = (self.allow.clone(), self.deny.clone());
+        Rules { base: self.base.clearance(), allow, deny }
+    }
+
+    /// For a pool of memcached.
+    pub fn chores(&self) -> ChorePolicy {
+        ChorePolicy::new(self.base.clearance(), &self.allow, &self.deny)
+    }
+}
+
+impl fmt::Display for CommandPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.base.name())?;
+        for (what, list) in [("allow", &self.allow), ("deny", &self.deny)] {
+            if !list.is_empty() {
+                write!(f, ", {what} {}", list.join(" ").to_uppercase())?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A command of a module: what must be known of it to serve it.
@@ -218,6 +293,11 @@ fn session_wait_ms() -> u64 {
 }
 
 impl Pool {
+    /// What clients may call.
+    pub fn policy(&self) -> CommandPolicy {
+        self.command_policy.clone().unwrap_or_else(|| CommandPolicy::of(PolicyBase::Admin))
+    }
+
     /// The ring over the servers for which `live` is true; with a master, over its replicas.
     pub fn ring(&self, live: &[bool]) -> Ring {
         let nodes: Vec<Node<'_>> = self

@@ -607,7 +607,7 @@ impl Value for CasUniques {
     }
 }
 
-fn named<T: for<'de> Deserialize<'de>>(
+pub(crate) fn named<T: for<'de> Deserialize<'de>>(
     text: &str,
     what: &str,
     names: &[&str],
@@ -621,7 +621,7 @@ fn named<T: for<'de> Deserialize<'de>>(
     })
 }
 
-fn list_of(names: &[&str]) -> String {
+pub(crate) fn list_of(names: &[&str]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 

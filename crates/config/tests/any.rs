@@ -80,6 +80,7 @@ fn check(text: &str) -> Result<(), TestCaseError> {
             memory: Some(1 << 30),
             resolve: &resolve,
             is_directory: &|_| true,
+            read_secret: &|_| Err(std::io::ErrorKind::NotFound.into()),
             ..Context::of_system()
         },
     ) {

@@ -6,7 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use cashew_config::{Context, Errors, Loaded, parse};
+use cashew_config::{Context, Errors, Loaded, SecretFile, parse};
 
 const CASE: &str = "######## ";
 
@@ -19,6 +19,11 @@ fn judge(text: &str, is_root: bool) -> Result<Loaded, Errors> {
             .map_err(|_| std::io::Error::other("no such name")),
     };
     let is_directory = |path: &Path| path == Path::new("/") || path == Path::new("/var");
+    let read_secret = |path: &Path| match path.to_str() {
+        Some("/run/secret") => Ok(SecretFile { text: "hidden words\n".into(), is_public: false }),
+        Some("/run/empty") => Ok(SecretFile { text: "\n".into(), is_public: false }),
+        _ => Err(std::io::ErrorKind::PermissionDenied.into()),
+    };
     parse(
         "f",
         text,
@@ -31,6 +36,7 @@ fn judge(text: &str, is_root: bool) -> Result<Loaded, Errors> {
             has_account: &|_, name| name == "nobody",
             account_names: &|_| vec!["nobody".to_owned()],
             is_local: &|ip| ip == IpAddr::from([10, 0, 0, 9]),
+            read_secret: &read_secret,
         },
     )
 }

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
-    Affinity, CommandKeys, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen, Pool,
-    Protocol, Server, Snapshot, Topology,
+    Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
+    Listen, PolicyBase, Pool, Protocol, Server, Snapshot, Topology,
 };
-use cashew_config::{Context, Loaded, from_json, parse, to_json};
+use cashew_config::{Context, Loaded, SecretFile, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
 
 const FLAT: &str = include_str!("good/flat.yml");
@@ -24,6 +24,13 @@ fn load(text: &str) -> Loaded {
         resolve: &resolve,
         is_directory: &|path| path == Path::new("/var/log"),
         has_account: &|_, _| true,
+        read_secret: &|path| match path.to_str() {
+            Some("/run/users") => {
+                Ok(SecretFile { text: "ann:one\nbob:two\r\n".into(), is_public: false })
+            }
+            Some("/run/public") => Ok(SecretFile { text: "open word\n".into(), is_public: true }),
+            _ => Err(std::io::ErrorKind::NotFound.into()),
+        },
         ..Context::of_system()
     };
     parse("test.yml", text, &context).unwrap_or_else(|errors| panic!("{errors}"))
@@ -61,6 +68,8 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         limits: Limits::default(),
         commands: Vec::new(),
         commands_from_servers: false,
+        command_policy: Some(CommandPolicy::of(PolicyBase::Application)),
+        client_pause_max_ms: Some(60_000),
     }
 }
 
@@ -335,4 +344,59 @@ fn processors_are_numbers_and_ranges() {
     assert_eq!(affinity("auto"), Affinity::Auto);
     assert_eq!(affinity("3"), Affinity::List(vec![3]));
     assert_eq!(affinity("\"7,0-2,1023\""), Affinity::List(vec![7, 0, 1, 2, 1023]));
+}
+
+fn one_pool(options: &str) -> Loaded {
+    load(&format!("alpha: {{listen: 127.0.0.1:22121, servers: [127.0.0.1:1:1], {options}}}\n"))
+}
+
+#[test]
+fn policies_are_a_word_or_a_section() {
+    let policy =
+        |options: &str| one_pool(options).snapshot.pools[0].command_policy.clone().unwrap();
+    assert_eq!(policy("redis: true"), CommandPolicy::of(PolicyBase::Application));
+    assert_eq!(policy("command_policy: cache"), CommandPolicy::of(PolicyBase::Cache));
+    let listed = policy(
+        "redis: true, command_policy: {allow: [Keys, config|SET, keys], deny: ['@dangerous']}",
+    );
+    let expected = CommandPolicy {
+        base: PolicyBase::Application,
+        allow: vec!["config|set".into(), "keys".into()],
+        deny: vec!["@dangerous".into()],
+    };
+    assert_eq!(listed, expected);
+    assert_eq!(listed.to_string(), "application, allow CONFIG|SET KEYS, deny @DANGEROUS");
+    let modules = "redis: true, commands_from_servers: true, command_policy: {deny: [json.del]}";
+    assert_eq!(policy(modules).deny, ["json.del"]);
+}
+
+#[test]
+fn passwords_may_be_in_files() {
+    let loaded = one_pool("redis: true, redis_auth: {file: /run/public}");
+    assert_eq!(loaded.snapshot.pools[0].redis_auth.as_deref(), Some("open word"));
+    let words = "test.yml:1:92: everybody on this machine may read /run/public\n    \
+                 alpha: {listen: 127.0.0.1:22121, servers: [127.0.0.1:1:1], redis: true, redis_auth: ***\n";
+    assert!(loaded.warnings[0].to_string().starts_with(words), "{}", loaded.warnings[0]);
+    let loaded = one_pool("client_auth: {file: /run/users}, server_auth: x:y");
+    let users = &loaded.snapshot.pools[0].memcached.client_auth;
+    let pairs: Vec<_> = users.iter().map(|u| (u.user.as_str(), u.password.as_str())).collect();
+    assert_eq!(pairs, [("ann", "one"), ("bob", "two")]);
+    assert!(loaded.warnings.is_empty());
+}
+
+#[test]
+fn what_older_versions_know_nothing_of_is_as_it_was_there() {
+    let snapshot = one_pool("redis: true").snapshot;
+    let mut json: serde_json::Value = serde_json::from_slice(&to_json(&snapshot)).unwrap();
+    let pool = json["pools"][0].as_object_mut().unwrap();
+    for option in ["command_policy", "client_pause_max_ms"] {
+        assert!(pool.remove(option).is_some());
+    }
+    let old = from_json(json.to_string().as_bytes()).unwrap();
+    assert_eq!(old.pools[0].policy(), CommandPolicy::of(PolicyBase::Admin));
+    assert_eq!(cashew_config::pools_without_policy(&old).count(), 1);
+    let warnings = cashew_config::warnings_of_change(&old, &snapshot);
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(warning.starts_with("pool 'alpha': by command_policy clients may no longer call "));
+    assert!(cashew_config::warnings_of_change(&snapshot, &old).is_empty());
 }

@@ -30,7 +30,8 @@ fn the_tables_of_the_schema_options_are_current() {
     check("docs/configuration.md", |text| {
         let text = replace_table(text, "global", &schema::global_table());
         let text = replace_table(&text, "pool", &schema::pool_table());
-        replace_table(&text, "command", &schema::command_table())
+        let text = replace_table(&text, "command", &schema::command_table());
+        replace_table(&text, "policy", &schema::policy_table())
     });
 }
 

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::id::ConnId;
+use crate::notice::Notice;
 
 /// Work for the driver, or news for the master.
 ///
@@ -80,6 +81,14 @@ pub enum Action {
         pool: u32,
         by: u64,
         request: Vec<u8>,
+    },
+    /// News for the log: what a client did, and how often clients of its pool have since this was told
+    /// last, this time included.
+    Notice {
+        pool: u32,
+        conn: ConnId,
+        notice: Notice,
+        times: u64,
     },
     /// News for the log: so many bytes are held that no new requests are taken for now.
     Pressed {

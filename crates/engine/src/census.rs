@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
-use cashew_protocol::resp;
+use cashew_protocol::resp::{self, encode};
 
 use crate::blocking::Ending;
 use crate::client::{Client, Profile, State};
@@ -19,6 +19,21 @@ use crate::slab::NONE;
 const REPLY_BUFFER_SIZE: u64 = 16 * 1024;
 
 const SYNTAX: &str = "ERR syntax error";
+
+/// The answer to CLIENT KILL of others, whether there are such clients or not.
+pub(crate) const NO_KILL: &str = "NOPERM this gateway does not let clients close the connections of \
+                                  others; see command_policy";
+
+/// What clients of a pool may do to others of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reach {
+    pub(crate) kill: bool,
+    /// Wherever those come from; else those of the same host.
+    pub(crate) unblock: bool,
+}
+
+/// CLIENT UNBLOCK id reason.
+const UNBLOCK_ARGS_MAX: usize = 4;
 
 /// What is to be known, or done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +50,8 @@ pub(crate) enum Question<'b> {
     Unblock {
         id: u64,
         with_error: bool,
+        /// The host of who asks, as another worker tells it.
+        from: Option<&'b [u8]>,
     },
 }
 
@@ -43,6 +60,14 @@ pub(crate) struct Kill<'b> {
     selection: Selection<'b>,
     /// By an address only, and answered by OK or an error.
     is_old: bool,
+}
+
+impl Kill<'_> {
+    /// Whether it can concern nobody but others than the client with this id.
+    fn spares(&self, id: u64) -> bool {
+        let Selection { ids, skips_asker, .. } = &self.selection;
+        *skips_asker || ids.as_ref().is_some_and(|ids| !ids.contains(&id))
+    }
 }
 
 /// Which clients: those of which all is true that is given.
@@ -105,7 +130,7 @@ impl<'b> Question<'b> {
             }
             ("client|unpause", _) => Ok(Self::Unpause),
             ("client|unblock", &[id]) => {
-                Ok(Self::Unblock { id: client_id(id)?, with_error: false })
+                Ok(Self::Unblock { id: client_id(id)?, with_error: false, from: None })
             }
             ("client|unblock", &[id, reason]) => {
                 let with_error = match () {
@@ -116,7 +141,7 @@ impl<'b> Question<'b> {
                         return Err(text.to_owned());
                     }
                 };
-                Ok(Self::Unblock { id: client_id(id)?, with_error })
+                Ok(Self::Unblock { id: client_id(id)?, with_error, from: None })
             }
             _ => {
                 let name = String::from_utf8_lossy(args.get(1).map_or(b"", |arg| arg.of(bytes)));
@@ -128,9 +153,63 @@ impl<'b> Question<'b> {
         }
     }
 
-    /// What nobody has answered yet.
-    pub(crate) fn answer(&self) -> Answer {
+    /// The same as another worker passes it on, where it may have the host of who asks behind it.
+    pub(crate) fn passed_on(
+        command: &Command,
+        bytes: &'b [u8],
+        args: &[Span],
+    ) -> Result<Self, String> {
+        let (Some((host, args_before)), "client|unblock") = (args.split_last(), command.name)
+        else {
+            return Self::parse(command, bytes, args);
+        };
+        if args.len() <= UNBLOCK_ARGS_MAX {
+            return Self::parse(command, bytes, args);
+        }
+        let question = Self::parse(command, bytes, args_before)?;
+        Ok(match question {
+            Self::Unblock { id, with_error, .. } => {
+                Self::Unblock { id, with_error, from: Some(host.of(bytes)) }
+            }
+            other => other,
+        })
+    }
+
+    /// CLIENT UNBLOCK as it is passed on to other workers, by a client of this host.
+    pub(crate) fn unblock_by(id: u64, with_error: bool, host: &str) -> Vec<u8> {
+        let (id, reason) = (id.to_string(), if with_error { "ERROR" } else { "TIMEOUT" });
+        let mut text = Vec::new();
+        let words = ["CLIENT", "UNBLOCK", &id, reason, host].map(str::as_bytes);
+        encode::write_command(&mut text, &words);
+        text
+    }
+
+    /// Why a client with this id may not ask it, if its pool lets clients do so much.
+    pub(crate) fn refusal(
+        &self,
+        by: u64,
+        reach: Reach,
+        pause_max_ms: Option<u64>,
+    ) -> Option<String> {
         match self {
+            Self::Kill(kill) if !reach.kill && kill.spares(by) => Some(NO_KILL.to_owned()),
+            &Self::Pause { millis, .. } => pause_max_ms.filter(|&max| millis > max).map(|max| {
+                format!(
+                    "ERR timeout is longer than the {max} ms that this gateway holds clients back at \
+                     most; see client_pause_max"
+                )
+            }),
+            _ => None,
+        }
+    }
+
+    /// What nobody has answered yet.
+    pub(crate) fn answer(&self, reach: Reach) -> Answer {
+        match self {
+            // Nobody but who asks could have been meant.
+            Self::Kill(kill) if !reach.kill => {
+                Answer::Oneself { is_killed: false, is_old: kill.is_old }
+            }
             Self::List(_) | Self::Info => Answer::Lines(Vec::new()),
             Self::Kill(kill) if kill.is_old => Answer::AnyOf(0),
             Self::Kill(_) | Self::Unblock { .. } => Answer::Count(0),
@@ -244,7 +323,10 @@ impl Engine {
                 Answer::Lines(lines)
             }
             Question::Kill(kill) => {
-                let killed = self.selected(pool, by, &kill.selection, place);
+                let mut killed = self.selected(pool, by, &kill.selection, place);
+                if !self.pools[pool as usize].reach.kill {
+                    killed.retain(|&client| self.clients[client].session.id == by);
+                }
                 for &client in &killed {
                     self.kill(client, by);
                 }
@@ -259,8 +341,20 @@ impl Engine {
                 self.set_client_pause(pool, None, self.now);
                 Answer::Done
             }
-            &Question::Unblock { id, with_error } => {
-                let client = self.client_called(pool, id);
+            &Question::Unblock { id, with_error, from } => {
+                let asker = self.client_called(pool, by);
+                let from = match asker {
+                    Some(asker) => place(self.client_conn(asker)).host().to_owned(),
+                    None => String::from_utf8_lossy(from.unwrap_or_default()).into_owned(),
+                };
+                let reaches_all = self.pools[pool as usize].reach.unblock;
+                // Who is not to be touched is as good as not there.
+                let is_in_reach = |&client: &u32| {
+                    reaches_all
+                        || Some(client) == asker
+                        || !from.is_empty() && place(self.client_conn(client)).host() == from
+                };
+                let client = self.client_called(pool, id).filter(is_in_reach);
                 let ending = if with_error { Ending::Error } else { Ending::TimeOver };
                 let has_ended = client.is_some_and(|client| self.end_wait(client, ending));
                 Answer::Count(u64::from(has_ended))
@@ -268,7 +362,7 @@ impl Engine {
         }
     }
 
-    fn client_called(&self, pool: u32, id: u64) -> Option<u32> {
+    pub(crate) fn client_called(&self, pool: u32, id: u64) -> Option<u32> {
         let is_it = |client: &Client| client.pool == pool && client.session.id == id;
         self.clients.indices().find(|&client| is_it(&self.clients[client]))
     }

@@ -621,7 +621,7 @@ impl Engine {
                 }
                 None => false,
             },
-            Action::Ask { pool, .. } => match places.pool(*pool) {
+            Action::Ask { pool, .. } | Action::Notice { pool, .. } => match places.pool(*pool) {
                 Some(place) => {
                     *pool = place;
                     true

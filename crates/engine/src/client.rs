@@ -68,6 +68,8 @@ pub(crate) struct Client {
     /// The pool's `commands_version` when a server was asked about the command of the request at the
     /// front, or 0.
     pub(crate) looked_up: u8,
+    /// How many it has given: see [`crate::guessing`].
+    pub(crate) wrong_passwords: u8,
     pub(crate) skip: Skip,
     /// Its requests have to be looked at one by one, see [`Engine::update_special`]: none takes the
     /// express way.
@@ -335,6 +337,7 @@ impl Client {
             noreply: false,
             undecided: false,
             looked_up: 0,
+            wrong_passwords: 0,
             skip: Skip::No,
             special: false,
             is_muted: false,

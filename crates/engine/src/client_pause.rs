@@ -4,14 +4,19 @@
 //! and what has been sent before is answered. A pause of everything holds the pool as a change of its
 //! ring does. One of writes makes its clients special, so that what they ask is looked at one by one.
 
-use cashew_protocol::redis::{Access, Command, Rule, SessionRule};
+use cashew_protocol::redis::{self, Access, Command, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::resp::{Parsed, RequestParser};
 
+use crate::client::State;
 use crate::clients::Plan;
 use crate::engine::Engine;
 use crate::lease::Turn;
 use crate::pool::Pool;
 use crate::time::Time;
 use crate::timers::Timer;
+
+/// Longest request that may pass a pause of everything.
+const PASSING_SIZE_MAX: usize = 64 * 1024;
 
 /// For how long the clients of a pool are held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +102,34 @@ impl Engine {
         state.special = state.is_odd() || self.pools[state.pool as usize].holds_writes_back();
     }
 
+    /// Whether all that holds the client back is CLIENT PAUSE, and what it asks next goes on all the
+    /// same: who may end the pause, and what it has to say before it can.
+    #[inline]
+    pub(crate) fn passes_pause(&self, client: u32, bytes: &[u8]) -> bool {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        pool.held && pool.holds_all_back() && self.is_about_pause(client, bytes)
+    }
+
+    #[cold]
+    fn is_about_pause(&self, client: u32, bytes: &[u8]) -> bool {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let state = &self.clients[client];
+        let is_held_otherwise = pool.hold.is_some() || pool.paused;
+        if is_held_otherwise || state.state == State::Closing || self.is_blocked_itself(client) {
+            return false;
+        }
+        let mut parser = RequestParser::default();
+        let Parsed::Complete { len } = parser.parse(bytes, PASSING_SIZE_MAX) else { return false };
+        let text = parser.inline_encoded().unwrap_or(&bytes[..len]);
+        let is_about_clients = match redis::find(text, parser.args()) {
+            Lookup::Found(command) | Lookup::WrongArity(command) => is_about_clients(command),
+            // Libraries ask for what only newer servers have.
+            Lookup::UnknownSubcommand(container) => container.name == "client",
+            Lookup::UnknownCommand => false,
+        };
+        is_about_clients && !self.is_queueing(client)
+    }
+
     /// Whether a command of a special client is to wait for the end of a pause.
     pub(crate) fn is_postponed(&self, client: u32, command: &Command) -> bool {
         let state = &self.clients[client];
@@ -127,6 +160,15 @@ impl Engine {
             && (state.modes.turn == Turn::HeldBack
                 || self.pools[state.pool as usize].holds_all_back())
     }
+}
+
+/// Whether it ends a pause, tells of clients, or is what a library says before that on a connection
+/// that it has just made.
+fn is_about_clients(command: &Command) -> bool {
+    matches!(
+        command.rule,
+        Rule::Local(Local::Auth | Local::Client | Local::Hello | Local::Quit | Local::Select)
+    )
 }
 
 /// Whether replicas may get to know of it, in which Redis sees a write.

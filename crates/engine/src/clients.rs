@@ -98,8 +98,8 @@ impl Engine {
         if client.paused && !client.is_muted && client.input.len() > AHEAD_OF_BLOCKED_MAX {
             self.mute(index);
         }
-        let client = &mut self.clients[index];
-        if !client.paused {
+        let client = &self.clients[index];
+        if !client.paused || self.passes_pause(index, &client.input) {
             self.consume_input(index);
         }
     }
@@ -170,7 +170,7 @@ impl Engine {
     pub(crate) fn consume(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
         // A parser in the middle of a request stays with its client: among the spare ones it
         // would take another client's bytes for the rest of that request.
-        if !self.may_consume(index) {
+        if !self.passes_pause(index, buf) && !self.may_consume(index) {
             return Step::Rest { used: 0, need: 0 };
         }
         match self.clients[index].session.dialect {
@@ -189,7 +189,9 @@ impl Engine {
         };
         let limit = self.pools[self.clients[index].pool as usize].limits.request_size_max;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        while used < buf.len() && self.may_consume(index) {
+        while used < buf.len()
+            && (self.passes_pause(index, &buf[used..]) || self.may_consume(index))
+        {
             let bytes = &buf[used..];
             match parser.parse(bytes, limit) {
                 resp::Parsed::Complete { len } => {
@@ -333,9 +335,15 @@ impl Engine {
     #[inline]
     fn is_blocked(&self, index: u32) -> bool {
         let client = &self.clients[index];
+        self.pools[client.pool as usize].held || self.is_blocked_itself(index)
+    }
+
+    /// Whether it may not ask for another reason than that its pool is held.
+    #[inline]
+    pub(crate) fn is_blocked_itself(&self, index: u32) -> bool {
+        let client = &self.clients[index];
         let pool = &self.pools[client.pool as usize];
-        pool.held
-            || client.throttled
+        client.throttled
             // What has begun goes on to its end.
             || (client.departure != Departure::No
                 && client.state != State::Uploading
@@ -343,6 +351,7 @@ impl Engine {
                 && client.modes.many.is_none()
                 && client.modes.ending.is_none())
             || matches!(client.modes.turn, Turn::Waits | Turn::HeldBack)
+            || client.modes.slowed_until.is_some()
             || (client.fenced && client.requests > 0)
             || client.requests >= pool.limits.client_requests_max
             || client.output.len() + client.held >= pool.limits.client_output_pause

@@ -156,6 +156,11 @@ impl Engine {
             return self.refuse_queued(client, "ERR too many CLIENT PAUSEs in one transaction");
         }
         match Question::parse(command, bytes, args) {
+            Ok(question @ Question::Pause { .. })
+                if let Some(text) = self.refusal_of_question(client, &question) =>
+            {
+                self.refuse_queued(client, &text)
+            }
             Ok(Question::Pause { millis, writes_only }) => {
                 self.queue_effect(client, UNWATCH, Some(Kind::Pause { millis, writes_only }))
             }

@@ -449,6 +449,9 @@ impl Engine {
                 Timer::Line => self.tend_lines(),
                 Timer::Monitors => self.release_lines(),
                 Timer::ClientPause => self.end_client_pauses(),
+                Timer::Slowed { client, generation } => {
+                    self.end_slow_down(client, generation, at);
+                }
                 Timer::Housekeeping => {
                     self.allow_departures();
                     self.tend_leaving();
@@ -503,6 +506,7 @@ impl Engine {
                 | Timer::Line
                 | Timer::Monitors
                 | Timer::ClientPause
+                | Timer::Slowed { .. }
                 | Timer::Housekeeping => true,
             });
         }

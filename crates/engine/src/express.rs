@@ -6,7 +6,7 @@
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::{self, Expect, Tag, binary, retagged_header};
-use cashew_protocol::redis::{self, Access};
+use cashew_protocol::redis::{self, Access, Policy};
 use cashew_protocol::resp;
 
 use crate::buffer::LARGE;
@@ -43,7 +43,7 @@ trait Reader {
     /// All of them do, in their headers.
     const TAGS_HEADERS: bool = false;
 
-    fn request(buf: &[u8]) -> Option<Plain<'_>>;
+    fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>>;
 
     /// The reply at the start of the buffer, and what follows it.
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
@@ -58,16 +58,20 @@ trait Reader {
     }
 }
 
-/// Without `RESP3`, replies of types that only RESP3 has are not plain.
-struct Redis<const RESP3: bool>;
+/// Without `RESP3`, replies of types that only RESP3 has are not plain. With `GUARDED`, some plain
+/// commands are not for clients.
+struct Redis<const RESP3: bool, const GUARDED: bool>;
 
-impl<const RESP3: bool> Reader for Redis<RESP3> {
+impl<const RESP3: bool, const GUARDED: bool> Reader for Redis<RESP3, GUARDED> {
     const TAGS: bool = false;
 
     #[inline(always)]
-    fn request(buf: &[u8]) -> Option<Plain<'_>> {
+    fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>> {
         let head = resp::plain_head(buf)?;
         let command = redis::find_plain(&head)?;
+        if GUARDED && policy.refuses_id(command.index()) {
+            return None;
+        }
         let resp::PlainRequest { bytes, rest, key } = head.request()?;
         let (access, expect, called) = (command.access, Expect::Line, Some(command));
         Some(Plain { bytes, rest, key, access, expect, uniques: false, called })
@@ -88,7 +92,7 @@ impl<const METAGETS: bool> Reader for Text<METAGETS> {
     const JOINS: bool = true;
 
     #[inline(always)]
-    fn request(buf: &[u8]) -> Option<Plain<'_>> {
+    fn request<'b>(buf: &'b [u8], _: &Policy) -> Option<Plain<'b>> {
         let plain = memcached::plain_request(buf)?;
         let memcached::PlainRequest { bytes, rest, key, retrieves, uniques, expect } = plain;
         if !METAGETS && expect == Expect::Meta {
@@ -110,7 +114,7 @@ impl Reader for Binary {
     const TAGS_HEADERS: bool = true;
 
     #[inline(always)]
-    fn request(buf: &[u8]) -> Option<Plain<'_>> {
+    fn request<'b>(buf: &'b [u8], _: &Policy) -> Option<Plain<'b>> {
         let plain = binary::plain_request(buf)?;
         let binary::PlainRequest { bytes, rest, key, retrieves, names_unique, .. } = plain;
         let (access, expect, uniques) = (access(retrieves), Expect::Packet, names_unique);
@@ -141,8 +145,13 @@ impl Engine {
     pub(crate) fn express_requests<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
         match client.session.dialect {
+            Dialect::Resp2 | Dialect::Resp3
+                if self.pools[client.pool as usize].policy.refuses_plain() =>
+            {
+                self.express_requests_with::<Redis<true, true>>(index, buf)
+            }
             Dialect::Resp2 | Dialect::Resp3 => {
-                self.express_requests_with::<Redis<true>>(index, buf)
+                self.express_requests_with::<Redis<true, false>>(index, buf)
             }
             Dialect::Text if self.pools[client.pool as usize].misses => {
                 self.express_requests_with::<Text<false>>(index, buf)
@@ -177,7 +186,7 @@ impl Engine {
         let expiry = pool.expiry(self.now);
         let has_tags = R::TAGS && pool.has_tags();
         while client.requests < limits.client_requests_max
-            && let Some(plain) = R::request(buf)
+            && let Some(plain) = R::request(buf, &pool.policy)
             && plain.bytes.len() <= size_max
         {
             if has_tags && plain.uniques {
@@ -242,9 +251,9 @@ impl Engine {
     pub(crate) fn express_replies<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
         match &self.lanes[index as usize].scanner {
             Scanner::Redis(scanner) if scanner.is_resp3() => {
-                self.express_replies_with::<Redis<true>>(index, buf)
+                self.express_replies_with::<Redis<true, false>>(index, buf)
             }
-            Scanner::Redis(_) => self.express_replies_with::<Redis<false>>(index, buf),
+            Scanner::Redis(_) => self.express_replies_with::<Redis<false, false>>(index, buf),
             Scanner::Memcached(_) => self.express_replies_with::<Text<true>>(index, buf),
             Scanner::Binary(_) => self.express_replies_with::<Binary>(index, buf),
         }

@@ -10,8 +10,8 @@ use cashew_protocol::redis::{self as table, Command, Lookup};
 use cashew_protocol::resp::{Parsed, RequestParser, Version, encode};
 
 use crate::action::{Action, Scope};
-use crate::census::Question;
-use crate::client::State;
+use crate::census::{NO_KILL, Question, Reach};
+use crate::client::{Client, State};
 use crate::clients::Plan;
 use crate::effects::write_with_error;
 use crate::engine::Engine;
@@ -43,6 +43,11 @@ impl Place {
     /// Of a connection that is just about to go.
     pub const UNKNOWN: Self =
         Self { peer: String::new(), local: String::new(), is_unix: false, descriptor: -1 };
+
+    /// The address without the port. All who come by a Unix socket come from the same host.
+    pub(crate) fn host(&self) -> &str {
+        self.peer.rsplit_once(':').map_or("", |(host, _)| host)
+    }
 }
 
 /// Whether more answers to a question come.
@@ -82,6 +87,11 @@ pub(crate) enum Answer {
     /// An error when there is nobody to count.
     AnyOf(u64),
     Done,
+    /// Whether a client is to be closed that may close nobody else; an error when it is not.
+    Oneself {
+        is_killed: bool,
+        is_old: bool,
+    },
     /// What a server has answered to EXEC, kept with the request; in this place of it is what all
     /// workers are asked for.
     Executed(u32),
@@ -92,7 +102,8 @@ impl Answer {
     fn into_bytes(self) -> Vec<u8> {
         match self {
             Self::Lines(lines) => lines,
-            Self::Count(0) | Self::AnyOf(0) | Self::Done | Self::Executed(_) => Vec::new(),
+            Self::Count(0) | Self::AnyOf(0) => Vec::new(),
+            Self::Done | Self::Oneself { .. } | Self::Executed(_) => Vec::new(),
             Self::Count(count) | Self::AnyOf(count) => count.to_string().into_bytes(),
         }
     }
@@ -101,7 +112,11 @@ impl Answer {
     fn size(&self) -> usize {
         match self {
             Self::Lines(lines) => lines.capacity(),
-            Self::Count(_) | Self::AnyOf(_) | Self::Done | Self::Executed(_) => 0,
+            Self::Count(_)
+            | Self::AnyOf(_)
+            | Self::Done
+            | Self::Oneself { .. }
+            | Self::Executed(_) => 0,
         }
     }
 
@@ -112,6 +127,7 @@ impl Answer {
                 let more = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok());
                 *count = count.saturating_add(more.unwrap_or(0));
             }
+            Self::Oneself { is_killed, .. } => *is_killed |= !bytes.is_empty(),
             Self::Done | Self::Executed(_) => {}
         }
     }
@@ -120,6 +136,9 @@ impl Answer {
         match self {
             Self::Lines(lines) => encode::write_verbatim_of(out, resp, *b"txt", &in_order(lines)),
             Self::Count(count) => encode::write_integer(out, *count as i64),
+            Self::Oneself { is_killed: false, .. } => encode::write_error(out, NO_KILL.as_bytes()),
+            Self::Oneself { is_old: false, .. } => encode::write_integer(out, 1),
+            Self::Oneself { .. } => out.extend_from_slice(b"+OK\r\n"),
             Self::AnyOf(0) => out.extend_from_slice(b"-ERR No such client\r\n"),
             Self::AnyOf(_) | Self::Done | Self::Executed(_) => out.extend_from_slice(b"+OK\r\n"),
         }
@@ -153,6 +172,10 @@ impl Engine {
             Ok(question) => question,
             Err(text) => return self.say_error(client, &text),
         };
+        if let Some(text) = self.refusal_of_question(client, &question) {
+            return self.say_error(client, &text);
+        }
+        let reach = self.pools[self.clients[client].pool as usize].reach;
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
@@ -164,11 +187,22 @@ impl Engine {
             let text = "ERR too many clients ask about clients of all worker processes";
             return self.say_error(client, text);
         }
-        let ticket = self.ask_workers(client, question.scope(), request.to_vec());
+        let ticket = self.ask_workers(client, question.scope(reach), request.to_vec());
         let asking = self.new_request(client);
-        self.await_workers(client, ticket, asking, question.answer());
+        self.await_workers(client, ticket, asking, question.answer(reach));
         self.clients[client].fenced = true;
         Plan::Done
+    }
+
+    /// Why the client may not ask that.
+    pub(crate) fn refusal_of_question(
+        &self,
+        client: u32,
+        question: &Question<'_>,
+    ) -> Option<String> {
+        let Client { pool, session, .. } = &self.clients[client];
+        let pool = &self.pools[*pool as usize];
+        question.refusal(session.id, pool.reach, pool.config.client_pause_max_ms)
     }
 
     /// Has all workers do what a client wants of them. Nobody waits for their answers.
@@ -226,10 +260,37 @@ impl Engine {
         let Lookup::Found(command) = table::find(request, parser.args()) else {
             return Vec::new();
         };
-        match Question::parse(command, request, parser.args()) {
+        match Question::passed_on(command, request, parser.args()) {
             Ok(question) => self.census(pool, by, &question, place).into_bytes(),
             Err(_) => Vec::new(),
         }
+    }
+
+    /// The request of [`Action::Ask`] as other workers are to be asked it.
+    pub fn question_for_others(
+        &self,
+        pool: u32,
+        by: u64,
+        request: Vec<u8>,
+        place: &dyn Fn(ConnId) -> Place,
+    ) -> Vec<u8> {
+        let mut parser = RequestParser::default();
+        let Parsed::Complete { .. } = parser.parse(&request, QUESTION_SIZE_MAX) else {
+            return request;
+        };
+        let Lookup::Found(command) = table::find(&request, parser.args()) else { return request };
+        let asker = self.client_called(pool, by).map(|asker| place(self.client_conn(asker)));
+        match (Question::parse(command, &request, parser.args()), asker) {
+            (Ok(Question::Unblock { id, with_error, .. }), Some(asker)) => {
+                Question::unblock_by(id, with_error, asker.host())
+            }
+            _ => request,
+        }
+    }
+
+    /// The connection of the pool's client of this id, if it is here.
+    pub fn client_of(&self, pool: u32, id: u64) -> Option<ConnId> {
+        self.client_called(pool, id).map(|client| self.client_conn(client))
     }
 
     /// What one worker answered to [`Action::Ask`], this one included.
@@ -319,9 +380,10 @@ impl Engine {
 
 impl Question<'_> {
     /// Whom it concerns.
-    fn scope(&self) -> Scope {
+    fn scope(&self, reach: Reach) -> Scope {
         match self {
             Self::Info => Scope::Here,
+            Self::Kill(_) if !reach.kill => Scope::Here,
             Self::List(_)
             | Self::Kill(_)
             | Self::Pause { .. }

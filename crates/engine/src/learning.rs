@@ -85,5 +85,6 @@ impl Pool {
         let configured = self.config.commands.iter().map(|command| command.definition());
         let all: Vec<redis::Definition> = configured.chain(self.learnt.iter().cloned()).collect();
         self.commands = redis::CustomCommands::new(&all, &self.commands);
+        self.decide_policy();
     }
 }

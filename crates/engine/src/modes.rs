@@ -9,6 +9,7 @@ use crate::lease::Turn;
 use crate::memcached::Many;
 use crate::monitor::Monitor;
 use crate::pubsub::Subscriber;
+use crate::time::Time;
 use crate::transaction::Transaction;
 
 /// Reads as [`Rare`] with nothing in it while there is none.
@@ -33,6 +34,8 @@ pub(crate) struct Rare {
     pub(crate) is_overheard: bool,
     /// The call at the front, which may wait, is over before it is asked.
     pub(crate) ending: Option<Ending>,
+    /// It may ask nothing before: see [`crate::guessing`].
+    pub(crate) slowed_until: Option<Time>,
 }
 
 static NONE: Rare = Rare::new();
@@ -48,6 +51,7 @@ impl Rare {
             turn: Turn::No,
             is_overheard: false,
             ending: None,
+            slowed_until: None,
         }
     }
 
@@ -60,6 +64,7 @@ impl Rare {
             && self.turn == Turn::No
             && !self.is_overheard
             && self.ending.is_none()
+            && self.slowed_until.is_none()
     }
 }
 
@@ -129,6 +134,10 @@ impl Modes {
     /// Whether the request that is dispatched has been told to monitors before; forgets it.
     pub(crate) fn end_overheard(&mut self) -> bool {
         self.leave(|rare| Some(std::mem::take(&mut rare.is_overheard))).unwrap_or_default()
+    }
+
+    pub(crate) fn end_slow_down(&mut self) {
+        self.leave(|rare| rare.slowed_until.take());
     }
 
     pub(crate) fn take_ending(&mut self) -> Option<Ending> {

@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, OnFailure, Protocol, Wire};
 use cashew_metrics::{PoolId, ServerId};
-use cashew_protocol::memcached::Tag;
-use cashew_protocol::redis::{CustomCommands, Definition};
+use cashew_protocol::memcached::{ChorePolicy, Tag};
+use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
 
 use crate::bulk::LargeReplies;
+use crate::census::Reach;
 use crate::client::{Selected, Session};
 use crate::client_pause::ClientPause;
 use crate::failure::Failure;
@@ -17,6 +18,7 @@ use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::memcached::tags;
 use crate::monitor::Watch;
+use crate::notice::Notices;
 use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
 use crate::scripts::{Scripts, Seen};
@@ -54,6 +56,12 @@ pub(crate) struct Pool {
     pub(crate) watch: Watch,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
+    /// What clients may call, by Redis's protocol and by memcached's.
+    pub(crate) policy: Policy,
+    pub(crate) chores: ChorePolicy,
+    /// What they may do to others.
+    pub(crate) reach: Reach,
+    pub(crate) notices: Notices,
     /// What servers told of them.
     pub(crate) learnt: Vec<Definition>,
     /// Another one when what was learnt is forgotten; never 0.
@@ -229,6 +237,10 @@ impl Pool {
             pubsub: PubSub::new(&config.name),
             watch: Watch::new(),
             commands: CustomCommands::default(),
+            policy: Policy::new(&Rules::of(Clearance::Cache), &CustomCommands::default()),
+            chores: ChorePolicy::new(Clearance::Cache, &[], &[]),
+            reach: Reach::default(),
+            notices: Notices::default(),
             learnt: Vec::new(),
             commands_version: 0,
             no_resp3_until: Time::ZERO,

@@ -11,6 +11,7 @@ use crate::client::State;
 use crate::clients::Plan;
 use crate::dispatch::FragmentText;
 use crate::engine::Engine;
+use crate::notice::Notice;
 use crate::request::Merge;
 use crate::session::NO_DATABASE;
 
@@ -36,6 +37,9 @@ impl Engine {
         }
         let mut lookup = table::find(bytes, args);
         if let Lookup::UnknownCommand = lookup {
+            if is_http(args[0].of(bytes)) {
+                return self.close_for_http(client);
+            }
             match self.look_further(client, bytes, args) {
                 Ok(further) => lookup = further,
                 Err(plan) => return plan,
@@ -45,10 +49,24 @@ impl Engine {
             Lookup::Found(command) | Lookup::WrongArity(command) => CommandId::of(command),
             Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => CommandId::NONE,
         };
+        if let Lookup::Found(command) = lookup
+            && self.may_not_call(client, command)
+        {
+            return self.refuse_command(client, command);
+        }
         match self.pools[self.clients[client].pool as usize].is_monitored {
             true => self.plan_overheard(client, lookup, bytes, args),
             false => self.plan_redis(client, lookup, bytes, args),
         }
+    }
+
+    /// As Redis: what a browser was made to send must not get further than its first line, or its
+    /// second, whoever the browser has said to be.
+    #[cold]
+    fn close_for_http(&mut self, client: u32) -> Plan {
+        self.notice(client, Notice::Http);
+        self.give_up(client);
+        Plan::Done
     }
 
     #[inline]
@@ -325,6 +343,11 @@ impl Engine {
         self.clients[client].state = State::Closing;
         plan
     }
+}
+
+/// What is no command, and begins a line of HTTP.
+fn is_http(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
 }
 
 /// What may be asked before AUTH.

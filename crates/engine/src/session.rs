@@ -68,6 +68,7 @@ impl Engine {
         if right {
             Ok(())
         } else {
+            self.wrong_password(client);
             Err("WRONGPASS invalid username-password pair or user is disabled.")
         }
     }

@@ -22,6 +22,11 @@ pub(crate) enum Timer {
     Monitors,
     /// CLIENT PAUSE is over.
     ClientPause,
+    /// A client that gave wrong passwords may go on.
+    Slowed {
+        client: u32,
+        generation: u32,
+    },
     Housekeeping,
 }
 

@@ -114,6 +114,11 @@ impl Engine {
             self.upload_to(client, NONE, Tail::Redis(tail), head);
             return Begun::Yes;
         }
+        if self.may_not_call(client, command) {
+            self.refuse_command(client, command);
+            self.upload_to(client, NONE, Tail::Redis(tail), head);
+            return Begun::Yes;
+        }
         if self.clients[client].special
             && let Some(text) = self.refused_in_mode(client, command)
         {

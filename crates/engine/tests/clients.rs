@@ -5,8 +5,8 @@ mod world;
 use cashew_engine::{ConnId, Export, Rest};
 use world::{World, pool, redis};
 
-const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true\n\
-                       client_output_pause: 1048576";
+const OPTIONS: &str = "redis: true\ncommand_policy: admin\nclient_pause_max: 100000\n\
+                       hash_tag: \"{}\"\ntimeout: 400\npreconnect: true\nclient_output_pause: 1048576";
 
 fn all(lines: &[&str]) -> String {
     lines.iter().map(|line| redis(line)).collect()
@@ -195,7 +195,7 @@ fn others_are_killed_by_what_is_known_of_them() {
 #[test]
 fn a_question_of_another_worker_concerns_its_pool_only() {
     let both = world::snapshot(
-        "p:\n  listen: 127.0.0.1:6000\n  redis: true\n  servers:\n   - 127.0.0.1:7000:1\n\
+        "p:\n  listen: 127.0.0.1:6000\n  redis: true\n  command_policy: admin\n  servers:\n   - 127.0.0.1:7000:1\n\
          q:\n  listen: 127.0.0.1:6001\n  redis: true\n  servers:\n   - 127.0.0.1:7000:1\n",
     );
     let mut world = World::new(&both);
@@ -226,7 +226,7 @@ fn a_pause_of_everything_holds_everything_back() {
     world.send(lane, "$-1\r\n");
     world.expect(other, "$-1\r\n");
     world.send(other, all(&["GET a", "PING"]));
-    world.send(client, redis("CLIENT UNPAUSE"));
+    world.send(client, redis("ECHO a"));
     let late = world.client();
     world.send(late, redis("PING"));
     world.wait_ms(1_500);
@@ -236,7 +236,7 @@ fn a_pause_of_everything_holds_everything_back() {
     }
     world.wait_ms(600);
     world.expect(late, "+PONG\r\n");
-    world.expect(client, "+OK\r\n");
+    world.expect(client, "$1\r\na\r\n");
     world.expect(lane, redis("GET a"));
     world.send(lane, "$-1\r\n");
     world.expect(other, "$-1\r\n+PONG\r\n");

@@ -5,7 +5,7 @@ mod world;
 use cashew_engine::{CloseReason, ConnId, Export, Profile, Silence};
 use world::{World, pool, redis};
 
-const PLAIN: &str = "redis: true\npreconnect: true";
+const PLAIN: &str = "redis: true\ncommand_policy: admin\npreconnect: true";
 const MIB: usize = 1 << 20;
 
 fn ask(world: &mut World, client: ConnId, request: &str) -> String {

@@ -511,7 +511,8 @@ fn who_is_in_a_transaction_is_closed_at_once_when_a_reply_breaks_off() {
 
 #[test]
 fn a_pause_of_writes_takes_nothing_from_who_reads() {
-    let (mut world, client, [lane]) = World::with_client(&pool("redis: true\npreconnect: true", 1));
+    let options = "redis: true\npreconnect: true\ncommand_policy: admin\nclient_pause_max: 100000";
+    let (mut world, client, [lane]) = World::with_client(&pool(options, 1));
     let other = world.client();
     world.send(other, redis("CLIENT PAUSE 100000 WRITE"));
     world.expect(other, "+OK\r\n");

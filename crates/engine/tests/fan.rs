@@ -6,7 +6,7 @@ use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 use world::{World, pool, redis};
 
-const OPTIONS: &str = "redis: true\ntimeout: 400\npreconnect: true";
+const OPTIONS: &str = "redis: true\ncommand_policy: admin\ntimeout: 400\npreconnect: true";
 
 fn three_servers() -> (World, ConnId, [ConnId; 3]) {
     World::with_client(&pool(OPTIONS, 3))
@@ -261,7 +261,9 @@ fn who_is_to_be_stopped_is_asked_on_another_connection() {
 /// While it runs a script a server takes no SELECT, and what is to end it would wait for that.
 #[test]
 fn who_is_to_be_stopped_is_asked_without_choosing_a_database() {
-    for options in ["redis: true", "redis: true\nredis_db: 3"] {
+    for options in
+        ["redis: true\ncommand_policy: admin", "redis: true\ncommand_policy: admin\nredis_db: 3"]
+    {
         let mut world = World::new(&pool(options, 1));
         let client = world.client();
         let database = if options.contains("redis_db") { 3 } else { 9 };

@@ -299,7 +299,9 @@ fn a_lost_or_slow_server_fails_the_retrieval_in_memcacheds_words() {
 
 #[test]
 fn flush_all_and_verbosity_go_to_every_server() {
-    let (mut world, client, lanes) = four_servers();
+    let options = format!("{OPTIONS}\ncommand_policy: admin");
+    let (mut world, client, lanes): (World, ConnId, [ConnId; 4]) =
+        World::with_client(&pool(&options, 4));
     for (request, forwarded) in [
         ("flush_all\r\n", "flush_all\r\n"),
         ("flush_all 10\r\n", "flush_all 10\r\n"),

@@ -212,7 +212,7 @@ fn a_quiet_miss_stays_quiet_where_a_hit_breaks_off() {
 
 #[test]
 fn statistics_of_all_servers_are_put_together() {
-    let (mut world, client, lanes) = four_servers("");
+    let (mut world, client, lanes) = four_servers("command_policy: admin");
     world.send(client, "stats\r\nstats items\r\nstats reset\r\n");
     for (at, lane) in lanes.into_iter().enumerate() {
         world.expect(lane, "stats\r\nstats items\r\nstats reset\r\n");

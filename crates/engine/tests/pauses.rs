@@ -5,7 +5,8 @@ mod world;
 use cashew_engine::{CloseReason, ConnId, Rest};
 use world::{World, all, pool, redis};
 
-const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
+const OPTIONS: &str =
+    "redis: true\ncommand_policy: admin\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
 const QUEUED: &str = "+QUEUED\r\n";
 
 /// A server, its shared lane, and clients: the first has a transaction, the others ask things.

@@ -104,7 +104,7 @@ fn example(name: &str, arity: i16, keys: Keys, key: &str) -> String {
 
 #[test]
 fn reads_go_to_the_replica_of_the_key_and_all_else_to_the_master() {
-    let (mut world, client, lanes) = connected("");
+    let (mut world, client, lanes) = connected("    command_policy: admin\n");
     let master = lanes[MASTER as usize];
     let mut tried = [0; 3];
     for command in COMMANDS {

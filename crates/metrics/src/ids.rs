@@ -56,6 +56,10 @@ stats! {
             "Client connections closed because too many replies waited for them";
         ClientsShed => "clients_shed", "cashew_clients_shed_total",
             "Client connections closed because a worker's buffers took all of its memory_max";
+        CommandsRefused => "commands_refused", "cashew_commands_refused_total",
+            "Requests refused by command_policy";
+        AuthFailures => "auth_failures", "cashew_auth_failures_total",
+            "Attempts of clients to log in with a wrong password";
         MessagesDelivered => "messages_delivered", "cashew_messages_delivered_total",
             "Messages of channels given to clients, once for each client";
         MonitorDropped => "monitor_dropped", "cashew_monitor_dropped_total",

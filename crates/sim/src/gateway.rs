@@ -522,7 +522,10 @@ impl Gateway {
                     let own = self.engine.handle_question(pool, by, &request, &place, now);
                     self.engine.handle_answer(ticket, &own, Rest::None, now);
                 }
-                Action::Pressed { .. } | Action::Shed { .. } | Action::Monitors { .. } => {}
+                Action::Pressed { .. }
+                | Action::Shed { .. }
+                | Action::Notice { .. }
+                | Action::Monitors { .. } => {}
             }
         }
     }

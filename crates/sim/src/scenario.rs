@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Affinity, CasUniques, Endpoint, Global, IoEngine, Limits, Listen, Memcached, Pool, Protocol,
-    Server, Topology,
+    Affinity, CasUniques, CommandPolicy, Endpoint, Global, IoEngine, Limits, Listen, Memcached,
+    PolicyBase, Pool, Protocol, Server, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -659,6 +659,9 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         limits,
         commands: Vec::new(),
         commands_from_servers: false,
+        // The clients of the simulation call whatever the gateway serves.
+        command_policy: Some(CommandPolicy::of(PolicyBase::Admin)),
+        client_pause_max_ms: Some(60_000),
     }
 }
 

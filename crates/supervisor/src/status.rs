@@ -71,6 +71,16 @@ pub struct PoolStatus {
     pub ring_version: u64,
     /// Of the ring, in hex: the same on every machine that sends keys to the same servers.
     pub digest: String,
+    /// What clients may call.
+    pub command_policy: String,
+    /// Requests refused by that.
+    pub commands_refused: u64,
+    /// Attempts to log in with a wrong password.
+    pub auth_failures: u64,
+    /// For how long CLIENT PAUSE holds clients back from now on; 0 if none does.
+    pub paused_ms: u64,
+    /// It holds back only what writes.
+    pub paused_writes_only: bool,
 }
 
 /// How a reload or an upgrade went.

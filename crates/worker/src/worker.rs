@@ -5,6 +5,7 @@ mod epochs;
 mod inquiries;
 mod monitors;
 mod moving;
+mod notices;
 mod orders;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -69,6 +70,8 @@ pub(crate) struct Worker<D> {
     outbox: Outbox,
     /// What clients ask about clients, not answered yet.
     inquiries: VecDeque<Inquiry>,
+    /// Pools whose clients a client here holds back.
+    pauses_begun: Vec<String>,
     monitors: Monitors,
     is_master_alive: bool,
     /// Clients at rest that are to go to another worker.
@@ -190,6 +193,7 @@ impl<D: Driver> Worker<D> {
             change: Change::None,
             outbox: Outbox::default(),
             inquiries: VecDeque::new(),
+            pauses_begun: Vec::new(),
             monitors: Monitors::default(),
             is_master_alive: true,
             leaving: VecDeque::new(),
@@ -306,6 +310,9 @@ impl<D: Driver> Worker<D> {
             self.inquire_some();
             self.act();
         }
+        if !self.pauses_begun.is_empty() {
+            self.log_ended_pauses();
+        }
         self.write();
         self.core.give_quotas();
         if !(self.leaving.is_empty() && self.core.detached.is_empty()) {
@@ -400,6 +407,9 @@ impl<D: Driver> Worker<D> {
             }
             Action::Readmit { pool, server } => {
                 self.outbox.say(ToMaster::ServerUp { pool, server });
+            }
+            Action::Notice { pool, conn, notice, times } => {
+                self.log_notice(pool, conn, notice, times)
             }
             Action::Pressed { held } => {
                 cashew_process::memory::trim();

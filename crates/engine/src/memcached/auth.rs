@@ -14,6 +14,7 @@ use crate::session::same_secret;
 use crate::variant::Dialect;
 
 pub(super) const UNAUTHENTICATED: &[u8] = b"CLIENT_ERROR unauthenticated\r\n";
+const AUTH_FAILURE: &[u8] = b"CLIENT_ERROR authentication failure\r\n";
 /// Largest value of a client that is not known yet: user and password.
 pub(super) const LOGIN_SIZE_MAX: u64 = 1024;
 
@@ -44,13 +45,16 @@ impl Engine {
                         self.clients[client].session.authenticated = true;
                         b"STORED\r\n"
                     }
-                    (Some(_), Some(_)) => b"CLIENT_ERROR authentication failure\r\n",
+                    (Some(_), Some(_)) => AUTH_FAILURE,
                     _ => b"CLIENT_ERROR bad authentication token format\r\n",
                 }
             }
             _ => UNAUTHENTICATED,
         };
         self.answer(client, |out| out.extend_from_slice(reply));
+        if reply == AUTH_FAILURE {
+            self.wrong_password(client);
+        }
     }
 
     /// Takes a request of SASL.
@@ -73,6 +77,9 @@ impl Engine {
                 // PLAIN has one step.
                 _ => (Status::AuthError, value),
             };
+        }
+        if status == Status::AuthError {
+            self.wrong_password(client);
         }
         let value = if status == Status::Success { value } else { status.text().as_bytes() };
         let (opcode, opaque) = (header.opcode, header.opaque);

@@ -190,6 +190,10 @@ impl Engine {
             self.give_up(client);
             return Plan::Done;
         }
+        if let Some(text) = self.binary_refusal(client, opcode, parser.key().of(bytes)) {
+            self.answer_binary(client, parser, Status::UnknownCommand, text.as_bytes());
+            return Plan::Done;
+        }
         self.ask_binary(client, parser, bytes);
         let expect = self.asking.expect;
         match opcode {

@@ -172,6 +172,11 @@ impl Engine {
         self.asking.expect = parser.expect();
         self.ask_uniques(client, parser, bytes);
         self.clients[client].noreply = parser.noreply().is_some();
+        if let Some(refusal) = self.text_refusal(client, parser, bytes) {
+            self.answer(client, |out| out.extend_from_slice(&refusal));
+            self.clients[client].noreply = false;
+            return Plan::Done;
+        }
         let plan = match parser.verb() {
             Verb::Get | Verb::Gets | Verb::Gat | Verb::Gats => self.retrieve(client, parser, bytes),
             Verb::Set

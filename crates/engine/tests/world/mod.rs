@@ -74,6 +74,8 @@ pub(crate) struct World {
     pub(crate) is_unconfirmed: bool,
     /// There are other workers, and the test answers for them.
     pub(crate) has_others: bool,
+    /// Clients that come from another host than the rest.
+    pub(crate) elsewhere: Vec<ConnId>,
 }
 
 impl World {
@@ -117,6 +119,7 @@ impl World {
             told_elsewhere: String::new(),
             is_unconfirmed: false,
             has_others: false,
+            elsewhere: Vec::new(),
         };
         world.tick();
         world
@@ -204,7 +207,10 @@ impl World {
 
     fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
         let place = |conn: ConnId| Place {
-            peer: format!("10.0.0.1:{}", conn.token()),
+            peer: match self.elsewhere.contains(&conn) {
+                true => format!("10.0.0.7:{}", conn.token()),
+                false => format!("10.0.0.1:{}", conn.token()),
+            },
             local: "10.0.0.2:6000".to_owned(),
             is_unix: false,
             descriptor: 42,

@@ -95,7 +95,7 @@ pub struct PlainCommand {
 impl PlainCommand {
     /// Its place in the table.
     #[inline]
-    pub fn id(&self) -> u16 {
+    pub fn index(&self) -> u16 {
         self.command
     }
 

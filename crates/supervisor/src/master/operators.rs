@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_metrics::monotonic_ms;
+use cashew_metrics::{PoolCounter, monotonic_ms};
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
 
@@ -240,7 +240,18 @@ impl Master {
             state: state_of(member).into(),
             restarts: member.restarts,
         });
+        let now_ms = monotonic_ms();
+        let pause_of = |pool: &str| self.shared.pause(self.quotas.number(pool)?, now_ms);
+        let segments = &self.current.segments;
+        let count = |index: u32, counter| {
+            segments.sum_pool_counter(segments.layout().pool(index as usize), counter)
+        };
         let pool = |(index, pool): (u32, &cashew_config::snapshot::Pool)| PoolStatus {
+            command_policy: pool.policy().to_string(),
+            commands_refused: count(index, PoolCounter::CommandsRefused),
+            auth_failures: count(index, PoolCounter::AuthFailures),
+            paused_ms: pause_of(&pool.name).map_or(0, |pause| pause.until_ms - now_ms),
+            paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
             name: pool.name.clone(),
             listen: pool.listen.to_string(),
             servers: pool.servers.len() as u32,

@@ -319,6 +319,7 @@ fn load(path: &Path, command_line: &CommandLine, current: &Snapshot) -> Result<L
     let mut snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
     let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     warnings.extend(command_line.overrule(&mut snapshot.global));
+    warnings.extend(cashew_config::warnings_of_change(current, &snapshot));
     let difference = Difference::between(current, &snapshot);
     Ok(Loaded { snapshot, warnings, difference })
 }

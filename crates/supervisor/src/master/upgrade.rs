@@ -475,6 +475,13 @@ impl Master {
         let mut snapshot = kit.epoch.snapshot;
         // One of another version may not know of it.
         command_line.overrule(&mut snapshot.global);
+        for pool in cashew_config::pools_without_policy(&snapshot) {
+            warn!(
+                "pool '{}': clients may call everything, as by the version before, until the next \
+                 reload: then by command_policy; cashew reload --dry-run tells what that changes",
+                pool.name
+            );
+        }
         let workers = workers_of(&snapshot);
         let heartbeat_timeout_ms = snapshot.global.worker_heartbeat_timeout_ms;
         let current = InEffect::new(snapshot, (metrics, Rc::new(segments)), &quotas, &rings)

@@ -55,6 +55,9 @@ impl<D: cashew_driver::Driver> Worker<D> {
         if self.core.engine.client_pause(pool) != pause {
             // Before anybody is told: who begins to serve now is not among them.
             is_shared = self.core.share_pause(pool);
+            if is_shared {
+                self.log_pause(pool, by);
+            }
         }
         let now = self.core.now;
         let engine = &mut self.core.engine;
@@ -65,6 +68,8 @@ impl<D: cashew_driver::Driver> Worker<D> {
             return engine.handle_answer(ticket, &own, Rest::None, now);
         }
         engine.handle_answer(ticket, &own, Rest::Awaited, now);
+        let request = self.question_for_others(pool, by, request);
+        let engine = &mut self.core.engine;
         let question = seal(&request)
             .inspect_err(|error| tracing::error!("other workers cannot be asked: {error}"));
         match question {
@@ -115,6 +120,12 @@ impl<D: cashew_driver::Driver> Worker<D> {
             // Who asked is told that an answer is missing.
             Err(error) => tracing::error!("a question cannot be answered: {error}"),
         }
+    }
+
+    fn question_for_others(&self, pool: u32, by: u64, request: Vec<u8>) -> Vec<u8> {
+        let listen = &self.core.engine.pool_config(pool).listen;
+        let place = |conn| place(&self.driver, listen, conn);
+        self.core.engine.question_for_others(pool, by, request, &place)
     }
 
     fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {

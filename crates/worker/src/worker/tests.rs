@@ -135,7 +135,9 @@ fn worker<D: Driver>(driver: D) -> Worker<D> {
 }
 
 fn worker_of<D: Driver>(driver: D, server: &str) -> Worker<D> {
-    let yaml = format!("p:\n  listen: 127.0.0.1:1\n  redis: true\n  servers:\n   - {server}\n");
+    let yaml = format!(
+        "p:\n  listen: 127.0.0.1:1\n  redis: true\n  command_policy: admin\n  servers:\n   - {server}\n"
+    );
     let Ok(loaded) = cashew_config::parse("test.yml", &yaml, &Context::of_system()) else {
         panic!("{yaml}");
     };
