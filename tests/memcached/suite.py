@@ -134,7 +134,8 @@ class Runner:
             if target == BARE:
                 file = parse(name, self.perl(name, running[0].port))
             else:
-                pool = {"protocol": protocol, "servers": server_lines(running, SHARDS[: len(running)])}
+                pool = {"protocol": protocol, "command_policy": "admin",
+                        "servers": server_lines(running, SHARDS[: len(running)])}
                 gateway = Gateway(directory, {"beta": pool}, {"worker_processes": 1})
                 running.append(gateway)
                 gateway.wait_serving()

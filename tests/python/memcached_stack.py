@@ -12,7 +12,7 @@ class Stack:
         self.servers = [place.memcached() for _ in range(3)]
         self.plain = place.memcached()
         self.gateway = place.cashew(
-            {"beta": {"hash": "murmur", "servers": server_lines(self.servers)}},
+            {"beta": {"hash": "murmur", "command_policy": "admin", "servers": server_lines(self.servers)}},
             {"worker_processes": 2},
         )
 

@@ -171,7 +171,8 @@ def test_a_get_of_ten_thousand_keys_comes_as_a_stream(place):
     """40 MB of values from three servers, of which the gateway holds but a part at any time."""
     servers = [place.memcached("-m", "256") for _ in range(3)]
     gateway = place.cashew(
-        {"beta": {"hash": "murmur", "servers": server_lines(servers), "client_output_max": "16mb"}},
+        {"beta": {"hash": "murmur", "servers": server_lines(servers), "client_output_max": "16mb",
+                  "command_policy": "admin"}},
         {"worker_processes": 1})
     keys = [b"key-%d" % n for n in range(10_000)]
     values = [b"%08d" % n * 500 for n in range(10_000)]
@@ -237,8 +238,8 @@ UNTELLABLE = (
 def test_keys_are_listed_where_they_cannot_have_line_feeds(place):
     servers = [place.memcached() for _ in range(2)]
     pools = {
-        "text": {"servers": server_lines(servers), "protocol": "text"},
-        "any": {"servers": server_lines(servers)},
+        "text": {"servers": server_lines(servers), "protocol": "text", "command_policy": "admin"},
+        "any": {"servers": server_lines(servers), "command_policy": "admin"},
     }
     gateway = place.cashew(pools, {"worker_processes": 1})
     with gateway.connect("text") as conn, gateway.connect("any") as other:

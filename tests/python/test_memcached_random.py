@@ -41,8 +41,8 @@ class Stack:
         names = [f"shard-{n}" for n in range(4)]
         options = {"hash": "murmur", "distribution": "modula"}
         self.gateway = place.cashew({
-            "one": {**options, "servers": server_lines(self.servers[:1], names[:1])},
-            "four": {**options, "servers": server_lines(self.servers[1:], names)},
+            "one": {**options, "command_policy": "admin", "servers": server_lines(self.servers[:1], names[:1])},
+            "four": {**options, "command_policy": "admin", "servers": server_lines(self.servers[1:], names)},
         }, {"worker_processes": 1})
 
     def addresses(self):

@@ -259,7 +259,7 @@ def test_flush_reaches_every_server(stack, conn, line):
 def test_verbosity_reaches_every_server(place):
     """Servers at verbosity 2 print what they are asked."""
     servers = [place.memcached() for _ in range(2)]
-    gateway = place.cashew({"beta": {"hash": "murmur", "servers": server_lines(servers)}})
+    gateway = place.cashew({"beta": {"hash": "murmur", "command_policy": "admin", "servers": server_lines(servers)}})
     with gateway.connect() as conn:
         conn.send(b"verbosity 2\r\n")
         conn.expect(b"OK\r\n")

@@ -19,6 +19,7 @@ FIELDS = ("id addr laddr fd name age idle flags db sub psub ssub multi qbuf qbuf
 
 def pool(*servers, **options):
     return {"redis": True, "hash": "murmur", "hash_tag": '"{}"', "auto_eject_hosts": False,
+            "command_policy": "admin", "client_pause_max": 100_000,
             "timeout": 2000, "servers": server_lines(servers), **options}
 
 

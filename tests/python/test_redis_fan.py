@@ -10,7 +10,7 @@ import redis as redis_py
 
 from harness import HOST, ReplyError, resp, server_lines, wait_until
 
-POOL = {"redis": True, "hash": "murmur", "hash_tag": '"{}"'}
+POOL = {"redis": True, "command_policy": "admin", "hash": "murmur", "hash_tag": '"{}"'}
 
 
 class Stack:

@@ -32,7 +32,8 @@ CALLS = [
 @pytest.fixture(scope="module", params=PROGRAMS, ids=lambda program: program.name)
 def gateway(request, module_place):
     servers = [module_place.redis(program=str(request.param)) for _ in range(2)]
-    options = {"redis": True, "hash": "murmur", "hash_tag": '"{}"', "servers": server_lines(servers)}
+    options = {"redis": True, "command_policy": "admin", "hash": "murmur", "hash_tag": '"{}"',
+               "servers": server_lines(servers)}
     gateway = module_place.cashew({"alpha": options}, {"worker_processes": 2})
     gateway.servers = servers
     return gateway

@@ -14,7 +14,7 @@ from harness import HOST, server_lines
 @pytest.fixture(scope="module")
 def gateway(module_place):
     servers = [module_place.redis("--enable-protected-configs", "yes") for _ in range(3)]
-    pool = {"redis": True, "hash": "murmur", "hash_tag": '"{}"',
+    pool = {"redis": True, "command_policy": "admin", "hash": "murmur", "hash_tag": '"{}"',
             "servers": server_lines(servers, ["one", "two", "three"])}
     gateway = module_place.cashew({"alpha": pool}, {"worker_processes": 2})
     gateway.servers = servers

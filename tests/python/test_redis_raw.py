@@ -25,6 +25,7 @@ class Stack:
         self.password = "let me in"
         pool = {
             "redis": True,
+            "command_policy": "admin",
             "hash": "murmur",
             "hash_tag": '"{}"',
             "servers": server_lines(self.servers, ["one", "two", "three"]),

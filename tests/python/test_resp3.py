@@ -21,7 +21,7 @@ class Twins:
 
     def __init__(self, place):
         self.server, self.plain = place.redis(), place.redis()
-        pool = {"redis": True, "servers": server_lines([self.server])}
+        pool = {"redis": True, "command_policy": "admin", "servers": server_lines([self.server])}
         self.gateway = place.cashew({"alpha": pool}, {"worker_processes": 2})
 
     def reset(self):

@@ -81,7 +81,9 @@ class Behind:
         self.servers = [server(directory, number) for number in range(count)]
         # By their names, which are the same in every run, each key has the same server.
         names = ["one", "two", "three"][:count]
-        pool = {"redis": True, "hash_tag": '"{}"', "servers": server_lines(self.servers, names)}
+        # The suite administers its servers.
+        pool = {"redis": True, "command_policy": "admin", "client_pause_max": 2_147_483_647,
+                "hash_tag": '"{}"', "servers": server_lines(self.servers, names)}
         self.gateway = Gateway(directory, {"alpha": pool}, {"worker_processes": 2})
         self.gateway.wait_serving()
         self.port = self.gateway.address
