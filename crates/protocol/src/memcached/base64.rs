@@ -30,6 +30,19 @@ pub fn decode_key<'o>(text: &[u8], out: &'o mut KeyBuf) -> Option<&'o [u8]> {
     Some(&out[..len])
 }
 
+/// Whether `text` is a key as it is written here. Each other text for the same key is read in its own
+/// way by one decoder or another.
+pub(super) fn is_encoded(text: &[u8]) -> bool {
+    let mut again = Vec::new();
+    match decode_key(text, &mut [0; KEY_SIZE_MAX]) {
+        Some(key) => {
+            encode_key(key, &mut again);
+            again == text
+        }
+        None => false,
+    }
+}
+
 /// Writes a key of any bytes as text.
 pub fn encode_key(key: &[u8], out: &mut Vec<u8>) {
     for block in key.chunks(3) {
@@ -71,6 +84,21 @@ mod tests {
             let mut text = Vec::new();
             encode_key(&bytes[..len], &mut text);
             assert_eq!(decode_key(&text, &mut [0; KEY_SIZE_MAX]), Some(&bytes[..len]));
+        }
+    }
+
+    #[test]
+    fn takes_keys_as_they_are_written_here_only() {
+        for (text, expected) in [
+            ("Zm9v", true),
+            ("Zg==", true),
+            ("Z-m9.v", false),
+            ("Zh==", false),
+            ("Zg==Zm9v", false),
+            ("Zm9", false),
+            ("====", false),
+        ] {
+            assert_eq!(is_encoded(text.as_bytes()), expected, "{text:?}");
         }
     }
 

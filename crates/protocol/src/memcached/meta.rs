@@ -1,9 +1,11 @@
 //! What the flags of a meta command change on the way of a request and of its reply.
 //!
-//! Flags are judged by the server. What matters here is only which key is meant, and which replies
-//! the client does not want.
+//! Flags are read strictly, so that a server cannot read them in another way: which letters there are,
+//! once each, and what stands behind them.
 
-use super::refusal::{BAD_FORMAT, ERROR, Refusal, TOO_MANY_FLAGS, TOO_MANY_FLAGS_OF_GET};
+use super::base64::is_encoded;
+use super::number::{signed32, unsigned, unsigned32};
+use super::refusal::*;
 use super::words::next_word;
 use super::{KEY_SIZE_MAX, Verb};
 use crate::Span;
@@ -11,56 +13,140 @@ use crate::Span;
 /// Most words that memcached takes, the command itself included. Beyond it, it does not even look
 /// at the size of a data block.
 const WORDS_MAX: usize = 19;
+/// Longest opaque, the flag itself included.
+const OPAQUE_SIZE_MAX: usize = 32;
 
 /// What is known of a meta command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The key is in base64: see [`super::decode_key`].
     pub is_base64: bool,
-    /// The flag `q`, with the spaces before it, so that a forwarder can cut it out; only where it
-    /// stands once, since the server has something to say about a second one.
+    /// The flag `q`, with the space before it, so that a forwarder can cut it out.
     pub quiet: Option<Span>,
     /// The reply is to have the key in it, in base64.
     pub tells_base64: bool,
 }
 
-impl Meta {
-    /// Reads the words behind `verb`; returns the key as well.
-    pub(super) fn read(line: &[u8], verb: Verb, end: usize) -> Result<(Self, Span), Refusal> {
-        let no_key = if verb == Verb::MetaDebug { BAD_FORMAT } else { ERROR };
-        let key = next_word(line, end).ok_or(Refusal::new(no_key))?;
-        if key.len as usize > KEY_SIZE_MAX {
-            return Err(Refusal::new(BAD_FORMAT));
-        }
-        if verb == Verb::MetaDebug {
-            // It knows one flag, in one place.
-            let is_base64 = next_word(line, key.end()).is_some_and(|flag| flag.of(line) == b"b");
-            return Ok((Self { is_base64, quiet: None, tells_base64: is_base64 }, key));
-        }
-        let mut meta = Self::default();
-        let (mut at, mut words, mut quiets) = (key.end(), 2, 0);
-        while let Some(word) = next_word(line, at) {
-            words += 1;
-            if words > WORDS_MAX {
-                return Err(Refusal::new(match verb {
-                    Verb::MetaGet => TOO_MANY_FLAGS_OF_GET,
-                    _ => TOO_MANY_FLAGS,
-                }));
+/// What stands behind a flag.
+enum Argument {
+    None,
+    Signed,
+    Unsigned,
+    /// Of 64 bits, with what is said of one that is none.
+    Long(&'static [u8]),
+    Mode,
+    Opaque,
+    /// For proxies; servers do not look at it.
+    Ignored,
+}
+
+impl Argument {
+    /// Of the flags that every version with meta commands of today's form knows, but for `E` and `x`,
+    /// which came with 1.6.19 and later.
+    fn of(flag: u8) -> Option<Self> {
+        Some(match flag {
+            b'b' | b'c' | b'f' | b'h' | b'k' | b'l' | b'q' | b's' | b't' | b'u' | b'v' | b'x'
+            | b'I' => Self::None,
+            b'N' | b'R' | b'T' => Self::Signed,
+            b'F' => Self::Unsigned,
+            b'C' | b'E' => Self::Long(BAD_TOKEN),
+            b'J' => Self::Long(BAD_INITIAL),
+            b'D' => Self::Long(BAD_META_DELTA),
+            b'M' => Self::Mode,
+            b'O' => Self::Opaque,
+            b'L' | b'P' => Self::Ignored,
+            _ => return None,
+        })
+    }
+
+    fn check(&self, text: &[u8]) -> Result<(), &'static [u8]> {
+        let (is_good, reply) = match self {
+            Self::None => (text.is_empty(), BAD_FLAG),
+            Self::Signed => (signed32(text).is_some(), BAD_TOKEN),
+            Self::Unsigned => (unsigned32(text).is_some(), BAD_FORMAT),
+            Self::Long(reply) => (unsigned(text).is_some(), *reply),
+            Self::Mode => {
+                (matches!(text, [mode] if mode.is_ascii_alphabetic() || b"+-".contains(mode)), BAD_MODE)
             }
-            let is_size = verb == Verb::MetaSet && words == 3;
-            match word.of(line)[0] {
-                b'b' if !is_size => meta.is_base64 = true,
-                b'k' if !is_size => meta.tells_base64 = true,
-                b'q' if !is_size => {
-                    quiets += 1;
-                    meta.quiet = (quiets == 1).then(|| Span::new(at, word.end() - at));
-                }
+            Self::Opaque => (text.len() < OPAQUE_SIZE_MAX, LONG_OPAQUE),
+            Self::Ignored => (true, BAD_FLAG),
+        };
+        if is_good { Ok(()) } else { Err(reply) }
+    }
+}
+
+/// The key behind the verb, which ends at `end`.
+pub(super) fn read_key(line: &[u8], verb: Verb, end: usize) -> Result<Span, Refusal> {
+    let no_key = if verb == Verb::MetaDebug { BAD_FORMAT } else { ERROR };
+    let key = next_word(line, end).ok_or(Refusal::new(no_key))?;
+    if key.len as usize > KEY_SIZE_MAX {
+        return Err(Refusal::new(BAD_FORMAT));
+    }
+    let words_max = WORDS_MAX - 2;
+    let mut at = key.end();
+    for words in 0.. {
+        let Some(word) = next_word(line, at) else { break };
+        if words == words_max {
+            return Err(Refusal::new(match verb {
+                Verb::MetaGet => TOO_MANY_FLAGS_OF_GET,
+                _ => TOO_MANY_FLAGS,
+            }));
+        }
+        at = word.end();
+    }
+    Ok(key)
+}
+
+impl Meta {
+    /// Reads the flags from `at` on. Whatever a server might read in another way is refused: of a
+    /// set, it would leave the data to be read as commands.
+    pub(super) fn read(
+        line: &[u8],
+        verb: Verb,
+        key: Span,
+        mut at: usize,
+    ) -> Result<Self, &'static [u8]> {
+        let mut meta = Self::default();
+        if verb == Verb::MetaDebug {
+            // It knows one flag.
+            meta.is_base64 = match next_word(line, at) {
+                None => false,
+                Some(flag) if flag.of(line) == b"b" && next_word(line, flag.end()).is_none() => true,
+                Some(_) => return Err(BAD_FORMAT),
+            };
+            meta.tells_base64 = meta.is_base64;
+        }
+        let mut seen = 0u128;
+        while verb != Verb::MetaDebug
+            && let Some(word) = next_word(line, at)
+        {
+            let (flag, text) = word.of(line).split_first().expect("no word is empty");
+            let argument = Argument::of(*flag).filter(|_| {
+                // What a server that does not know it says is what one says that reads no size.
+                !(verb == Verb::MetaSet && matches!(flag, b'x'))
+            });
+            let argument = argument.ok_or(BAD_FLAG)?;
+            if text.iter().any(|&byte| byte < b' ' || byte == 0x7f) {
+                return Err(BAD_FLAG);
+            }
+            if seen & 1 << flag != 0 {
+                return Err(DUPLICATE_FLAG);
+            }
+            seen |= 1 << flag;
+            argument.check(text)?;
+            match flag {
+                b'b' => meta.is_base64 = true,
+                b'k' => meta.tells_base64 = true,
+                b'q' => meta.quiet = Some(Span::new(at, word.end() - at)),
                 _ => {}
             }
             at = word.end();
         }
         meta.tells_base64 &= meta.is_base64;
-        Ok((meta, key))
+        if meta.is_base64 && !is_encoded(key.of(line)) {
+            return Err(if verb == Verb::MetaDebug { BAD_FORMAT } else { BAD_KEY });
+        }
+        Ok(meta)
     }
 }
 

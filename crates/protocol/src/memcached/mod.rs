@@ -5,8 +5,10 @@
 //! and kept by nobody here. What the server would refuse is refused here in its words, because a
 //! forwarded request must never make a server close or lose its place on a shared connection.
 
+mod answer;
 mod base64;
 pub mod binary;
+mod forms;
 mod meta;
 mod number;
 mod plain;
@@ -20,6 +22,7 @@ mod values;
 mod verb;
 mod words;
 
+pub use answer::{Answer, is_refused_set};
 pub use base64::{KeyBuf, decode_key, encode_key};
 pub use meta::{Meta, write_meta_miss};
 pub use plain::{PlainRequest, plain_block, plain_reply, plain_request, plain_values};

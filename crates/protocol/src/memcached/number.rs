@@ -1,51 +1,53 @@
-//! Numbers as memcached reads them: with `strtol` and `strtoull`, white space and signs included.
+//! Numbers as every version of memcached reads them: digits, and a minus sign where one may stand.
+//!
+//! `strtol`, by which versions before 1.6.20 read, takes more (white space, a plus sign, what does
+//! not fit and is cut off), and what later versions read by takes other things more (a minus sign
+//! without digits). What only one of them takes is refused here: if a server refused the line of a
+//! `set`, its data would be read as commands.
 
-/// A signed number of 64 bits.
-#[inline]
-pub(super) fn signed(word: &[u8]) -> Option<i64> {
-    let (negative, magnitude) = integer(word)?;
-    if negative { 0i64.checked_sub_unsigned(magnitude) } else { i64::try_from(magnitude).ok() }
-}
+/// Digits of the largest number of 64 bits.
+const DIGITS_MAX: usize = 20;
 
-/// An unsigned number of 64 bits. As `strtoull` negates what follows a minus sign and memcached
-/// refuses only results with the top bit set, some numbers below zero pass.
+/// A number of 64 bits without a sign.
 #[inline]
 pub(super) fn unsigned(word: &[u8]) -> Option<u64> {
-    match integer(word)? {
-        (false, magnitude) => Some(magnitude),
-        (true, magnitude) => {
-            Some(magnitude.wrapping_neg()).filter(|&value| value.cast_signed() >= 0)
-        }
-    }
-}
-
-/// Sign and magnitude. White space may come first, and after the digits hides whatever follows.
-#[inline]
-fn integer(word: &[u8]) -> Option<(bool, u64)> {
-    let mut rest = word;
-    while let [first, tail @ ..] = rest {
-        if !is_space(*first) {
-            break;
-        }
-        rest = tail;
-    }
-    let negative = rest.first() == Some(&b'-');
-    if let [b'-' | b'+', tail @ ..] = rest {
-        rest = tail;
-    }
-    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    if digits == 0 || rest.get(digits).is_some_and(|&byte| !is_space(byte)) {
+    if word.is_empty() || word.len() > DIGITS_MAX {
         return None;
     }
-    let magnitude = rest[..digits].iter().try_fold(0u64, |value, &digit| {
-        value.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
-    })?;
-    Some((negative, magnitude))
+    word.iter().try_fold(0u64, |value, &byte| {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 { None } else { value.checked_mul(10)?.checked_add(u64::from(digit)) }
+    })
 }
 
-/// What `isspace` holds for in the C locale.
-fn is_space(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t'..=b'\r')
+/// A number of 32 bits without a sign.
+#[inline]
+pub(super) fn unsigned32(word: &[u8]) -> Option<u32> {
+    if word.len() > 10 {
+        return None;
+    }
+    unsigned(word).and_then(|value| u32::try_from(value).ok())
+}
+
+/// A number of 32 bits that may have a minus sign.
+#[inline]
+pub(super) fn signed32(word: &[u8]) -> Option<i32> {
+    let (negative, digits) = match word.strip_prefix(b"-") {
+        Some(digits) => (true, digits),
+        None => (false, word),
+    };
+    let magnitude = i64::from(unsigned32(digits)?);
+    i32::try_from(if negative { -magnitude } else { magnitude }).ok()
+}
+
+/// Digits with a decimal point among them, perhaps: what `strtod` takes in any case.
+pub(super) fn is_decimal(word: &[u8]) -> bool {
+    let (whole, part) = match word.iter().position(|&byte| byte == b'.') {
+        Some(at) => (&word[..at], Some(&word[at + 1..])),
+        None => (word, None),
+    };
+    let is_digits = |digits: &[u8]| !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    word.len() <= DIGITS_MAX && is_digits(whole) && part.is_none_or(is_digits)
 }
 
 #[cfg(test)]
@@ -53,42 +55,57 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_strtol_reads() {
+    fn reads_what_all_versions_read() {
         for (word, expected) in [
             ("0", Some(0)),
             ("-0", Some(0)),
-            ("+17", Some(17)),
             ("-1", Some(-1)),
-            ("\t5", Some(5)),
-            ("5\rx", Some(5)),
             ("007", Some(7)),
-            ("9223372036854775807", Some(i64::MAX)),
-            ("9223372036854775808", None),
-            ("-9223372036854775808", Some(i64::MIN)),
-            ("-9223372036854775809", None),
+            ("2147483647", Some(i32::MAX)),
+            ("2147483648", None),
+            ("-2147483648", Some(i32::MIN)),
+            ("-2147483649", None),
+            ("00000000001", None),
+            ("+17", None),
+            ("\t5", None),
+            ("5\rx", None),
             ("", None),
             ("-", None),
             ("+-1", None),
             ("1x", None),
             ("0x1", None),
-            ("\t", None),
         ] {
-            assert_eq!(signed(word.as_bytes()), expected, "{word:?}");
+            assert_eq!(signed32(word.as_bytes()), expected, "{word:?}");
         }
-    }
-
-    #[test]
-    fn reads_what_strtoull_reads() {
+        for (word, expected) in [
+            ("4294967295", Some(u32::MAX)),
+            ("4294967296", None),
+            ("-1", None),
+            ("-0", None),
+            ("", None),
+        ] {
+            assert_eq!(unsigned32(word.as_bytes()), expected, "{word:?}");
+        }
         for (word, expected) in [
             ("18446744073709551615", Some(u64::MAX)),
             ("18446744073709551616", None),
-            ("-0", Some(0)),
+            ("000000000000000000001", None),
             ("-1", None),
-            ("-9223372036854775808", None),
-            ("-9223372036854775809", Some(9_223_372_036_854_775_807)),
-            ("-18446744073709551615", Some(1)),
+            (" 1", None),
         ] {
             assert_eq!(unsigned(word.as_bytes()), expected, "{word:?}");
+        }
+        for (word, expected) in [
+            ("1", true),
+            ("0.25", true),
+            ("1.", false),
+            (".5", false),
+            ("-1", false),
+            ("1e3", false),
+            ("inf", false),
+            ("1.2.3", false),
+        ] {
+            assert_eq!(is_decimal(word.as_bytes()), expected, "{word:?}");
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use memchr::memchr;
 
+use super::answer::{Answer, is_error_line, is_meta};
 use super::KEY_SIZE_MAX;
 use super::reply::{Expect, REPLY_LINE_SIZE_MAX};
 use super::request::VALUE_SIZE_LIMIT;
@@ -29,13 +30,16 @@ enum Form {
     Retrieval,
     /// The same, for values with their unique numbers.
     Uniques,
+    /// Of `delete`.
     Key,
     Number,
+    /// The number is an expiry.
+    Touch,
     /// Flags, expiry, size; then the data block.
     Storage,
     /// The same, and the unique number behind the size.
     Cas,
-    /// Flags, each a word.
+    /// Flags, each a word, of `md`.
     Meta,
     MetaGet,
     /// Size and flags; then the data block.
@@ -50,7 +54,7 @@ const OTHERS: [(&[u8], Form); 13] = [
     (b"delete ", Form::Key),
     (b"incr ", Form::Number),
     (b"decr ", Form::Number),
-    (b"touch ", Form::Number),
+    (b"touch ", Form::Touch),
     (b"cas ", Form::Cas),
     (b"add ", Form::Storage),
     (b"replace ", Form::Storage),
@@ -64,6 +68,9 @@ const FLAGS_MAX: usize = 12;
 /// Digits of any number that is read: all 64-bit numbers, signed or not, hold as many.
 const DIGITS_MAX: usize = 18;
 
+/// A space and as many digits as a number of 32 bits has at most.
+const NUMBER_SIZE_MAX: usize = 11;
+
 /// The request at the start of the buffer, if it is plain: its words are one space apart, its
 /// numbers have only digits and no `noreply` follows.
 #[inline(always)]
@@ -76,32 +83,38 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let (key, rest) = key(rest)?;
     let mut retrieves = matches!(form, Form::Retrieval | Form::Uniques);
     let mut uniques = matches!(form, Form::Uniques | Form::Cas);
-    let mut expect = if retrieves { Expect::Values } else { Expect::Line };
-    let rest = match form {
-        Form::Retrieval | Form::Uniques | Form::Key => rest,
+    let (rest, expect) = match form {
+        Form::Retrieval | Form::Uniques => (rest, Expect::Values),
+        // Newer servers take a key of this name for what it says.
+        Form::Key if key == b"noreply" => return None,
+        Form::Key => (rest, Expect::Answer(Answer::Delete)),
         Form::Meta => {
             let flags = flags(rest)?;
             uniques = flags.uniques;
-            flags.rest
+            (flags.rest, Expect::Answer(Answer::MetaDelete))
         }
         Form::MetaGet => {
             let flags = flags(rest)?;
             uniques = flags.uniques;
             retrieves = !flags.changes;
-            expect = Expect::Meta;
-            flags.rest
+            (flags.rest, Expect::Meta)
         }
         Form::MetaSet => {
-            let (size, rest) = number(rest)?;
+            let (size, rest) = size(rest)?;
             let flags = flags(rest)?;
             uniques = flags.uniques;
-            data(size, behind_line_end(flags.rest)?)?
+            if flags.is_new {
+                return None;
+            }
+            let rest = data(size, behind_line_end(flags.rest)?)?;
+            (rest, Expect::Answer(Answer::MetaSet))
         }
-        Form::Number => number(rest)?.1,
+        Form::Number => (number(rest)?.1, Expect::Answer(Answer::Number)),
+        Form::Touch => (behind_expiry(rest)?, Expect::Answer(Answer::Touch)),
         Form::Storage | Form::Cas => {
-            let (size, rest) = number(behind_number(behind_number(rest)?)?)?;
+            let (size, rest) = size(behind_expiry(behind_client_flags(rest)?)?)?;
             let rest = if let Form::Cas = form { number(rest)?.1 } else { rest };
-            data(size, behind_line_end(rest)?)?
+            (data(size, behind_line_end(rest)?)?, Expect::Answer(Answer::Store))
         }
     };
     let rest = behind_line_end(rest)?;
@@ -114,7 +127,14 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
 #[inline(always)]
 pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let len = match expect {
-        Expect::Line if buf.starts_with(b"STORED\r\n") => 8,
+        Expect::Answer(Answer::Store) if buf.starts_with(b"STORED\r\n") => 8,
+        Expect::Answer(answer) => {
+            let len = memchr(b'\n', &buf[..buf.len().min(REPLY_LINE_SIZE_MAX)])? + 1;
+            if !answer.fits(&buf[..len]) {
+                return None;
+            }
+            len
+        }
         Expect::Line => memchr(b'\n', &buf[..buf.len().min(REPLY_LINE_SIZE_MAX)])? + 1,
         Expect::Values => {
             let rest = match buf.strip_prefix(b"VALUE ") {
@@ -133,13 +153,17 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
                     }
                     buf.len() - behind_line_end(data(size, &buf[line..])?)?.len()
                 }
-                None => line,
+                None if is_plain_meta(&buf[..line]) => line,
+                None => return None,
             }
         }
         Expect::Joined
         | Expect::JoinedLast
+        | Expect::MetaNumber
         | Expect::MetaQuiet
+        | Expect::AnswerQuiet(_)
         | Expect::Fenced
+        | Expect::Told
         | Expect::Stats
         | Expect::Packet
         | Expect::PacketQuiet
@@ -181,37 +205,98 @@ fn other(buf: &[u8]) -> Option<(Form, &[u8])> {
     OTHERS.iter().find_map(|(verb, form)| Some((*form, buf.strip_prefix(*verb)?)))
 }
 
+/// Whether a line without data answers `mg`.
+#[inline(always)]
+fn is_plain_meta(line: &[u8]) -> bool {
+    line == b"EN\r\n"
+        || (line.ends_with(b"\r\n") && (is_meta(line, &[b"HD", b"EN"]) || is_error_line(line)))
+}
+
 /// The flags of a meta command.
 struct Flags<'b> {
     /// One of them may change the item.
     changes: bool,
     /// One of them is a unique, or asks for it.
     uniques: bool,
+    /// One of them is `E`, which not every server knows.
+    is_new: bool,
     /// What is behind them.
     rest: &'b [u8],
 }
 
-/// The flags at the start of the buffer, each behind a space, if no key in base64 and no quiet mode
-/// is among them.
+/// What stands behind a flag in plain requests: its kind by its letter.
+const NOTHING: u8 = 1;
+const SIGNED: u8 = 2;
+const TEXT: u8 = 3;
+const FLAG_KINDS: [u8; 128] = {
+    let mut kinds = [0; 128];
+    let (bare, signed) = (b"cfhklstuvI", b"NRT");
+    let mut at = 0;
+    while at < bare.len() {
+        kinds[bare[at] as usize] = NOTHING;
+        at += 1;
+    }
+    at = 0;
+    while at < signed.len() {
+        kinds[signed[at] as usize] = SIGNED;
+        at += 1;
+    }
+    kinds[b'O' as usize] = TEXT;
+    kinds
+};
+/// Longest opaque, the flag itself included.
+const OPAQUE_SIZE_MAX: usize = 32;
+
+/// The flags at the start of the buffer, each behind a space, if each stands once and has what it
+/// should, and no key in base64 and no quiet mode is among them.
 #[inline(always)]
 fn flags(buf: &[u8]) -> Option<Flags<'_>> {
-    let mut flags = Flags { changes: false, uniques: false, rest: buf };
+    let mut flags = Flags { changes: false, uniques: false, is_new: false, rest: buf };
+    let mut seen = 0u128;
     for _ in 0..=FLAGS_MAX {
         let [b' ', flag, ..] = *flags.rest else { return Some(flags) };
+        let bit = 1u128.checked_shl(flag.into()).unwrap_or(0);
+        if bit == 0 || seen & bit != 0 {
+            return None;
+        }
+        seen |= bit;
+        let len = flags.rest[1..].iter().position(|&byte| byte <= b' ')?;
+        let (word, rest) = flags.rest[1..].split_at(len);
+        let text = word.get(1..)?;
+        match FLAG_KINDS[usize::from(flag & 127)] {
+            NOTHING if text.is_empty() => {}
+            SIGNED if is_short_number(text) => flags.changes = true,
+            TEXT if len <= OPAQUE_SIZE_MAX && !text.contains(&0x7f) => {}
+            _ => long_flag(flag, text)?,
+        }
         match flag {
-            b'b' | b'q' => return None,
-            b'N' | b'R' | b'T' => flags.changes = true,
-            b'E' => (flags.changes, flags.uniques) = (true, true),
+            b'E' => (flags.changes, flags.uniques, flags.is_new) = (true, true, true),
             b'c' | b'C' => flags.uniques = true,
             _ => {}
         }
-        let len = flags.rest[1..].iter().position(|&byte| byte <= b' ')?;
-        flags.rest = &flags.rest[1 + len..];
-        if len == 0 {
-            return None;
-        }
+        flags.rest = rest;
     }
     None
+}
+
+/// Whether a number has only digits, so few that it cannot be too large.
+#[inline(always)]
+fn is_short_number(text: &[u8]) -> bool {
+    (1..=9).contains(&text.len()) && text.iter().all(u8::is_ascii_digit)
+}
+
+/// A flag that is less usual.
+#[inline(never)]
+fn long_flag(flag: u8, text: &[u8]) -> Option<()> {
+    let is_good = match flag {
+        b'F' => is_short_number(text),
+        b'C' | b'D' | b'E' | b'J' => {
+            (1..=19).contains(&text.len()) && text.iter().all(u8::is_ascii_digit)
+        }
+        b'M' => matches!(text, [mode] if mode.is_ascii_alphabetic()),
+        _ => false,
+    };
+    is_good.then_some(())
 }
 
 /// What is behind the data of the value whose key is at the start of the buffer.
@@ -299,6 +384,35 @@ fn behind_number(buf: &[u8]) -> Option<&[u8]> {
     }
 }
 
+/// The same, if memcached has room for it in 32 bits.
+#[inline(always)]
+fn behind_client_flags(buf: &[u8]) -> Option<&[u8]> {
+    behind_bounded(buf, u64::from(u32::MAX))
+}
+
+/// The same, with a sign.
+#[inline(always)]
+fn behind_expiry(buf: &[u8]) -> Option<&[u8]> {
+    behind_bounded(buf, i32::MAX as u64)
+}
+
+/// A space and the size of a data block; what is behind both.
+#[inline(always)]
+fn size(buf: &[u8]) -> Option<(u64, &[u8])> {
+    number(buf).filter(|(_, rest)| buf.len() - rest.len() <= NUMBER_SIZE_MAX)
+}
+
+#[inline(always)]
+fn behind_bounded(buf: &[u8], max: u64) -> Option<&[u8]> {
+    match buf {
+        [b' ', b'0', rest @ ..] if matches!(rest.first(), Some(b' ' | b'\r')) => Some(rest),
+        _ => {
+            let (value, rest) = number(buf)?;
+            (value <= max && buf.len() - rest.len() <= NUMBER_SIZE_MAX).then_some(rest)
+        }
+    }
+}
+
 /// As the method of slices, without a call for keys of the usual lengths.
 #[inline(always)]
 fn starts_with(buf: &[u8], key: &[u8]) -> bool {
@@ -346,13 +460,36 @@ mod tests {
         ("incr n 12\r\n", false),
         ("touch n 600\r\n", false),
         ("mg a\r\n", true),
-        ("mg some:key:1 v t Obq kkk\r\n", true),
+        ("mg some:key:1 v t Obq k\r\n", true),
         ("mg a v T60\r\n", false),
         ("ms a 2\r\nhi\r\n", false),
         ("ms some:key 0 T0 F5 c O17 MS\r\n\r\n", false),
         ("md a\r\n", false),
         ("md a I T30\r\n", false),
     ];
+
+    #[test]
+    fn what_servers_may_read_otherwise_is_not_plain() {
+        for request in [
+            "delete noreply\r\n",
+            "set a 4294967296 0 1\r\nx\r\n",
+            "set a 0 2147483648 1\r\nx\r\n",
+            "set a 0 0 00000000001\r\nx\r\n",
+            "touch a 2147483648\r\n",
+            "mg a vv\r\n",
+            "mg a v v\r\n",
+            "mg a z\r\n",
+            "mg a N\r\n",
+            "mg a !\r\n",
+            "mg a \u{e9}\r\n",
+            "ms a 1 E5\r\nx\r\n",
+            "ms a 1 F4294967296\r\nx\r\n",
+            "ms a 00000000001\r\nx\r\n",
+            "ms a 1 !\r\nx\r\n",
+        ] {
+            assert_eq!(plain_request(request.as_bytes()), None, "{request:?}");
+        }
+    }
 
     const UNIQUES: [&str; 3] = [
         "gets k\r\n",
@@ -378,7 +515,13 @@ mod tests {
         "CLIENT_ERROR invalid flag\r\n",
     ];
 
-    const LINES: [&str; 4] = ["STORED\r\n", "NOT_FOUND\r\n", "12\r\n", "CLIENT_ERROR x\r\n"];
+    const LINES: [(Answer, &str); 5] = [
+        (Answer::Store, "STORED\r\n"),
+        (Answer::Delete, "NOT_FOUND\r\n"),
+        (Answer::Number, "12\r\n"),
+        (Answer::Touch, "CLIENT_ERROR x\r\n"),
+        (Answer::MetaSet, "HD c1\r\n"),
+    ];
 
     #[test]
     fn plain_requests_are_read() {
@@ -390,7 +533,12 @@ mod tests {
                 let expect = match request.split(' ').next().unwrap() {
                     "get" | "gets" => Expect::Values,
                     "mg" => Expect::Meta,
-                    _ => Expect::Line,
+                    "ms" => Expect::Answer(Answer::MetaSet),
+                    "md" => Expect::Answer(Answer::MetaDelete),
+                    "delete" => Expect::Answer(Answer::Delete),
+                    "incr" => Expect::Answer(Answer::Number),
+                    "touch" => Expect::Answer(Answer::Touch),
+                    _ => Expect::Answer(Answer::Store),
                 };
                 let uniques = UNIQUES.contains(&request);
                 let expected = PlainRequest { bytes, rest, key, retrieves, uniques, expect };
@@ -415,9 +563,8 @@ mod tests {
     fn plain_replies_are_read() {
         let values = VALUES[..4].iter().map(|reply| (Expect::Values, reply));
         let metas = METAS.iter().map(|reply| (Expect::Meta, reply));
-        for (expect, reply) in
-            values.chain(metas).chain(LINES.iter().map(|reply| (Expect::Line, reply)))
-        {
+        let lines = LINES.iter().map(|(answer, reply)| (Expect::Answer(*answer), reply));
+        for (expect, reply) in values.chain(metas).chain(lines) {
             let (reply, more) = (reply.as_bytes(), [reply, "END"].concat());
             assert_eq!(plain_reply(expect, more.as_bytes()), Some((reply, &b"END"[..])));
             assert_eq!(plain_reply(expect, &reply[..reply.len() - 1]), None);
@@ -463,14 +610,16 @@ mod tests {
                 prop_assert_eq!(parser.noreply(), None);
                 prop_assert_eq!(parser.meta(), Meta::default());
                 prop_assert_eq!(parser.expect(), plain.expect);
+                prop_assert!(!parser.is_odd());
             }
         }
 
         #[test]
         fn the_scanner_reads_what_is_plain_in_the_same_way(
-            buf in almost([&VALUES[..], &METAS[..], &LINES[..]].concat())
+            buf in almost([&VALUES[..], &METAS[..], &LINES.map(|(_, line)| line)[..]].concat())
         ) {
-            for expect in [Expect::Line, Expect::Values, Expect::Meta] {
+            let lines = LINES.map(|(answer, _)| Expect::Answer(answer));
+            for expect in [Expect::Line, Expect::Values, Expect::Meta].into_iter().chain(lines) {
                 if let Some((reply, rest)) = plain_reply(expect, &buf) {
                     let expected = Scan::Complete(reply.len());
                     prop_assert_eq!(ReplyScanner::default().scan(expect, &buf), expected);

@@ -12,6 +12,17 @@ pub(super) const DELETE_USAGE: &[u8] =
     b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
 pub(super) const LINE_TOO_LONG: &[u8] = b"CLIENT_ERROR line too long\r\n";
 pub(super) const TOO_LARGE: &[u8] = b"SERVER_ERROR object too large for cache\r\n";
+pub(super) const BAD_FLAG: &[u8] = b"CLIENT_ERROR invalid flag\r\n";
+pub(super) const DUPLICATE_FLAG: &[u8] = b"CLIENT_ERROR duplicate flag\r\n";
+pub(super) const BAD_TOKEN: &[u8] = b"CLIENT_ERROR bad token in command line format\r\n";
+pub(super) const BAD_INITIAL: &[u8] = b"CLIENT_ERROR invalid numeric initial value\r\n";
+pub(super) const BAD_META_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta value\r\n";
+pub(super) const BAD_MODE: &[u8] = b"CLIENT_ERROR incorrect length for M token\r\n";
+pub(super) const LONG_OPAQUE: &[u8] = b"CLIENT_ERROR opaque token too long\r\n";
+pub(super) const BAD_KEY: &[u8] = b"CLIENT_ERROR error decoding key\r\n";
+pub(super) const BAD_CLASS: &[u8] = b"BADCLASS invalid class id\r\n";
+pub(super) const DETAIL_USAGE: &[u8] = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n";
+pub(super) const BAD_COMMAND_LINE: &[u8] = b"CLIENT_ERROR bad command line\r\n";
 pub(super) const TOO_MANY_FLAGS: &[u8] = b"CLIENT_ERROR options flags too long\r\n";
 pub(super) const TOO_MANY_FLAGS_OF_GET: &[u8] = b"CLIENT_ERROR options flags are too long\r\n";
 /// As a server says that was started without the permission.

@@ -6,6 +6,7 @@
 use memchr::memchr;
 
 use super::KEY_SIZE_MAX;
+use super::answer::{Answer, OPENING_MAX, is_error_line, is_meta};
 use super::request::VALUE_SIZE_LIMIT;
 use super::values::value_line;
 
@@ -15,21 +16,30 @@ pub const REPLY_LINE_SIZE_MAX: usize = 8192;
 /// The shape of a reply, known from its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// One line.
+    /// One line, whatever it says.
     Line,
+    /// One line of those that answer what is asked.
+    Answer(Answer),
+    /// The same, and not every one is for the client to see.
+    AnswerQuiet(Answer),
     /// VALUE blocks closed by END, or an error line in place of whatever is left.
     Values,
     /// One VALUE block, or nothing, if the key is not there: of a `get` with further keys.
     Joined,
     /// The same and what closes that `get`.
     JoinedLast,
-    /// A line, which has a data block behind it if it starts with VA.
+    /// What answers `mg`: a line, which has a data block behind it if it starts with VA.
     Meta,
+    /// What answers `ma`.
+    MetaNumber,
     /// The same, and not every one is for the client to see.
     MetaQuiet,
     /// What a meta command in quiet mode says, if anything, and the MN of the `mn` behind it.
     Fenced,
-    /// Lines of statistics closed by END, or one line of anything else.
+    /// What a command says that is not predicted, if anything, and the VERSION of the `version`
+    /// behind it.
+    Told,
+    /// Lines of statistics closed by END, or one line that says what was done or is wrong.
     Stats,
     /// One binary packet.
     Packet,
@@ -43,7 +53,14 @@ impl Expect {
     /// Whether the reply is looked at before it is passed on.
     #[inline]
     pub fn is_sifted(self) -> bool {
-        matches!(self, Self::MetaQuiet | Self::PacketQuiet | Self::Fenced)
+        matches!(
+            self,
+            Self::MetaQuiet
+                | Self::AnswerQuiet(_)
+                | Self::PacketQuiet
+                | Self::Fenced
+                | Self::Told
+        )
     }
 
     /// Whether the key tells which part of the reply to several it is.
@@ -96,10 +113,13 @@ impl ReplyScanner {
     pub fn scan(&mut self, expect: Expect, buf: &[u8]) -> Scan {
         let scan = match expect {
             Expect::Line => self.scan_line(buf, 0),
+            Expect::Answer(answer) | Expect::AnswerQuiet(answer) => self.scan_answer(answer, buf),
             Expect::Values => self.scan_values(buf),
             Expect::Joined | Expect::JoinedLast => self.scan_block(buf),
-            Expect::Meta | Expect::MetaQuiet => self.scan_meta(buf, false),
-            Expect::Fenced => self.scan_meta(buf, true),
+            Expect::Meta | Expect::MetaQuiet => self.scan_meta(buf, &[b"HD", b"EN"], false),
+            Expect::MetaNumber => self.scan_meta(buf, &[b"HD", b"NF", b"NS", b"EX"], false),
+            Expect::Fenced => self.scan_meta(buf, &[b"HD", b"NF", b"NS", b"EX"], true),
+            Expect::Told => self.scan_told(buf),
             Expect::Stats => self.scan_stats(buf),
             // These come on connections of their own.
             Expect::Packet | Expect::PacketQuiet | Expect::Packets => Scan::Invalid,
@@ -128,6 +148,49 @@ impl ReplyScanner {
                 Scan::Partial
             }
         }
+    }
+
+    /// A line of which the start and the length tell whether it answers.
+    fn scan_answer(&mut self, answer: Answer, buf: &[u8]) -> Scan {
+        self.open_line(buf);
+        let before = self.line_len as usize;
+        match self.scan_line(buf, 0) {
+            Scan::Complete(len) if !answer.is_whole(self.opened(), before + len) => Scan::Invalid,
+            scan => scan,
+        }
+    }
+
+    /// Keeps the first bytes of a line.
+    fn open_line(&mut self, buf: &[u8]) {
+        let at = usize::from(self.field_len);
+        let end = memchr(b'\n', buf).map_or(buf.len(), |end| end + 1);
+        let len = (OPENING_MAX - at).min(end);
+        self.opening[at..at + len].copy_from_slice(&buf[..len]);
+        self.field_len += len as u16;
+    }
+
+    fn opened(&self) -> &[u8] {
+        &self.opening[..usize::from(self.field_len)]
+    }
+
+    /// Lines up to one that tells a version.
+    fn scan_told(&mut self, buf: &[u8]) -> Scan {
+        let mut at = 0;
+        while at < buf.len() {
+            self.open_line(&buf[at..]);
+            match self.scan_line(buf, at) {
+                Scan::Complete(end) => {
+                    let is_fence = self.opened().starts_with(b"VERSION ");
+                    *self = Self::default();
+                    at = end;
+                    if is_fence {
+                        return Scan::Complete(at);
+                    }
+                }
+                scan => return scan,
+            }
+        }
+        Scan::Partial
     }
 
     #[inline]
@@ -207,21 +270,35 @@ impl ReplyScanner {
     }
 
     #[inline]
-    fn scan_meta(&mut self, buf: &[u8], is_fenced: bool) -> Scan {
+    fn scan_meta(&mut self, buf: &[u8], codes: &[&[u8]], is_fenced: bool) -> Scan {
         let mut at = 0;
         while at < buf.len() {
             let byte = buf[at];
             match self.state {
-                State::Opening => match self.open_meta(byte) {
-                    Some(Opened::End) => return Scan::Complete(at + 1),
-                    Some(Opened::Value) => {
+                State::Opening => {
+                    self.opening[usize::from(self.field_len)] = byte;
+                    self.field_len += 1;
+                    self.line_len += 1;
+                    at += 1;
+                    let opened = self.opened();
+                    if opened == b"VA " {
                         self.enter(State::Size);
-                        at += 1;
+                    } else if byte == b'\n' || opened.len() == OPENING_MAX {
+                        if is_fenced && opened == b"MN\r\n" {
+                            return Scan::Complete(at);
+                        }
+                        if !is_meta(opened, codes) && !is_error_line(opened) {
+                            return Scan::Invalid;
+                        }
+                        self.enter(State::Error);
+                        if byte == b'\n' {
+                            *self = Self::default();
+                            if !is_fenced {
+                                return Scan::Complete(at);
+                            }
+                        }
                     }
-                    Some(Opened::Undecided) => at += 1,
-                    // The byte may be the line's last.
-                    Some(Opened::Error) | None => self.state = State::Error,
-                },
+                }
                 State::Error => match self.scan_line(buf, at) {
                     Scan::Complete(end) if is_fenced => {
                         *self = Self::default();
@@ -264,21 +341,6 @@ impl ReplyScanner {
         Scan::Partial
     }
 
-    /// As [`Self::open`], but any line may come.
-    fn open_meta(&mut self, byte: u8) -> Option<Opened> {
-        let len = usize::from(self.field_len);
-        for (opening, opened) in [(&b"VA "[..], Opened::Value), (b"MN\r\n", Opened::End)] {
-            if self.opening[..len] == opening[..len.min(opening.len())] && opening[len] == byte {
-                self.opening[len] = byte;
-                self.field_len += 1;
-                self.line_len += 1;
-                let is_whole = len + 1 == opening.len();
-                return Some(if is_whole { opened } else { Opened::Undecided });
-            }
-        }
-        None
-    }
-
     fn scan_stats(&mut self, buf: &[u8]) -> Scan {
         let mut at = 0;
         while at < buf.len() {
@@ -288,18 +350,18 @@ impl ReplyScanner {
                     let is =
                         |row: &[u8]| row.starts_with(&self.opening[..len]) && row[len] == buf[at];
                     let Some(opening) = STATS_OPENINGS.into_iter().find(|row| is(row)) else {
-                        self.state = State::Error;
-                        continue;
+                        return Scan::Invalid;
                     };
                     self.opening[len] = buf[at];
                     self.field_len += 1;
                     self.line_len += 1;
                     at += 1;
                     if len + 1 == opening.len() {
-                        if opening == b"END\r\n" {
-                            return Scan::Complete(at);
+                        match opening {
+                            b"STAT " | b"ITEM " | b"PREFIX " => self.enter(State::Row),
+                            _ if opening.ends_with(b"\n") => return Scan::Complete(at),
+                            _ => self.enter(State::Error),
                         }
-                        self.enter(State::Row);
                     }
                 }
                 State::Row => match self.scan_line(buf, at) {
@@ -385,8 +447,6 @@ pub fn is_error(reply: &[u8]) -> bool {
 
 /// Longest number of 64 bits.
 pub(super) const DIGITS_MAX: usize = 20;
-const OPENING_MAX: usize = 12;
-
 /// Where in a reply with values the next byte belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
@@ -426,8 +486,18 @@ const OPENINGS: [(&[u8], Opened); 5] = [
     (b"SERVER_ERROR", Opened::Error),
 ];
 
-/// What the lines of statistics start with; none is the start of another.
-const STATS_OPENINGS: [&[u8]; 4] = [b"STAT ", b"END\r\n", b"ITEM ", b"PREFIX "];
+/// What the lines of a reply to `stats` start with; none is the start of another.
+const STATS_OPENINGS: [&[u8]; 9] = [
+    b"STAT ",
+    b"END\r\n",
+    b"ITEM ",
+    b"PREFIX ",
+    b"RESET\r\n",
+    b"OK\r\n",
+    b"ERROR",
+    b"CLIENT_ERROR",
+    b"SERVER_ERROR",
+];
 
 #[cfg(test)]
 mod tests {
@@ -453,10 +523,23 @@ mod tests {
             (Expect::Meta, "HD O1 kfoo\r\n"),
             (Expect::Meta, "VA 0\r\n\r\n"),
             (Expect::Meta, "VA 5 f0 kVA b\r\nMN\r\nx\r\n"),
-            (Expect::Meta, "VAX\r\n"),
-            (Expect::Meta, "MNX\r\n"),
             (Expect::Meta, "CLIENT_ERROR invalid flag\r\n"),
-            (Expect::Meta, "\n"),
+            (Expect::Meta, "ERROR\r\n"),
+            (Expect::Meta, "SERVER_ERROR refcount overflow during fetch\r\n"),
+            (Expect::MetaNumber, "NF\r\n"),
+            (Expect::MetaNumber, "EX O1234567890123\r\n"),
+            (Expect::MetaNumber, "VA 1 t-1\r\n5\r\n"),
+            (Expect::Answer(Answer::Store), "STORED\r\n"),
+            (Expect::Answer(Answer::Store), "NOT_STORED\r\n"),
+            (Expect::Answer(Answer::Store), "SERVER_ERROR object too large for cache\r\n"),
+            (Expect::Answer(Answer::Number), "18446744073709551615\r\n"),
+            (Expect::Answer(Answer::Number), "7\r\n"),
+            (Expect::Answer(Answer::Version), "VERSION 1.6.18\r\n"),
+            (Expect::AnswerQuiet(Answer::MetaSet), "HD O1 kfoo\r\n"),
+            (Expect::Told, "VERSION 1.6.18\r\n"),
+            (Expect::Told, "OK\r\nVERSION 1.6.18\r\n"),
+            (Expect::Told, "STAT sizes_status enabled\r\nEND\r\nVERSION 1.4\r\n"),
+            (Expect::Told, "\n\r\nVERSION\r\nVERSION 1\r\n"),
             (Expect::Fenced, "MN\r\n"),
             (Expect::Fenced, "NF\r\nMN\r\n"),
             (Expect::Fenced, "VA 4\r\nMN\r\n\r\nMN\r\n"),
@@ -464,6 +547,7 @@ mod tests {
             (Expect::Fenced, "CLIENT_ERROR duplicate flag\r\nMN\r\n"),
             (Expect::Stats, "END\r\n"),
             (Expect::Stats, "RESET\r\n"),
+            (Expect::Stats, "OK\r\n"),
             (Expect::Stats, "ERROR\r\n"),
             (Expect::Stats, "STAT END\r\nSTAT a b c\r\nEND\r\n"),
             (Expect::Stats, "ITEM a [1 b; 0 s]\r\nEND\r\n"),
@@ -516,6 +600,42 @@ mod tests {
     }
 
     #[test]
+    fn notices_what_does_not_fit() {
+        for (expect, reply) in [
+            (Expect::Meta, "VAX\r\n"),
+            (Expect::Meta, "MN\r\n"),
+            (Expect::Meta, "MNX\r\n"),
+            (Expect::Meta, "HDX\r\n"),
+            (Expect::Meta, "NF\r\n"),
+            (Expect::Meta, "\n"),
+            (Expect::Meta, "VALUE a 0 1\r\n"),
+            (Expect::Meta, "STORED\r\n"),
+            (Expect::MetaNumber, "EN\r\n"),
+            (Expect::Fenced, "END\r\n"),
+            (Expect::Fenced, "VERSION 1.6.18 and more\r\n"),
+            (Expect::Answer(Answer::Store), "HD\r\n"),
+            (Expect::Answer(Answer::Store), "END\r\n"),
+            (Expect::Answer(Answer::Store), "VALUE a 0 1\r\n"),
+            (Expect::Answer(Answer::Store), "NOT_STORED.\r\n"),
+            (Expect::Answer(Answer::Delete), "STORED\r\n"),
+            (Expect::Answer(Answer::Number), "STORED\r\n"),
+            (Expect::Answer(Answer::Number), "1 2\r\n"),
+            (Expect::Answer(Answer::MetaSet), "ERROR\r\n"),
+            (Expect::AnswerQuiet(Answer::MetaSet), "STORED\r\n"),
+            (Expect::Stats, "STORED\r\n"),
+            (Expect::Stats, "VALUE a 0 1\r\n"),
+            (Expect::Stats, "OKAY\r\n"),
+        ] {
+            let mut whole = ReplyScanner::default();
+            assert_eq!(whole.scan(expect, reply.as_bytes()), Scan::Invalid, "{expect:?} {reply:?}");
+            let mut scanner = ReplyScanner::default();
+            let scans = reply.bytes().map(|byte| scanner.scan(expect, &[byte]));
+            let first = scans.into_iter().find(|&scan| scan != Scan::Partial);
+            assert_eq!(first, Some(Scan::Invalid), "{expect:?} {reply:?}");
+        }
+    }
+
+    #[test]
     fn notices_what_is_no_meta_reply() {
         for reply in [
             "VA x\r\n",
@@ -541,9 +661,10 @@ mod tests {
     fn bounds_lines() {
         for (expect, start) in [
             (Expect::Line, ""),
+            (Expect::Answer(Answer::Store), "CLIENT_ERROR "),
             (Expect::Values, "SERVER_ERROR "),
-            (Expect::Meta, ""),
-            (Expect::Stats, ""),
+            (Expect::Meta, "HD "),
+            (Expect::Stats, "ERROR "),
         ] {
             let fits = format!("{start}{}\n", "x".repeat(REPLY_LINE_SIZE_MAX - start.len() - 1));
             let mut scanner = ReplyScanner::default();

@@ -4,12 +4,20 @@
 //! has looked. It never copies. Refusals carry the words, and swallow the bytes, that memcached
 //! 1.6.18 would; where that server goes by how the bytes happened to arrive, the parser goes by
 //! the bytes alone.
+//!
+//! Versions of memcached read lines differently: what is in front of the verb, which numbers there
+//! are, where `noreply` may stand, which flags a meta command has. So the grammar here is what all of
+//! them read alike, and a request that says the same in another form [is odd](RequestParser::is_odd)
+//! and has to be [written anew](RequestParser::write_anew).
 
 use memchr::{memchr, memchr2};
 
-use super::number::{signed, unsigned};
+use super::answer::Answer;
+use super::forms;
+use super::meta::read_key;
+use super::number::{signed32, unsigned, unsigned32};
 use super::refusal::*;
-use super::words::{WORDS_MAX, Words, next_word, words};
+use super::words::{WORDS_MAX, Words, is_tidy, next_word, words};
 use super::{Expect, KEY_SIZE_MAX, Meta, Verb};
 use crate::Span;
 
@@ -27,6 +35,7 @@ const MULTIGET_INDENT_MAX: usize = 100;
 /// Room for keys that stays allocated between requests.
 const KEYS_KEPT: usize = 1024;
 const LINE_END_SIZE: u64 = 2;
+const NOREPLY: &[u8] = b"noreply";
 
 /// What the buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +67,11 @@ pub struct RequestParser {
     meta: Meta,
     line: Span,
     data: Option<Span>,
+    is_odd: bool,
+    /// The first words that are looked at, where others stand behind them.
+    meant: usize,
+    /// `ms` has the flag `E`.
+    is_given: bool,
 }
 
 impl RequestParser {
@@ -74,6 +88,9 @@ impl RequestParser {
             meta: Meta::default(),
             line: Span::default(),
             data: None,
+            is_odd: false,
+            meant: 0,
+            is_given: false,
         }
     }
 
@@ -126,6 +143,8 @@ impl RequestParser {
         self.meta = Meta::default();
         self.line = Span::default();
         self.data = None;
+        self.is_odd = false;
+        self.is_given = false;
     }
 
     #[inline]
@@ -166,33 +185,65 @@ impl RequestParser {
         self.data
     }
 
+    /// Whether a server might read the line in another way than it was read here, so that it must not
+    /// be sent as it came.
+    #[inline]
+    pub fn is_odd(&self) -> bool {
+        self.is_odd
+    }
+
+    /// Writes a whole request in the form that every server reads alike: words one space apart, none
+    /// that is not looked at, and the usual line end. `bytes` is the request as it came.
+    #[cold]
+    pub fn write_anew(&self, bytes: &[u8], out: &mut Vec<u8>) {
+        let line = self.line.of(bytes);
+        let mut words = words(line).take(self.meant);
+        match self.verb {
+            Verb::Get => out.extend_from_slice(b"get"),
+            _ => out.extend_from_slice(words.clone().next().unwrap_or_default()),
+        }
+        words.next();
+        for word in words {
+            out.push(b' ');
+            out.extend_from_slice(word);
+        }
+        let is_named_noreply = self.keys.first().is_some_and(|key| key.of(bytes) == NOREPLY);
+        if self.verb == Verb::Delete && is_named_noreply {
+            out.extend_from_slice(b" 0");
+        }
+        if let Some(noreply) = self.noreply {
+            out.push(b' ');
+            out.extend_from_slice(noreply.of(bytes).trim_ascii_start());
+        }
+        out.extend_from_slice(b"\r\n");
+        if let Some(data) = self.data {
+            out.extend_from_slice(&bytes[data.start as usize..]);
+        }
+    }
+
     /// What the server will answer, unless `noreply` or the flag `q` is left in.
     #[inline]
     pub fn expect(&self) -> Expect {
         match self.verb {
             Verb::Get | Verb::Gets | Verb::Gat | Verb::Gats => Expect::Values,
-            Verb::MetaGet | Verb::MetaArithmetic => Expect::Meta,
+            Verb::MetaGet => Expect::Meta,
+            Verb::MetaArithmetic => Expect::MetaNumber,
             Verb::Stats => Expect::Stats,
-            Verb::Set
-            | Verb::Add
-            | Verb::Replace
-            | Verb::Append
-            | Verb::Prepend
-            | Verb::Cas
-            | Verb::Delete
-            | Verb::Incr
-            | Verb::Decr
-            | Verb::Touch
-            | Verb::FlushAll
-            | Verb::Verbosity
-            | Verb::Version
-            | Verb::Quit
-            | Verb::Tune
-            | Verb::Refused
-            | Verb::MetaSet
-            | Verb::MetaDelete
-            | Verb::MetaNoop
-            | Verb::MetaDebug => Expect::Line,
+            Verb::Set | Verb::Add | Verb::Replace | Verb::Append | Verb::Prepend | Verb::Cas => {
+                Expect::Answer(Answer::Store)
+            }
+            Verb::Delete => Expect::Answer(Answer::Delete),
+            Verb::Incr | Verb::Decr => Expect::Answer(Answer::Number),
+            Verb::Touch => Expect::Answer(Answer::Touch),
+            Verb::FlushAll => Expect::Answer(Answer::Done),
+            Verb::Version => Expect::Answer(Answer::Version),
+            Verb::MetaSet if self.is_given => Expect::Answer(Answer::MetaSetGiven),
+            Verb::MetaSet => Expect::Answer(Answer::MetaSet),
+            Verb::MetaDelete => Expect::Answer(Answer::MetaDelete),
+            Verb::MetaDebug => Expect::Answer(Answer::MetaDebug),
+            Verb::Verbosity | Verb::Tune => Expect::Told,
+            // They are not sent.
+            Verb::Quit | Verb::Refused | Verb::MetaNoop => Expect::Line,
         }
     }
 
@@ -244,22 +295,44 @@ impl RequestParser {
     #[inline]
     fn read_line(&mut self, buf: &[u8], end: usize) -> Result<usize, Refusal> {
         let returned = end > 1 && buf[end - 1] == b'\r';
-        let line_end = self.nul.unwrap_or(end - usize::from(returned));
+        let line_end = end - usize::from(returned);
         let line = &buf[..line_end];
         self.line = Span::new(0, line_end);
+        self.meant = usize::MAX;
 
         let verb = next_word(line, 0).ok_or(Refusal::new(ERROR))?;
         match Verb::from_word(verb.of(line)) {
             Some(verb) => self.verb = verb,
             None => return Err(refuse_unknown(line)),
         }
+        if self.nul.is_some() {
+            // The line ends there for some versions, and goes on for others.
+            return Err(Refusal::new(BAD_FORMAT));
+        }
+        let data = self.read_words(line, verb, end + 1)?;
+        self.is_odd |= !returned || !is_tidy(line);
+        Ok(data)
+    }
+
+    /// Reads what is behind the verb.
+    #[inline]
+    fn read_words(
+        &mut self,
+        line: &[u8],
+        verb: Span,
+        data_start: usize,
+    ) -> Result<usize, Refusal> {
         match self.verb {
-            Verb::Get | Verb::Gets => self.read_keys(line, verb.end())?,
+            Verb::Get => {
+                self.is_odd = verb.of(line) != b"get";
+                self.read_keys(line, verb.end())?;
+            }
+            Verb::Gets => self.read_keys(line, verb.end())?,
             Verb::Gat | Verb::Gats => self.read_get_and_touch(line, verb.end())?,
             Verb::Set | Verb::Add | Verb::Replace | Verb::Append | Verb::Prepend => {
-                return self.read_storage(&Words::new(line, 5..=6)?, end + 1);
+                return self.read_storage(&Words::new(line, 5..=6)?, data_start);
             }
-            Verb::Cas => return self.read_storage(&Words::new(line, 6..=7)?, end + 1),
+            Verb::Cas => return self.read_storage(&Words::new(line, 6..=7)?, data_start),
             Verb::Delete => self.read_delete(&Words::new(line, 2..=4)?)?,
             Verb::Incr | Verb::Decr => {
                 self.read_key_and_number(&Words::new(line, 3..=4)?, BAD_DELTA, |word| {
@@ -268,7 +341,7 @@ impl RequestParser {
             }
             Verb::Touch => {
                 self.read_key_and_number(&Words::new(line, 3..=4)?, BAD_EXPTIME, |word| {
-                    signed(word).is_some()
+                    signed32(word).is_some()
                 })?;
             }
             Verb::FlushAll => self.read_flush_all(&Words::new(line, 1..=3)?)?,
@@ -276,12 +349,20 @@ impl RequestParser {
             Verb::MetaGet | Verb::MetaDelete | Verb::MetaArithmetic | Verb::MetaDebug => {
                 self.read_meta(line, verb.end())?;
             }
-            Verb::MetaSet => return self.read_meta_set(line, verb.end(), end + 1),
-            Verb::Tune => self.read_tune(&Words::new(line, 1..=WORDS_MAX - 1)?)?,
+            Verb::MetaSet => return self.read_meta_set(line, verb.end(), data_start),
+            Verb::Tune => self.read_tune(line, &Words::new(line, 1..=WORDS_MAX - 1)?)?,
+            Verb::Stats => self.read_stats(line)?,
             Verb::Refused => return Err(refuse(line)),
-            Verb::Version | Verb::Quit | Verb::Stats | Verb::MetaNoop => {}
+            Verb::Version | Verb::Quit | Verb::MetaNoop => self.mean(1, line),
         }
         Ok(0)
+    }
+
+    /// Notes how many words servers look at.
+    #[inline]
+    fn mean(&mut self, count: usize, line: &[u8]) {
+        self.meant = count;
+        self.is_odd |= words(line).nth(count).is_some();
     }
 
     #[inline]
@@ -299,7 +380,7 @@ impl RequestParser {
 
     fn read_get_and_touch(&mut self, line: &[u8], start: usize) -> Result<(), Refusal> {
         let exptime = next_word(line, start).ok_or(Refusal::new(ERROR))?;
-        if signed(exptime.of(line)).is_none() {
+        if signed32(exptime.of(line)).is_none() {
             return Err(Refusal::new(BAD_EXPTIME));
         }
         // Without keys memcached finds nothing, rather than fault.
@@ -315,11 +396,14 @@ impl RequestParser {
         self.noreply = words.noreply();
         let refusal = |reply| Refusal { noreply: self.noreply.is_some(), ..Refusal::new(reply) };
         let key = words.key().ok_or(refusal(BAD_FORMAT))?;
-        let valid = unsigned(words.get(2)).is_some()
-            && signed(words.get(3)).is_some()
+        let valid = unsigned32(words.get(2)).is_some()
+            && signed32(words.get(3)).is_some()
             && (self.verb != Verb::Cas || unsigned(words.get(5)).is_some());
-        let size = signed(words.get(4))
-            .and_then(|size| u64::try_from(size).ok())
+        let meant = if self.verb == Verb::Cas { 6 } else { 5 };
+        self.meant = meant;
+        self.is_odd |= words.count > meant + usize::from(self.noreply.is_some());
+        let size = unsigned32(words.get(4))
+            .map(u64::from)
             .filter(|&size| valid && size <= VALUE_SIZE_LIMIT)
             .ok_or(refusal(BAD_FORMAT))?;
         self.keys.push(key);
@@ -331,8 +415,8 @@ impl RequestParser {
     }
 
     fn read_meta(&mut self, line: &[u8], start: usize) -> Result<(), Refusal> {
-        let (meta, key) = Meta::read(line, self.verb, start)?;
-        self.meta = meta;
+        let key = read_key(line, self.verb, start)?;
+        self.meta = Meta::read(line, self.verb, key, key.end()).map_err(Refusal::new)?;
         self.keys.push(key);
         Ok(())
     }
@@ -344,33 +428,46 @@ impl RequestParser {
         start: usize,
         data_start: usize,
     ) -> Result<usize, Refusal> {
-        let (meta, key) = Meta::read(line, self.verb, start)?;
-        let size = next_word(line, key.end())
-            .and_then(|size| signed(size.of(line)))
-            .and_then(|size| u64::try_from(size).ok())
+        let key = read_key(line, self.verb, start)?;
+        let word = next_word(line, key.end()).ok_or(Refusal::new(BAD_FORMAT))?;
+        let size = unsigned32(word.of(line))
+            .map(u64::from)
             .filter(|&size| size <= VALUE_SIZE_LIMIT)
             .ok_or(Refusal::new(BAD_FORMAT))?;
-        self.meta = meta;
+        let swallowing = |reply| Refusal { swallow: size + LINE_END_SIZE, ..Refusal::new(reply) };
+        self.meta = Meta::read(line, self.verb, key, word.end()).map_err(swallowing)?;
+        self.is_given = words(line).skip(3).any(|flag| flag[0] == b'E');
         self.keys.push(key);
         if size > self.value_size_max {
-            return Err(Refusal { swallow: size + LINE_END_SIZE, ..Refusal::new(TOO_LARGE) });
+            return Err(swallowing(TOO_LARGE));
         }
         self.data = Some(Span::new(data_start, size as usize));
         Ok((size + LINE_END_SIZE) as usize)
     }
 
-    /// What is wrong with these is for the servers to say. They look for `noreply` in some only.
-    fn read_tune(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
-        let is_quiet = match words.get(0) {
-            b"lru_crawler" => false,
-            b"slabs" => words.count > 3 && words.get(1) == b"automove",
-            _ => true,
-        };
-        self.noreply = words.noreply().filter(|_| is_quiet);
+    /// Versions before 1.6.20 look for `noreply` in some of these only, later ones in all.
+    fn read_tune(&mut self, line: &[u8], words: &Words<'_>) -> Result<(), Refusal> {
         let is_dump = words.count > 1 && matches!(words.get(1), b"metadump" | b"mgdump");
         if words.get(0) == b"lru_crawler" && is_dump {
             return Err(Refusal::new(NO_METADUMP));
         }
+        let is_quiet = words.get(0) != b"lru_crawler" && words.count > 1;
+        let noreply = words.noreply().filter(|_| is_quiet);
+        let count = words.count - usize::from(noreply.is_some());
+        let mut list = [&b""[..]; WORDS_MAX];
+        (0..count).for_each(|at| list[at] = words.get(at));
+        forms::admin(&list[..count])
+            .map_err(|reply| Refusal { noreply: noreply.is_some(), ..Refusal::new(reply) })?;
+        self.noreply = noreply;
+        self.meant = count;
+        debug_assert!(count < forms::WORDS_MAX && !line.is_empty());
+        Ok(())
+    }
+
+    fn read_stats(&mut self, line: &[u8]) -> Result<(), Refusal> {
+        let list: Vec<&[u8]> = words(line).take(forms::WORDS_MAX).collect();
+        let count = forms::stats(&list).map_err(Refusal::new)?;
+        self.mean(count, line);
         Ok(())
     }
 
@@ -387,7 +484,11 @@ impl RequestParser {
         if !valid {
             return Err(Refusal { noreply: noreply.is_some(), ..Refusal::new(DELETE_USAGE) });
         }
-        self.push_key(words)
+        self.push_key(words)?;
+        self.meant = 2;
+        // Later versions take a key of this name for the word, unless something is behind it.
+        self.is_odd |= zero != (words.get(1) == NOREPLY);
+        Ok(())
     }
 
     fn read_key_and_number(
@@ -398,6 +499,8 @@ impl RequestParser {
     ) -> Result<(), Refusal> {
         self.noreply = words.noreply();
         self.push_key(words)?;
+        self.meant = 3;
+        self.is_odd |= words.count > 3 + usize::from(self.noreply.is_some());
         if !is_number(words.get(2)) {
             return Err(Refusal { noreply: self.noreply.is_some(), ..Refusal::new(bad_number) });
         }
@@ -414,17 +517,21 @@ impl RequestParser {
     fn read_flush_all(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
         self.noreply = words.noreply();
         let bare = 1 + usize::from(self.noreply.is_some());
-        if words.count != bare && signed(words.get(1)).is_none() {
+        if words.count != bare && signed32(words.get(1)).is_none() {
             return Err(Refusal { noreply: self.noreply.is_some(), ..Refusal::new(BAD_EXPTIME) });
         }
+        self.meant = if words.count == bare { 1 } else { 2 };
+        self.is_odd |= words.count > self.meant + usize::from(self.noreply.is_some());
         Ok(())
     }
 
     fn read_verbosity(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
         self.noreply = words.noreply();
-        if unsigned(words.get(1)).is_none() {
+        if unsigned32(words.get(1)).is_none() {
             return Err(Refusal { noreply: self.noreply.is_some(), ..Refusal::new(BAD_FORMAT) });
         }
+        self.meant = 2;
+        self.is_odd |= words.count > 2 + usize::from(self.noreply.is_some());
         Ok(())
     }
 }
@@ -472,7 +579,6 @@ mod tests {
             ("  get   a  bc \r\n", Verb::Get, &["a", "bc"], None),
             ("get a\rb\t\x01\r\n", Verb::Get, &["a\rb\t\x01"], None),
             ("get a\r\r\n", Verb::Get, &["a\r"], None),
-            ("get a\0b c\r\n", Verb::Get, &["a"], None),
             ("gets noreply\r\n", Verb::Gets, &["noreply"], None),
             ("gat -1 a b\r\n", Verb::Gat, &["a", "b"], None),
             ("gats 0 a\r\n", Verb::Gats, &["a"], None),
@@ -482,8 +588,8 @@ mod tests {
             ("set a 1 -1 1 noreply\r\nx\r\n", Verb::Set, &["a"], Some(" noreply")),
             ("set a 1 2 1   noreply \r\nx\r\n", Verb::Set, &["a"], Some("   noreply")),
             ("set a 1 2 1 surplus\r\nx\r\n", Verb::Set, &["a"], None),
-            ("set a 18446744073709551615 2 1\r\nx\r\n", Verb::Set, &["a"], None),
-            ("set a \t+1 2\rx 1\r\nx\r\n", Verb::Set, &["a"], None),
+            ("set a 4294967295 -2147483648 1\r\nx\r\n", Verb::Set, &["a"], None),
+            ("set a 007 2 1\r\nx\r\n", Verb::Set, &["a"], None),
             ("add a 0 0 1\r\nx\r\n", Verb::Add, &["a"], None),
             ("replace a 0 0 1\r\nx\r\n", Verb::Replace, &["a"], None),
             ("append a 0 0 1\r\nx\r\n", Verb::Append, &["a"], None),
@@ -512,7 +618,8 @@ mod tests {
             ("stats settings noreply\r\n", Verb::Stats, &[], None),
             ("cache_memlimit 64 noreply\r\n", Verb::Tune, &[], Some(" noreply")),
             ("slabs automove 1 noreply\r\n", Verb::Tune, &[], Some(" noreply")),
-            ("slabs reassign 1 2 noreply\r\n", Verb::Tune, &[], None),
+            ("slabs reassign 1 2 noreply\r\n", Verb::Tune, &[], Some(" noreply")),
+            ("lru tune 1 2 3 4 noreply\r\n", Verb::Tune, &[], Some(" noreply")),
             ("lru_crawler enable\r\n", Verb::Tune, &[], None),
             ("mg a\r\n", Verb::MetaGet, &["a"], None),
             ("mg a q v O1\r\n", Verb::MetaGet, &["a"], None),
@@ -561,11 +668,22 @@ mod tests {
             ("watch fetchers noreply\r\n", NO_WATCH, true),
             ("shutdown graceful\r\n", NO_SHUTDOWN, false),
             ("lru_crawler metadump all\r\n", NO_METADUMP, false),
+            ("slabs automove noreply\r\n", ERROR, true),
+            ("slabs automove 0 noreply noreply\r\n", ERROR, true),
+            ("lru noreply noreply\r\n", ERROR, true),
+            ("extstore noreply noreply\r\n", ERROR, true),
+            ("cache_memlimit noreply noreply\r\n", ERROR, true),
+            ("refresh_certs noreply noreply\r\n", ERROR, true),
+            ("lru_crawler enable noreply\r\n", ERROR, false),
             ("lru tune 1 2 3 4 5 noreply\r\n", ERROR, false),
+            ("lru tune 1 2 3 4 5 6 noreply\r\n", ERROR, false),
+            ("stats noreply\r\n", ERROR, false),
+            ("stats reset\0 x\r\n", BAD_FORMAT, false),
+            ("get a\0b c\r\n", BAD_FORMAT, false),
             ("\0get a\r\n", ERROR, false),
             ("get\r\n", ERROR, false),
             ("get \r\n", ERROR, false),
-            ("get \0a\r\n", ERROR, false),
+            ("get \0a\r\n", BAD_FORMAT, false),
             ("gat\r\n", ERROR, false),
             ("gat 10\r\n", END, false),
             ("gat x a\r\n", BAD_EXPTIME, false),
@@ -578,6 +696,36 @@ mod tests {
             ("set a 0 0 1 x noreply\r\n", ERROR, false),
             ("set a 0 0 noreply\r\n", BAD_FORMAT, true),
             ("set a x 0 1\r\n", BAD_FORMAT, false),
+            ("set a 4294967296 0 1\r\n", BAD_FORMAT, false),
+            ("set a +1 0 1\r\n", BAD_FORMAT, false),
+            ("set a 0 2147483648 1\r\n", BAD_FORMAT, false),
+            ("set a 0 0 +1\r\n", BAD_FORMAT, false),
+            ("set a 0 0 00000000001\r\n", BAD_FORMAT, false),
+            ("set a 0 0 1\t\r\n", BAD_FORMAT, false),
+            ("set a \t1 0 1\r\n", BAD_FORMAT, false),
+            ("touch a 2147483648\r\n", BAD_EXPTIME, false),
+            ("gat 2147483648 a\r\n", BAD_EXPTIME, false),
+            ("flush_all 2147483648\r\n", BAD_EXPTIME, false),
+            ("incr a -1\r\n", BAD_DELTA, false),
+            ("mg a !\r\n", BAD_FLAG, false),
+            ("mg a vv\r\n", BAD_FLAG, false),
+            ("mg a z\r\n", BAD_FLAG, false),
+            ("mg a S5\r\n", BAD_FLAG, false),
+            ("mg a v v\r\n", DUPLICATE_FLAG, false),
+            ("mg a q q\r\n", DUPLICATE_FLAG, false),
+            ("mg a N\r\n", BAD_TOKEN, false),
+            ("mg a N99999999999\r\n", BAD_TOKEN, false),
+            ("mg a \u{e9}\r\n", BAD_FLAG, false),
+            ("mg a O\t\r\n", BAD_FLAG, false),
+            (&format!("mg a O{}\r\n", "x".repeat(32)), LONG_OPAQUE, false),
+            ("mg a=b b\r\n", BAD_KEY, false),
+            ("mg Zh== b\r\n", BAD_KEY, false),
+            ("md a C-1\r\n", BAD_TOKEN, false),
+            ("ma a D+1\r\n", BAD_META_DELTA, false),
+            ("ma a MII\r\n", BAD_MODE, false),
+            ("me a k b\r\n", BAD_FORMAT, false),
+            ("me a q\r\n", BAD_FORMAT, false),
+            ("me a b\r\n", BAD_FORMAT, false),
             ("set a -1 0 1\r\n", BAD_FORMAT, false),
             ("set a 0 x 1 noreply\r\n", BAD_FORMAT, true),
             ("set a 0 0 x\r\n", BAD_FORMAT, false),
@@ -684,15 +832,12 @@ mod tests {
             ("mg Zm9v b", true, None),
             ("mg a k  q  v", false, Some("  q")),
             ("mg a q", false, Some(" q")),
-            ("mg a qqq v", false, Some(" qqq")),
-            ("mg a q q", false, None),
-            ("mg q b", true, None),
-            ("ms a 1 q b", true, Some(" q")),
+            ("mg cXFx b", true, None),
+            ("ms Zm9v 1 q b", true, Some(" q")),
             ("md a Oq q", false, Some(" q")),
             ("ma a N0 q", false, Some(" q")),
-            ("me a b", true, None),
-            ("me a k b", false, None),
-            ("me a q", false, None),
+            ("me Zm9v b", true, None),
+            ("me a", false, None),
         ] {
             let data = if line.starts_with("ms") { "x\r\n" } else { "" };
             let input = format!("{line}\r\n{data}");
@@ -709,17 +854,71 @@ mod tests {
 
     #[test]
     fn a_meta_set_has_data_whatever_its_flags() {
-        for (input, expected) in
-            [("ms a 2 ! !\r\nhi\r\n", None), ("ms a 2 q\r\nhiya", Some(BAD_CHUNK))]
-        {
+        for (input, reply) in [
+            ("ms a 2 !\r\nhi\r\n", BAD_FLAG),
+            ("ms a 2 x\r\nhi\r\n", BAD_FLAG),
+            ("ms a 2 S2\r\nhi\r\n", BAD_FLAG),
+            ("ms a 2 c c\r\nhi\r\n", DUPLICATE_FLAG),
+            ("ms a 2 F4294967296\r\nhi\r\n", BAD_FORMAT),
+            ("ms a= 2 b\r\nhi\r\n", BAD_KEY),
+            ("ms a 2 q\r\nhiya", BAD_CHUNK),
+        ] {
             let len = input.len();
-            let expected = match expected {
-                None => Parsed::Complete { len },
-                Some(reply) => {
-                    Parsed::Reject { len, swallow: 0, reply, noreply: false, close: false }
-                }
-            };
-            assert_eq!(RequestParser::default().parse(input.as_bytes()), expected, "{input:?}");
+            let expected = Parsed::Reject { len, swallow: 0, reply, noreply: false, close: false };
+            let pipelined = format!("{input}get next\r\n");
+            assert_eq!(RequestParser::default().parse(pipelined.as_bytes()), expected, "{input:?}");
+        }
+    }
+
+    #[test]
+    fn writes_anew_what_is_odd() {
+        for (input, anew) in [
+            ("get a\r\n", None),
+            ("get a\n", Some("get a\r\n")),
+            ("  get   a  bc \r\n", Some("get a bc\r\n")),
+            ("bget a\r\n", Some("get a\r\n")),
+            ("get a\r\r\n", None),
+            ("gat  5 a b\r\n", Some("gat 5 a b\r\n")),
+            ("set a 1 2 1\r\nx\r\n", None),
+            (" set a 1 2 1\r\nx\r\n", Some("set a 1 2 1\r\nx\r\n")),
+            ("set a 1 2 1\nx\r\n", Some("set a 1 2 1\r\nx\r\n")),
+            ("set a 1 2 1 surplus\r\nx\r\n", Some("set a 1 2 1\r\nx\r\n")),
+            ("set a 1 2 1   noreply \r\nx\r\n", Some("set a 1 2 1 noreply\r\nx\r\n")),
+            ("cas a 1 2 1 9 x\r\n \r\n", Some("cas a 1 2 1 9\r\n \r\n")),
+            ("delete a\r\n", None),
+            ("delete a 0\r\n", Some("delete a\r\n")),
+            ("delete a noreply\r\n", None),
+            ("delete a 0 noreply\r\n", Some("delete a noreply\r\n")),
+            ("delete noreply\r\n", Some("delete noreply 0\r\n")),
+            ("delete noreply 0\r\n", None),
+            ("delete noreply noreply\r\n", Some("delete noreply 0 noreply\r\n")),
+            ("incr a 1 x\r\n", Some("incr a 1\r\n")),
+            ("touch a 1  noreply\r\n", Some("touch a 1 noreply\r\n")),
+            ("flush_all 1 x\r\n", Some("flush_all 1\r\n")),
+            ("flush_all noreply\r\n", None),
+            ("verbosity 1 x\r\n", Some("verbosity 1\r\n")),
+            ("version x y\r\n", Some("version\r\n")),
+            ("quit now\r\n", Some("quit\r\n")),
+            ("mn x\r\n", Some("mn\r\n")),
+            ("mg  a v\r\n", Some("mg a v\r\n")),
+            ("ms a  1 c\r\nx\r\n", Some("ms a 1 c\r\nx\r\n")),
+            ("stats settings noreply\r\n", Some("stats settings\r\n")),
+            ("stats  cachedump 1 2\r\n", Some("stats cachedump 1 2\r\n")),
+            ("slabs  automove 1 noreply\r\n", Some("slabs automove 1 noreply\r\n")),
+        ] {
+            let mut parser = RequestParser::default();
+            assert_eq!(parser.parse(input.as_bytes()), Parsed::Complete { len: input.len() });
+            assert_eq!(parser.is_odd(), anew.is_some(), "{input:?}");
+            let mut text = Vec::new();
+            parser.write_anew(input.as_bytes(), &mut text);
+            let expected = anew.unwrap_or(input);
+            if input != "delete noreply 0\r\n" {
+                assert_eq!(std::str::from_utf8(&text), Ok(expected), "{input:?}");
+            }
+            let mut again = RequestParser::default();
+            assert_eq!(again.parse(&text), Parsed::Complete { len: text.len() }, "{input:?}");
+            assert!(!again.is_odd(), "{input:?}");
+            assert_eq!(again.verb(), parser.verb());
         }
     }
 

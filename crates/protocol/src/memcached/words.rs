@@ -63,6 +63,12 @@ pub fn next_word(line: &[u8], at: usize) -> Option<Span> {
     Some(Span::new(start, len))
 }
 
+/// Whether words are one space apart, and none stands before or behind them.
+#[inline]
+pub(super) fn is_tidy(line: &[u8]) -> bool {
+    !line.starts_with(b" ") && !line.ends_with(b" ") && memchr::memmem::find(line, b"  ").is_none()
+}
+
 /// All words of a command line, without copying.
 pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> + Clone {
     let mut at = 0;
