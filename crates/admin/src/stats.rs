@@ -56,7 +56,7 @@ pub(crate) const POOL_STATS: [PoolStat; 19] = [
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order, of which there are [`SERVER_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 19] = [
+pub(crate) const SERVER_STATS: [ServerStat; 20] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -72,6 +72,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 19] = [
     ServerStat::Gauge(ServerGauge::OutQueueBytes),
     ServerStat::Counter(ServerCounter::Connects),
     ServerStat::Counter(ServerCounter::ConnectErrors),
+    ServerStat::Counter(ServerCounter::ProtocolErrors),
     ServerStat::Gauge(ServerGauge::Ejected),
     ServerStat::Gauge(ServerGauge::Silent),
     ServerStat::Gauge(ServerGauge::Sessions),
@@ -372,6 +373,7 @@ mod tests {
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
         let server_additions = [
             "connect_errors",
+            "protocol_errors",
             "connects",
             "ejected",
             "in_line",

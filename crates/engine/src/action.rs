@@ -113,6 +113,14 @@ pub enum Action {
         server: u32,
         why: Failure,
     },
+    /// News for the log: a server sent what is no reply to what it was asked, so that a connection was
+    /// closed. Said every ten seconds at most of each server.
+    ServerMisfit {
+        pool: u32,
+        server: u32,
+        expected: &'static str,
+        excerpt: Vec<u8>,
+    },
     /// News for the log: a server that let requests wait for too long gives no sign of life.
     ServerSilent {
         pool: u32,

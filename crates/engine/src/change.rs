@@ -12,7 +12,7 @@
 //! Everything that holds the number of a pool or server is renumbered at the commit, except lanes:
 //! they keep theirs.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 
 use cashew_config::snapshot;
@@ -439,6 +439,7 @@ impl Engine {
             Action::Close { conn } => !never.contains(&conn),
             Action::ServerFailing { pool: of, .. }
             | Action::ServerHindered { pool: of, .. }
+            | Action::ServerMisfit { pool: of, .. }
             | Action::ServerRecovered { pool: of, .. } => of != pool_index,
             _ => true,
         });
@@ -612,6 +613,7 @@ impl Engine {
             }
             Action::ServerFailing { pool, server, .. }
             | Action::ServerHindered { pool, server, .. }
+            | Action::ServerMisfit { pool, server, .. }
             | Action::ServerSilent { pool, server }
             | Action::ServerSpeaks { pool, server, .. }
             | Action::ServerRecovered { pool, server } => match places.server(*pool, *server) {
@@ -694,18 +696,7 @@ impl Engine {
                 self.pools.push(pool);
             }
         }
-        self.share_binary_keys();
         changes
-    }
-
-    /// Pools of one name have the same servers, as a rule: what was stored in binary through one of
-    /// them, text clients of the other find there.
-    fn share_binary_keys(&mut self) {
-        let binary = self.pools.iter().filter(|pool| pool.has_binary_keys);
-        let names: HashSet<String> = binary.map(|pool| pool.config.name.clone()).collect();
-        for pool in &mut self.pools {
-            pool.has_binary_keys |= names.contains(&pool.config.name);
-        }
     }
 
     /// Points everything that names pools and servers to where they stand now.

@@ -5,7 +5,7 @@
 //! those that pass here. Each protocol has its own copy of the loops, with its reader inside.
 
 use cashew_metrics::PoolCounter;
-use cashew_protocol::memcached::{self, Expect, Tag, binary, retagged_header};
+use cashew_protocol::memcached::{self, Answer, Expect, Tag, binary, retagged_header};
 use cashew_protocol::redis::{self, Access, Policy};
 use cashew_protocol::resp;
 
@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::id::ConnId;
 use crate::lane::{Link, Scanner};
 use crate::memcached::{Asked, END};
-use crate::request::Role;
+use crate::request::{Request, Role};
 use crate::slab::NONE;
 use crate::variant::Dialect;
 
@@ -44,6 +44,12 @@ trait Reader {
     const TAGS_HEADERS: bool = false;
 
     fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>>;
+
+    /// Whether a reply names the key of its request, if it names any.
+    #[inline(always)]
+    fn is_for(_: &Request, _: &[u8]) -> bool {
+        true
+    }
 
     /// The reply at the start of the buffer, and what follows it.
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
@@ -102,6 +108,12 @@ impl<const METAGETS: bool> Reader for Text<METAGETS> {
     }
 
     #[inline(always)]
+    fn is_for(request: &Request, reply: &[u8]) -> bool {
+        request.expect != Expect::Values
+            || memcached::plain_key(reply).is_none_or(|key| request.is_for(key))
+    }
+
+    #[inline(always)]
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
         memcached::plain_reply(expect, buf)
     }
@@ -119,6 +131,13 @@ impl Reader for Binary {
         let binary::PlainRequest { bytes, rest, key, retrieves, names_unique, .. } = plain;
         let (access, expect, uniques) = (access(retrieves), Expect::Packet, names_unique);
         Some(Plain { bytes, rest, key, access, expect, uniques, called: None })
+    }
+
+    #[inline(always)]
+    fn is_for(request: &Request, reply: &[u8]) -> bool {
+        let Asked { opcode, opaque, .. } = request.asked;
+        // What is plain was sent as it was asked.
+        reply.get(12..16) == Some(&opaque) && reply[1] == opcode
     }
 
     #[inline(always)]
@@ -207,6 +226,12 @@ impl Engine {
             if !is_ready || lane.is_full(limits, plain.bytes.len()) {
                 break;
             }
+            if R::JOINS
+                && plain.expect == Expect::Answer(Answer::MetaSet)
+                && self.now < pool.servers[server as usize].unknown.sets
+            {
+                break;
+            }
             let (request, slot) = self.requests.add(pool_index, index, self.now);
             slot.mark = mark;
             slot.expect = plain.expect;
@@ -292,6 +317,9 @@ impl Engine {
                 (part.reply, part.is_open, part.rest)
             } else {
                 let Some((whole, rest)) = R::reply(request.expect, buf) else { break };
+                if !R::is_for(request, whole) {
+                    break;
+                }
                 (whole, false, rest)
             };
             let len = (reply.len() + if is_open { END.len() } else { 0 }) as u64;

@@ -187,13 +187,13 @@ impl Engine {
             Scan::Complete(len) => (len, true),
             Scan::Partial => (bytes.len(), false),
             Scan::Invalid => {
-                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                self.misfit(index, "a reply to what is said first on a connection", bytes);
                 return &[];
             }
         };
         handshake.reply.extend_from_slice(&bytes[..len]);
         if handshake.reply.len() > HANDSHAKE_REPLY_MAX {
-            self.lane_down(index, Failure::BadReply, Closed::ByUs);
+            self.misfit(index, "a short reply to what is said first on a connection", bytes);
             return &[];
         }
         if complete {

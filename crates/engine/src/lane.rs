@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use cashew_config::snapshot::Limits;
+use cashew_protocol::memcached::binary::Opcode;
 use cashew_protocol::memcached::{self, Expect, Tagger, binary};
 use cashew_protocol::resp;
 
@@ -11,8 +12,9 @@ use crate::failure::Failure;
 use crate::fifo::Fifo;
 use crate::id::ConnId;
 use crate::low_water::LowWater;
-use crate::memcached::Joined;
+use crate::memcached::{Asked, Joined};
 use crate::pool::Queues;
+use crate::request::Request;
 use crate::requests::Requests;
 use crate::slab::NONE;
 use crate::time::Time;
@@ -210,6 +212,18 @@ impl Scanner {
             Self::Redis(scanner) => scanner.is_push(bytes),
             Self::Memcached(_) | Self::Binary(_) => false,
         }
+    }
+
+    /// Whether the packet that has been scanned last names what the request does. True of other
+    /// dialects, whose replies name nothing.
+    #[inline]
+    pub(crate) fn names(&self, request: &Request) -> bool {
+        let (Self::Binary(scanner), Asked { opcode, opaque, .. }) = (self, request.asked) else {
+            return true;
+        };
+        let Some(header) = scanner.header() else { return true };
+        let sent = Opcode::from_byte(opcode).map_or(opcode, |(opcode, _)| opcode.byte());
+        header[1] == sent && header[12..16] == opaque
     }
 
     #[inline]

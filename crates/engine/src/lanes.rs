@@ -152,7 +152,7 @@ impl Engine {
             let is_owed =
                 lane.in_flight > 0 || (is_half_sent && !self.requests[lane.head].is_remnant());
             if !is_owed {
-                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                self.misfit(index, "nothing: no request is open", bytes);
                 break;
             }
             let request = lane.head;
@@ -160,9 +160,15 @@ impl Engine {
                 bytes = self.joined_received(index, bytes);
                 continue;
             }
+            let asked = &self.requests[request];
+            if !asked.has_begun() && !self.names_request(asked, bytes) {
+                self.misfit_of_head(index, bytes);
+                break;
+            }
+            let lane = &mut self.lanes[index as usize];
             let scan = lane.scanner.scan(self.requests[request].expect, bytes);
-            if !self.is_due(index, request, bytes) {
-                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+            if !lane.scanner.names(&self.requests[request]) || !self.is_due(index, request, bytes) {
+                self.misfit_of_head(index, bytes);
                 break;
             }
             let lane = &mut self.lanes[index as usize];
@@ -195,7 +201,7 @@ impl Engine {
                     break;
                 }
                 Scan::Invalid => {
-                    self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                    self.misfit_of_head(index, bytes);
                     break;
                 }
             }
@@ -246,7 +252,7 @@ impl Engine {
             Scan::Complete(len) if is_resp3 => &bytes[len..],
             Scan::Partial if is_resp3 => &[],
             Scan::Complete(_) | Scan::Partial | Scan::Invalid => {
-                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                self.misfit(index, "a reply of RESP2, which has no pushes", bytes);
                 &[]
             }
         }

@@ -46,6 +46,7 @@ mod lease;
 mod low_water;
 mod memcached;
 mod memory;
+mod misfit;
 mod modes;
 mod monitor;
 mod moving;

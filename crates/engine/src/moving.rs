@@ -353,7 +353,6 @@ impl Engine {
             since_us: now.as_micros() as i64 - parts.age_us as i64,
         };
         self.bufs.charge(session.profile_size());
-        config.has_binary_keys |= dialect == Some(Dialect::Binary);
         config.clients += 1;
         config.places_taken += 1;
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use cashew_config::snapshot::{self, Limits, OnFailure, Protocol, Wire};
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_metrics::{PoolId, ServerId};
 use cashew_protocol::memcached::{ChorePolicy, Tag};
 use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
@@ -18,6 +18,7 @@ use crate::id::ConnId;
 use crate::lane::Lane;
 use crate::memcached::tags;
 use crate::monitor::Watch;
+use crate::misfit::Unknown;
 use crate::notice::Notices;
 use crate::pubsub::{Feed, PubSub};
 use crate::router::Router;
@@ -43,9 +44,6 @@ pub(crate) struct Pool {
     pub(crate) auth: Option<String>,
     /// A get whose server fails is a miss.
     pub(crate) misses: bool,
-    /// Clients may have stored keys in binary since this process began, and the servers have them
-    /// still: such keys may have line ends.
-    pub(crate) has_binary_keys: bool,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
     pub(crate) retry_ms: u64,
@@ -137,6 +135,10 @@ pub(crate) struct Server {
     /// of such.
     pub(crate) hindrance: Option<Failure>,
     pub(crate) hindered_at: Option<Time>,
+    /// When the log was last told of a reply that did not fit.
+    pub(crate) misfit_at: Option<Time>,
+    /// What it does not know.
+    pub(crate) unknown: Unknown,
     /// When any bytes came from it last.
     pub(crate) heard_at: Time,
     /// How long its last connection took to stand, in microseconds; 0 if there was none.
@@ -228,7 +230,6 @@ impl Pool {
             limits: config.limits,
             auth: None,
             misses: false,
-            has_binary_keys: false,
             preconnect: false,
             auto_eject: false,
             retry_ms: 0,
@@ -272,7 +273,6 @@ impl Pool {
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
         self.misses = config.memcached.on_failure == OnFailure::Miss;
-        self.has_binary_keys |= config.memcached.wire != Wire::Text;
         for (server, tag) in self.servers.iter_mut().zip(tags(config)) {
             server.tag = tag;
         }
@@ -343,6 +343,8 @@ impl Server {
             failing: false,
             hindrance: None,
             hindered_at: None,
+            misfit_at: None,
+            unknown: Unknown::default(),
             heard_at: Time::ZERO,
             connect_us: 0,
             look_at: Time::ZERO,

@@ -1,9 +1,12 @@
 //! Whether an ejected server is well again.
 
+use cashew_protocol::memcached::binary::Opcode;
+
 use crate::action::Action;
 use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::lane::Link;
+use crate::memcached::Asked;
 use crate::request::Role;
 use crate::silence::question;
 use crate::slab::NONE;
@@ -32,6 +35,7 @@ impl Engine {
         let (request, _) = self.requests.add(pool_index, NONE, self.now);
         self.requests[request].role = Role::Probe { server: server_index };
         self.requests[request].expect = expect;
+        self.requests[request].asked = Asked { opcode: Opcode::Version.byte(), ..Asked::default() };
         self.send(lane, request, Payload::Bytes(text));
     }
 

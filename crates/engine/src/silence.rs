@@ -9,7 +9,7 @@
 //! is silent none is taken.
 
 use cashew_metrics::ServerGauge;
-use cashew_protocol::memcached::Expect;
+use cashew_protocol::memcached::{Answer, Expect};
 
 use crate::action::Action;
 use crate::engine::{Closed, Engine};
@@ -39,7 +39,7 @@ const BINARY_VERSION: [u8; 24] = {
 pub(crate) fn question(dialect: Dialect) -> (&'static [u8], Expect) {
     match dialect {
         Dialect::Resp2 | Dialect::Resp3 => (b"*1\r\n$4\r\nPING\r\n", Expect::Line),
-        Dialect::Text => (b"version\r\n", Expect::Line),
+        Dialect::Text => (b"version\r\n", Expect::Answer(Answer::Version)),
         Dialect::Binary => (&BINARY_VERSION, Expect::Packet),
     }
 }

@@ -104,6 +104,8 @@ stats! {
             "Bytes of responses received from the server";
         Connects => "connects", "cashew_server_connects_total",
             "Connections made to the server";
+        ProtocolErrors => "protocol_errors", "cashew_server_protocol_errors_total",
+            "Server connections closed because a reply did not fit what was asked";
         ConnectErrors => "connect_errors", "cashew_server_connect_errors_total",
             "Connections to the server that failed to be made";
     }

@@ -511,6 +511,7 @@ impl Gateway {
                 Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
                 Action::ServerFailing { pool, server, .. }
                 | Action::ServerHindered { pool, server, .. }
+                | Action::ServerMisfit { pool, server, .. }
                 | Action::ServerSilent { pool, server }
                 | Action::ServerSpeaks { pool, server, .. }
                 | Action::ServerRecovered { pool, server } => {

@@ -442,6 +442,14 @@ impl<D: Driver> Worker<D> {
                     why.text()
                 );
             }
+            Action::ServerMisfit { pool, server, expected, excerpt } => {
+                let (pool, server) = self.names(pool, server);
+                let excerpt: String = excerpt.iter().map(|byte| format!("{byte:02x}")).collect();
+                tracing::warn!(
+                    "pool {pool}: server {server} sent what does not fit, so a connection to it was \
+                     closed: expected {expected}, got {excerpt} (hex)"
+                );
+            }
             Action::ServerSilent { pool, server } => {
                 let (pool, server) = self.names(pool, server);
                 tracing::warn!(

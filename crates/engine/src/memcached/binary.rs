@@ -145,6 +145,7 @@ impl Engine {
             let key = parser.key().of(bytes);
             let mut text = self.bufs.take();
             write_request(Opcode::Delete.byte(), key, b"", &mut text);
+            self.asking.asked = Asked { opcode: Opcode::Delete.byte(), ..Asked::default() };
             self.send_silently(client, key, Expect::Packet, text);
         }
         self.answer_binary(client, parser, status, status.text().as_bytes());
@@ -271,9 +272,7 @@ impl Engine {
         let line = format!("verbosity {level}\r\n");
         self.clients[client].noreply = true;
         self.clients[client].variant = 0;
-        self.asking.expect = Expect::Line;
-        let merge = Merge::Told(self.aggregate(client, Kind::Told));
-        self.tell_all(client, line.as_bytes(), Expect::Line, merge);
+        self.administer(client, line.as_bytes());
         self.clients[client].variant = variant;
         self.clients[client].noreply = false;
         self.answer_binary(client, parser, Status::Success, b"");

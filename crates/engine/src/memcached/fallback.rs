@@ -112,6 +112,10 @@ impl Failed<'_> {
                 );
             }
             Expect::Line
+            | Expect::Answer(_)
+            | Expect::AnswerQuiet(_)
+            | Expect::Told
+            | Expect::MetaNumber
             | Expect::Values
             | Expect::Joined
             | Expect::JoinedLast

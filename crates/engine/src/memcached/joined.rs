@@ -22,8 +22,7 @@ use cashew_protocol::memcached::{self, Expect, REPLY_LINE_SIZE_MAX};
 use crate::buffer::BufPool;
 use crate::bulk::Mark;
 use crate::dispatch::Split;
-use crate::engine::{Closed, Engine};
-use crate::failure::Failure;
+use crate::engine::Engine;
 use crate::lane::{Lane, Link, Scan};
 use crate::request::{Gather, Merge, Request, Role};
 use crate::requests::Requests;
@@ -38,6 +37,7 @@ const LINE_SIZE_MAX: usize = 2000;
 pub(super) const JOINED_KEYS_MAX: usize = 32;
 /// Keys that are answered are forgotten when they take this much.
 const ANSWERED_MAX: usize = 4096;
+const JOINED_EXPECTED: &str = "VALUE with a key that was asked for, or END";
 const VERB: &[u8] = b"get";
 const LINE_END: &[u8] = b"\r\n";
 /// What of a line is counted to the last of its gets.
@@ -529,7 +529,7 @@ impl Engine {
         let room = REPLY_LINE_SIZE_MAX - kept.len();
         let Some(end) = bytes.iter().take(room).position(|&byte| byte == b'\n') else {
             if bytes.len() >= room {
-                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                self.misfit_of_head(index, bytes);
                 return &[];
             }
             kept.extend_from_slice(bytes);
@@ -574,7 +574,8 @@ impl Engine {
                 Meaning::Nonsense => break,
             }
         }
-        self.lane_down(index, Failure::BadReply, Closed::ByUs);
+        let line = line.to_vec();
+        self.misfit(index, JOINED_EXPECTED, &line);
         &[]
     }
 
@@ -614,7 +615,7 @@ impl Engine {
                 &[]
             }
             Scan::Invalid => {
-                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                self.misfit(index, "the end of a value", bytes);
                 &[]
             }
         }

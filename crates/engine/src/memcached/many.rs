@@ -7,7 +7,7 @@
 //! last part: an error if a part of it has failed.
 
 use cashew_protocol::Span;
-use cashew_protocol::memcached::{Expect, RequestParser, Verb, is_error, next_word};
+use cashew_protocol::memcached::{Expect, RequestParser, Verb, is_error, next_word, words};
 use cashew_protocol::redis::Access;
 
 use crate::clients::Plan;
@@ -42,8 +42,8 @@ pub(crate) struct Many {
     /// Bytes of the request.
     len: usize,
     verb: Verb,
-    /// Verb and, for gat, the expiry; it ends here.
-    head_end: usize,
+    /// Verb and, for gat, the expiry.
+    head: Vec<u8>,
     /// From here on, to the end of the line, keys have not been asked for.
     at: usize,
     line_end: usize,
@@ -61,7 +61,7 @@ impl Many {
         Self {
             len: bytes.len(),
             verb: parser.verb(),
-            head_end: bytes[..at].trim_ascii_end().len(),
+            head: head(parser, &bytes[..at]),
             at,
             line_end: parser.line().end(),
             part: 0,
@@ -96,6 +96,18 @@ impl Many {
     pub(crate) fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes;
     }
+}
+
+/// What comes before the keys, one space between its words.
+fn head(parser: &RequestParser, bytes: &[u8]) -> Vec<u8> {
+    let mut words = words(bytes);
+    let verb = words.next().unwrap_or_default();
+    let mut head = if parser.verb() == Verb::Get { b"get".to_vec() } else { verb.to_vec() };
+    for word in words {
+        head.push(b' ');
+        head.extend_from_slice(word);
+    }
+    head
 }
 
 impl Engine {
@@ -147,7 +159,7 @@ impl Engine {
                 self.answer(client, |out| out.extend_from_slice(&end));
                 return Plan::Done;
             }
-            let start = &bytes[..many.head_end];
+            let start = std::mem::take(&mut many.head);
             let access = access(many.verb);
             let mut split = std::mem::take(&mut self.scratch.split);
             let texts = part.iter().map(|key| key.of(bytes));
@@ -156,7 +168,7 @@ impl Engine {
                     let mut gather = self.gather_with_keys(&split, &part, bytes);
                     gather.is_part = true;
                     let request = FragmentText {
-                        head: &|out, _| out.extend_from_slice(start),
+                        head: &|out, _| out.extend_from_slice(&start),
                         keys: part.iter().map(|key| behind_space(*key, bytes)),
                         foot: b"\r\n",
                         expect: Expect::Values,
@@ -173,6 +185,9 @@ impl Engine {
                 Err(failure) => self.asking.failure = Some(failure),
             }
             self.scratch.split = split;
+            if let Some(many) = self.clients[client].modes.many() {
+                many.head = start;
+            }
             if let Some(failure) =
                 self.asking.failure.take().filter(|_| !self.pools[pool as usize].misses)
             {
@@ -228,10 +243,12 @@ mod tests {
     #[test]
     fn parts_are_read_one_after_the_other() {
         let keys: String = (0..300).map(|n| " ".repeat(n % 3 + 1) + &n.to_string()).collect();
-        for (head, end) in [("get", "\r\n"), ("  gats  5", "  \n"), ("gets", " \0 x\r\n")] {
-            let request = format!("{head}{keys}{end}");
+        for (start, head, end) in
+            [("get", "get", "\r\n"), ("  gats  5", "gats 5", "  \n"), ("bget", "get", " \n")]
+        {
+            let request = format!("{start}{keys}{end}");
             let (mut many, parser) = many(request.as_bytes());
-            assert_eq!((&request[..many.head_end], many.len), (head, request.len()));
+            assert_eq!((&many.head[..], many.len), (head.as_bytes(), request.len()));
             let mut read = Vec::new();
             for part in [128, 172, 0] {
                 let keys = many.read_part(request.as_bytes());

@@ -1,7 +1,7 @@
 //! Meta commands.
 
 use cashew_protocol::memcached::{
-    Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key, write_meta_miss,
+    Answer, Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key, write_meta_miss,
 };
 use cashew_protocol::redis::Access;
 
@@ -11,6 +11,8 @@ use crate::engine::Engine;
 /// Behind a quiet request whose replies only the server can tell apart.
 pub(super) const FENCE: &[u8] = b"mn\r\n";
 
+const UNKNOWN_SET: &[u8] = b"SERVER_ERROR the server is too old for ms\r\n";
+const UNKNOWN_FLAG: &[u8] = b"CLIENT_ERROR invalid flag\r\n";
 const UNTELLABLE: &[u8] = b"CLIENT_ERROR a key with a line feed cannot be told: ask without it\r\n";
 
 impl Engine {
@@ -27,19 +29,29 @@ impl Engine {
     ) -> Plan {
         let mut buf = [0; KEY_SIZE_MAX];
         let key = plain_key(parser, bytes, &mut buf);
-        if self.breaks_replies(client, parser, key) {
+        if breaks_replies(parser, key) {
             self.answer(client, |out| out.extend_from_slice(UNTELLABLE));
+            return Plan::Done;
+        }
+        if parser.verb() == Verb::MetaSet
+            && let Some(refusal) = self.refusal_of_set(client, parser, key)
+        {
+            self.answer(client, |out| out.extend_from_slice(refusal));
             return Plan::Done;
         }
         let is_quiet = parser.meta().quiet.is_some();
         let (access, expect, reticence) = match parser.verb() {
             Verb::MetaGet if is_quiet => (Access::Read, Expect::MetaQuiet, Reticence::Miss),
             Verb::MetaGet => (Access::Read, Expect::Meta, Reticence::Miss),
-            Verb::MetaDebug => (Access::Read, Expect::Line, Reticence::Miss),
-            Verb::MetaSet if is_quiet => (Access::Write, Expect::MetaQuiet, Reticence::Success),
-            Verb::MetaSet => (Access::Write, Expect::Line, Reticence::Success),
+            Verb::MetaDebug => (Access::Read, parser.expect(), Reticence::Miss),
+            Verb::MetaSet => match parser.expect() {
+                Expect::Answer(answer) if is_quiet => {
+                    (Access::Write, Expect::AnswerQuiet(answer), Reticence::Success)
+                }
+                expect => (Access::Write, expect, Reticence::Success),
+            },
             _ if is_quiet => (Access::Write, Expect::Fenced, Reticence::Success),
-            _ => (Access::Write, Expect::Meta, Reticence::Success),
+            _ => (Access::Write, parser.expect(), Reticence::Success),
         };
         self.asking.asked.reticence = reticence;
         self.asking.expect = expect;
@@ -54,21 +66,33 @@ impl Engine {
         plan
     }
 
-    /// Whether the reply may have a line end in its key. What was stored by a binary request has its
-    /// key as it is where `mg` or `me` tells it, not in base64: what follows the line end would be
-    /// taken for the next reply, another client's, and could be made to look like one.
-    fn breaks_replies(&self, client: u32, parser: &RequestParser, key: &[u8]) -> bool {
-        parser.meta().tells_base64
-            && matches!(parser.verb(), Verb::MetaGet | Verb::MetaDebug)
-            && key.contains(&b'\n')
-            && !self.has_text_only(client)
+    /// What is said of an `ms` that its server has been seen not to know: it would read the data as
+    /// commands.
+    fn refusal_of_set(
+        &mut self,
+        client: u32,
+        parser: &RequestParser,
+        key: &[u8],
+    ) -> Option<&'static [u8]> {
+        let (pool, now) = (self.clients[client].pool, self.now);
+        let server = self.route(pool, key, Access::Write)?;
+        let unknown = self.pools[pool as usize].servers[server as usize].unknown;
+        let is_given = parser.expect() == Expect::Answer(Answer::MetaSetGiven);
+        if now < unknown.sets {
+            return Some(UNKNOWN_SET);
+        }
+        (is_given && now < unknown.given).then_some(UNKNOWN_FLAG)
     }
+}
 
-    /// Whether nothing but text comes to the client's pool, or ever came, so that no key has a line
-    /// end.
-    pub(super) fn has_text_only(&self, client: u32) -> bool {
-        !self.pools[self.clients[client].pool as usize].has_binary_keys
-    }
+/// Whether the reply may have a line end in its key. What was stored by a binary request, or comes
+/// into being by the flag `N`, has its key as it is where `mg` or `me` tells it, not in base64: what
+/// follows the line end would be taken for the next reply, another client's, and could be made to look
+/// like one. Who stored it, and when, nobody here can know, so that it goes by the key alone.
+fn breaks_replies(parser: &RequestParser, key: &[u8]) -> bool {
+    parser.meta().tells_base64
+        && matches!(parser.verb(), Verb::MetaGet | Verb::MetaDebug)
+        && key.contains(&b'\n')
 }
 
 /// The only key of a request as its bytes are, out of base64. One that memcached could not read

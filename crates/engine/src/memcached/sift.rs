@@ -10,6 +10,8 @@ use crate::slab::NONE;
 /// So much of a reply tells what it is: a meta command's two letters, a header up to its status.
 const META_OPENING: usize = 2;
 const PACKET_OPENING: usize = 8;
+/// Of a server that has said nothing.
+const UNANSWERED: &[u8] = b"SERVER_ERROR no answer\r\n";
 /// What is behind a fenced reply.
 const FENCE: &[u8] = b"MN\r\n";
 
@@ -38,7 +40,7 @@ impl Engine {
     fn sift<'b>(&mut self, index: u32, bytes: &'b [u8], is_last: bool) -> &'b [u8] {
         let request = &mut self.requests[index];
         let len = match request.expect {
-            Expect::Fenced => usize::MAX,
+            Expect::Fenced | Expect::Told => usize::MAX,
             Expect::PacketQuiet => PACKET_OPENING,
             _ => META_OPENING,
         };
@@ -49,7 +51,7 @@ impl Engine {
         let is_known = request.reply.len() >= len;
         // Where its reply ends goes by what is expected: a fence stays one until it has come,
         // whoever waits for it.
-        let is_fenced = request.expect == Expect::Fenced;
+        let is_fenced = matches!(request.expect, Expect::Fenced | Expect::Told);
         if is_known || is_last || (!is_fenced && self.waiting_client(index) == NONE) {
             self.judge(index);
         }
@@ -64,15 +66,24 @@ impl Engine {
         let is_unwanted = match request.expect {
             Expect::Fenced => {
                 let len = request.reply.len().saturating_sub(FENCE.len());
-                let cut = request.reply.len() - len;
-                request.reply.truncate(len);
-                let client = self.waiting_client(index);
-                if client != NONE {
-                    self.clients[client].held -= cut as u64;
-                }
+                self.cut_reply(index, len);
                 let request = &mut self.requests[index];
                 request.expect = Expect::Meta;
                 request.reply.is_empty()
+            }
+            Expect::Told => {
+                let reply = request.reply.strip_suffix(b"\n").unwrap_or_default();
+                let len = reply.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+                request.expect = Expect::Line;
+                self.cut_reply(index, len);
+                if len == 0 {
+                    self.hold(index, UNANSWERED);
+                }
+                false
+            }
+            Expect::AnswerQuiet(answer) => {
+                request.expect = Expect::Answer(answer);
+                request.reply.starts_with(b"HD")
             }
             Expect::PacketQuiet => {
                 request.expect = Expect::Packet;
@@ -89,6 +100,17 @@ impl Engine {
         if is_unwanted {
             self.drop_reply(index);
             self.requests[index].silent = true;
+        }
+    }
+
+    /// Drops what a reply has behind its first bytes.
+    fn cut_reply(&mut self, index: u32, len: usize) {
+        let request = &mut self.requests[index];
+        let cut = request.reply.len() - len;
+        request.reply.truncate(len);
+        let client = self.waiting_client(index);
+        if client != NONE {
+            self.clients[client].held -= cut as u64;
         }
     }
 

@@ -16,7 +16,7 @@ use crate::request::Merge;
 
 const SERVER_ERROR: &[u8] = b"SERVER_ERROR ";
 const UNTELLABLE_KEYS: &[u8] =
-    b"CLIENT_ERROR keys may have line feeds: ask in binary, or have protocol: text\r\n";
+    b"CLIENT_ERROR keys may have line feeds: ask in binary, or the server itself\r\n";
 
 /// How what servers say becomes one reply.
 #[derive(Debug)]
@@ -67,9 +67,13 @@ impl Kind {
 impl Engine {
     pub(super) fn stats_by_text(&mut self, client: u32, line: &[u8]) -> Plan {
         let kind = Kind::of(words(line).nth(1));
-        if lists_keys(line) && !self.has_text_only(client) {
+        if lists_keys(line) {
             self.answer(client, |out| out.extend_from_slice(UNTELLABLE_KEYS));
             return Plan::Done;
+        }
+        if matches!(words(line).nth(1), Some(b"sizes_enable" | b"sizes_disable")) {
+            // Some versions answer them with one line, and nothing that closes it.
+            return self.administer(client, &[line, b"\r\n"].concat());
         }
         let line = if kind == Kind::Servers { b"stats" } else { line };
         let merge = Merge::Stats(self.aggregate(client, kind));
@@ -98,8 +102,8 @@ impl Engine {
     }
 }
 
-/// Whether the reply tells keys, or what they start with, as they are: those that were stored in
-/// binary may have line ends.
+/// Whether the reply tells keys, or what they start with, as they are: those that are not text, which
+/// the binary protocol and meta commands can store, may have line ends.
 fn lists_keys(line: &[u8]) -> bool {
     let mut words = words(line).skip(1);
     match words.next() {

@@ -2,7 +2,7 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::{
-    Expect, KEY_SIZE_MAX, Parsed, RequestParser, Reticence, Verb, encode_key,
+    Answer, Expect, KEY_SIZE_MAX, Parsed, RequestParser, Reticence, Verb, encode_key,
 };
 use cashew_protocol::redis::Access;
 
@@ -17,6 +17,9 @@ use crate::dispatch::{FragmentText, Payload};
 use crate::engine::Engine;
 use crate::request::Merge;
 use crate::upload::{Begun, Head, Tail, UPLOAD_SIZE_MIN};
+
+/// What every server answers, whatever its version, and in a way that nothing else is answered.
+const VERSION: &[u8] = b"version\r\n";
 
 impl Engine {
     /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
@@ -54,9 +57,16 @@ impl Engine {
                         return Step::Rest { used, need: 0 };
                     }
                     self.exert(len);
+                    // Retrievals of many keys are written anew a part at a time.
+                    let is_odd = parser.is_odd() && parser.keys().len() <= PART_KEYS;
+                    let mut anew = is_odd.then(|| write_anew(&parser, &bytes[..len]));
+                    let (parser_of, text) = match &mut anew {
+                        Some((anew, text)) => (anew, &text[..]),
+                        None => (&mut *parser, &bytes[..len]),
+                    };
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,
-                        false => self.text_request(index, &mut parser, &bytes[..len]),
+                        false => self.text_request(index, parser_of, text),
                     };
                     self.fence(index, len, &plan);
                     if let Plan::Wait = plan {
@@ -67,16 +77,22 @@ impl Engine {
                         self.requests[request].is_tagged = self.asking.is_tagged;
                         let names_uniques = self.asking.names_uniques;
                         let is_untouched =
-                            parser.noreply().or(parser.meta().quiet).is_none() && !names_uniques;
+                            parser_of.noreply().or(parser_of.meta().quiet).is_none()
+                                && !names_uniques
+                                && !is_odd;
                         if is_untouched && owned && used == 0 && fills(len, buf) {
                             parser.reset();
                             self.scratch.memcached.give(parser);
                             return Step::Large { len, lane, request };
                         }
                         match names_uniques {
-                            true => self.send_untagged(lane, request, &parser, &bytes[..len]),
-                            false => self.send(lane, request, payload(&parser, &bytes[..len])),
+                            true => self.send_untagged(lane, request, parser_of, text),
+                            false => self.send(lane, request, payload(parser_of, text)),
                         }
+                    }
+                    if is_odd {
+                        // It may have been a login.
+                        parser.set_value_size_max(self.value_size_max(index));
                     }
                     parser.reset();
                     used += len;
@@ -125,7 +141,9 @@ impl Engine {
     /// Begins to pass a request on while it arrives.
     #[cold]
     fn upload_value(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Begun {
-        let (Some(data), [_]) = (parser.data(), parser.keys()) else { return Begun::No };
+        let (Some(data), [_], false) = (parser.data(), parser.keys(), parser.is_odd()) else {
+            return Begun::No;
+        };
         let tail = Tail::Memcached { left: data.len as usize + 2, is_bad: false };
         let quiet = parser.meta().quiet;
         let (cut, _) = edits(parser);
@@ -133,7 +151,10 @@ impl Engine {
         let head = Head { len, cut, ..Head::default() };
         self.asking.miss.clear();
         self.asking.asked.reticence = Reticence::Success;
-        self.asking.expect = quiet.map_or(parser.expect(), |_| Expect::MetaQuiet);
+        self.asking.expect = match (parser.expect(), quiet) {
+            (Expect::Answer(answer), Some(_)) => Expect::AnswerQuiet(answer),
+            (expect, _) => expect,
+        };
         self.clients[client].noreply = parser.noreply().is_some();
         let mut buf = [0; KEY_SIZE_MAX];
         let key = plain_key(parser, bytes, &mut buf);
@@ -190,7 +211,8 @@ impl Engine {
             | Verb::Decr
             | Verb::Touch => {
                 let key = parser.keys()[0].of(bytes);
-                self.forward_key(client, key, Access::Write, Expect::Line, bytes.len())
+                let expect = self.asking.expect;
+                self.forward_key(client, key, Access::Write, expect, bytes.len())
             }
             Verb::MetaGet
             | Verb::MetaSet
@@ -201,18 +223,20 @@ impl Engine {
                 self.answer(client, |out| out.extend_from_slice(b"MN\r\n"));
                 Plan::Done
             }
-            Verb::FlushAll | Verb::Verbosity => {
+            Verb::FlushAll => {
                 let text = told(parser, bytes);
                 let merge = Merge::Told(self.aggregate(client, Kind::Told));
-                self.tell_all(client, &text, Expect::Line, merge)
+                self.tell_all(client, &text, self.asking.expect, merge)
             }
-            Verb::Tune => {
-                let text = told(parser, bytes);
-                let merge = Merge::Told(self.aggregate(client, Kind::Told));
-                self.tell_all(client, &text, Expect::Line, merge)
-            }
+            Verb::Verbosity | Verb::Tune => self.administer(client, &told(parser, bytes)),
             Verb::Stats => self.stats_by_text(client, parser.line().of(bytes)),
-            Verb::Version => self.forward_anywhere(client, Access::Read, bytes.len()),
+            Verb::Version => {
+                let plan = self.forward_anywhere(client, Access::Read, bytes.len());
+                if let Plan::Forward { request, .. } = plan {
+                    self.requests[request].expect = Expect::Answer(Answer::Version);
+                }
+                plan
+            }
             Verb::Quit => {
                 self.clients[client].state = State::Closing;
                 Plan::Done
@@ -224,6 +248,15 @@ impl Engine {
         };
         self.clients[client].noreply = false;
         plan
+    }
+
+    /// Tells all servers what administers them. Whether a server answers, and how, is its version's to
+    /// say: what is behind the line is always answered, and ends the reply.
+    pub(super) fn administer(&mut self, client: u32, line: &[u8]) -> Plan {
+        let text = [line, VERSION].concat();
+        self.asking.expect = Expect::Told;
+        let merge = Merge::Told(self.aggregate(client, Kind::Told));
+        self.tell_all(client, &text, Expect::Told, merge)
     }
 
     /// If the value of a set was too large: like memcached, drops what is stored, which the client
@@ -243,9 +276,10 @@ impl Engine {
         } else {
             text.extend_from_slice(b"delete ");
             text.extend_from_slice(key);
-            text.extend_from_slice(b"\r\n");
+            text.extend_from_slice(if key == b"noreply" { b" 0\r\n" } else { b"\r\n" });
         }
-        self.send_silently(client, key, Expect::Line, text);
+        let answer = if parser.meta().is_base64 { Answer::MetaDelete } else { Answer::Delete };
+        self.send_silently(client, key, Expect::Answer(answer), text);
     }
 
     /// Sends a request of the gateway's own in the client's turn, of whose reply nobody hears.
@@ -339,6 +373,16 @@ fn payload<'b>(parser: &RequestParser, bytes: &'b [u8]) -> Payload<'b> {
         (None, b"") => Payload::Bytes(bytes),
         (None, foot) => Payload::Two(bytes, foot),
     }
+}
+
+/// A request as every server reads it, and what it says.
+#[cold]
+fn write_anew(parser: &RequestParser, bytes: &[u8]) -> (RequestParser, Vec<u8>) {
+    let (mut text, mut anew) = (Vec::new(), RequestParser::default());
+    parser.write_anew(bytes, &mut text);
+    let parsed = anew.parse(&text);
+    assert_eq!(parsed, Parsed::Complete { len: text.len() }, "a request stays one");
+    (anew, text)
 }
 
 /// What every server is told.

@@ -11,7 +11,6 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::resp::encode;
 
 use crate::engine::{Closed, Engine, QUEUE_KEPT};
-use crate::failure::Failure;
 use crate::id::ConnId;
 use crate::lane::{Lane, Link, Scan};
 use crate::pubsub::push::{Confirmed, Incoming};
@@ -284,7 +283,7 @@ impl Engine {
                 &[]
             }
             Scan::Invalid => {
-                self.lane_down(index, Failure::BadReply, Closed::ByUs);
+                self.misfit(index, "a message, or an answer about subscriptions", bytes);
                 &[]
             }
         }
@@ -307,7 +306,7 @@ impl Engine {
         match Incoming::read(bytes) {
             Some(Incoming::Message { kind, topic }) => self.spread(index, kind, topic, bytes),
             Some(Incoming::Answer(confirmed)) => self.feed_answered(index, confirmed),
-            None => self.lane_down(index, Failure::BadReply, Closed::ByUs),
+            None => self.misfit(index, "a message, or an answer about subscriptions", bytes),
         }
     }
 
@@ -315,7 +314,7 @@ impl Engine {
     fn feed_answered(&mut self, index: u32, confirmed: Confirmed<'_>) {
         let Source { home, server, is_coming } = self.source_of(index);
         let Some(Owed { answer, .. }) = self.feed_on(index).owed.pop_front() else {
-            return self.lane_down(index, Failure::BadReply, Closed::ByUs);
+            return self.misfit(index, "nothing: no question is open", b"");
         };
         let topics = &mut self.pools[home as usize].pubsub.topics;
         match (answer, confirmed) {
@@ -345,7 +344,7 @@ impl Engine {
             (Answer::Mark { client }, Confirmed::Pong | Confirmed::Error(_)) => {
                 self.marked(client);
             }
-            _ => return self.lane_down(index, Failure::BadReply, Closed::ByUs),
+            _ => return self.misfit(index, "the answer to what was asked about a subscription", b""),
         }
         self.put_questions(index);
     }

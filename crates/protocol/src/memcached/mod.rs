@@ -25,7 +25,7 @@ mod words;
 pub use answer::{Answer, is_refused_set};
 pub use base64::{KeyBuf, decode_key, encode_key};
 pub use meta::{Meta, write_meta_miss};
-pub use plain::{PlainRequest, plain_block, plain_reply, plain_request, plain_values};
+pub use plain::{PlainRequest, plain_block, plain_key, plain_reply, plain_request, plain_values};
 pub use policy::{ChorePolicy, chores};
 pub use reply::{Expect, REPLY_LINE_SIZE_MAX, ReplyScanner, Reticence, Scan, is_error};
 pub use request::{COMMAND_SIZE_MAX, MULTIGET_SIZE_MAX, Parsed, RequestParser, VALUE_SIZE_LIMIT};

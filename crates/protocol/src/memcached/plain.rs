@@ -172,6 +172,12 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
     buf.split_at_checked(len)
 }
 
+/// The key that a whole reply to a retrieval names, if it has a value.
+#[inline(always)]
+pub fn plain_key(reply: &[u8]) -> Option<&[u8]> {
+    Some(key(reply.strip_prefix(b"VALUE ")?)?.0)
+}
+
 /// The reply at the start of the buffer to a retrieval of several keys, if it is plain, and what
 /// follows it: whole values and `END`.
 #[inline(always)]

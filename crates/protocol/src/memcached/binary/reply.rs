@@ -58,6 +58,12 @@ impl ReplyScanner {
         }
     }
 
+    /// The header of the packet that is arriving, or of the last one, if nothing of another has come.
+    #[inline]
+    pub fn header(&self) -> Option<&[u8; HEADER_SIZE]> {
+        (usize::from(self.filled) == HEADER_SIZE || self.filled == 0).then_some(&self.header)
+    }
+
     /// Bytes of the current body still to come; 0 outside of one.
     #[inline]
     pub fn remaining_hint(&self) -> u64 {
