@@ -106,6 +106,7 @@ fn answer_memcached(input: &[u8]) -> Option<(usize, Vec<u8>)> {
             b"STORED\r\n".to_vec()
         }
         "flush_all" => b"OK\r\n".to_vec(),
+        "delete" => b"DELETED\r\n".to_vec(),
         _ => b"17\r\n".to_vec(),
     };
     Some((at, reply))

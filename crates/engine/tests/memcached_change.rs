@@ -198,32 +198,6 @@ fn who_speaks_what_is_no_longer_spoken_goes_on() {
     world.assert_idle();
 }
 
-/// Keys that were stored in binary stay with the servers, whatever clients may speak now.
-#[test]
-fn what_was_stored_in_binary_is_not_told_after_a_change_to_text() {
-    let [text, binary] = ["text", "binary"].map(|wire| format!("{OPTIONS}\nprotocol: {wire}"));
-    let ask = |world: &mut World, client: ConnId| {
-        world.send(client, "mg YQpi b k v\r\nme YQpi b\r\nstats cachedump 1 0\r\n");
-        let said = String::from_utf8(world.received(client)).unwrap();
-        said.lines().filter(|line| line.starts_with("CLIENT_ERROR ")).count()
-    };
-    // From any to text, and to other servers too.
-    let (mut world, client, _) = four_servers();
-    change(&mut world, pool(&text, 4), 2);
-    assert_eq!(ask(&mut world, client), 3);
-    change(&mut world, pool(&text, 3), 3);
-    assert_eq!(ask(&mut world, client), 3);
-    // Where there has been nothing but text there are no such keys, until somebody brings some.
-    let (mut world, _): (World, [ConnId; 4]) = World::connected(&pool(&text, 4));
-    let [client, old] = [world.client(), world.client()];
-    assert_eq!(ask(&mut world, client), 0);
-    change(&mut world, pool(&binary, 4), 2);
-    assert_eq!(ask(&mut world, old), 3);
-    change(&mut world, pool(&text, 4), 3);
-    let client = world.client();
-    assert_eq!(ask(&mut world, client), 3);
-}
-
 #[test]
 fn who_has_come_before_users_were_changed_stays() {
     let (mut world, first, _) = four_servers();

@@ -25,7 +25,7 @@ fn meta_commands_go_to_the_server_of_their_key() {
         ("md b I T30\r\n", "NF\r\n"),
         ("ma b v\r\n", "VA 1\r\n5\r\n"),
         ("me b\r\n", "ME b exp=-1 la=0 cas=1 fetch=no cls=1 size=64\r\n"),
-        ("mg b !\r\n", "CLIENT_ERROR invalid flag\r\n"),
+        ("mg b D5 v\r\n", "CLIENT_ERROR invalid flag\r\n"),
     ] {
         world.send(client, request);
         world.expect(b, request);
@@ -49,10 +49,64 @@ fn no_reply_has_a_line_end_in_its_key() {
     let lane = lanes.into_iter().find(|&lane| world.received(lane) == asked.as_bytes()).unwrap();
     world.send(lane, "EN\r\nNF kYQpi b\r\nHD kYQpi b\r\n");
     world.expect(client, "EN\r\nNF kYQpi b\r\nHD kYQpi b\r\n");
-    // Where nobody speaks binary there are no such keys.
+    // Where clients speak text only, meta commands make such keys all the same: `ma YQpi b N0`.
     let (mut world, client, lanes) = four_servers("protocol: text");
-    world.send(client, "mg YQpi b k v\r\n");
-    assert!(lanes.into_iter().any(|lane| world.received(lane) == b"mg YQpi b k v\r\n"));
+    world.send(client, "mg YQpi b k v\r\nme YQpi b\r\n");
+    world.expect(client, error.repeat(2));
+    let listed = "CLIENT_ERROR keys may have line feeds: ask in binary, or the server itself\r\n";
+    world.send(client, "stats cachedump 1 0\r\nstats  detail dump\r\n");
+    world.expect(client, listed.repeat(2));
+    assert!(lanes.into_iter().all(|lane| world.received(lane).is_empty()));
+}
+
+#[test]
+fn whatever_a_server_says_to_what_administers_it_nobody_elses_reply_follows() {
+    let enabled = "STAT sizes_status enabled\r\n";
+    for (said, told) in [
+        ("", "SERVER_ERROR no answer\r\n"),
+        (enabled, enabled),
+        ("STAT sizes_status enabled\r\nEND\r\n", "STAT sizes_status enabled\r\nEND\r\n"),
+    ] {
+        let (mut world, [lane]): (World, [ConnId; 1]) =
+            World::connected(&pool("preconnect: true\nserver_connections: 1", 1));
+        let [client, other] = [world.client(), world.client()];
+        world.send(client, "stats sizes_enable\r\n");
+        world.send(other, "mg a v\r\n");
+        world.expect(lane, "stats sizes_enable\r\nversion\r\nmg a v\r\n");
+        let reply = format!("{said}VERSION 1.6.18\r\nVA 1\r\nx\r\n");
+        for byte in reply.bytes() {
+            world.send(lane, [byte]);
+        }
+        world.expect(client, told);
+        world.expect(other, "VA 1\r\nx\r\n");
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn a_server_that_does_not_know_ms_is_not_sent_it_again() {
+    for (request, reply, refusal) in [
+        ("ms a 1\r\nx\r\n", "ERROR\r\n", "SERVER_ERROR the server is too old for ms\r\n"),
+        (
+            "ms a 1 q c\r\nx\r\n",
+            "CLIENT_ERROR invalid flag\r\n",
+            "SERVER_ERROR the server is too old for ms\r\n",
+        ),
+        ("ms a 1 E5\r\nx\r\n", "CLIENT_ERROR invalid flag\r\n", "CLIENT_ERROR invalid flag\r\n"),
+    ] {
+        let (mut world, [lane]): (World, [ConnId; 1]) =
+            World::connected(&pool("preconnect: true\nserver_connections: 1", 1));
+        let client = world.client();
+        world.send(client, request);
+        world.send(client, "get b\r\n");
+        assert!(!world.received(lane).is_empty());
+        // The data were read as a command.
+        world.send(lane, format!("{reply}VALUE b 0 1\r\nx\r\nEND\r\n"));
+        world.expect(client, "SERVER_ERROR Server sent an invalid reply\r\n".repeat(2));
+        assert!(world.closed.contains(&lane));
+        world.send(client, request);
+        world.expect(client, refusal);
+    }
 }
 
 #[test]
@@ -67,12 +121,6 @@ fn what_is_quiet_is_told_by_its_reply() {
         ("md a q\r\n", "md a q\r\nmn\r\n", "MN\r\n", ""),
         ("md a q\r\n", "md a q\r\nmn\r\n", "NF\r\nMN\r\n", "NF\r\n"),
         ("ma a q N0 v\r\n", "ma a q N0 v\r\nmn\r\n", "VA 1\r\n0\r\nMN\r\n", "VA 1\r\n0\r\n"),
-        (
-            "mg a q q\r\n",
-            "mg a q q\r\n",
-            "CLIENT_ERROR duplicate flag\r\n",
-            "CLIENT_ERROR duplicate flag\r\n",
-        ),
         ("mg a q\r\n", "mg a\r\n", "SERVER_ERROR x\r\n", "SERVER_ERROR x\r\n"),
     ] {
         for cut in 0..reply.len() {
@@ -225,8 +273,10 @@ fn statistics_of_all_servers_are_put_together() {
     world
         .send(client, "cache_memlimit 64\r\nlru_crawler crawl all\r\nslabs automove 1 noreply\r\n");
     for (at, lane) in lanes.into_iter().enumerate() {
-        world.expect(lane, "cache_memlimit 64\r\nlru_crawler crawl all\r\nslabs automove 1\r\n");
-        world.send(lane, if at == 2 { "OK\r\nBUSY x\r\nOK\r\n" } else { "OK\r\nOK\r\nOK\r\n" });
+        let lines = ["cache_memlimit 64", "lru_crawler crawl all", "slabs automove 1"];
+        world.expect(lane, lines.map(|line| format!("{line}\r\nversion\r\n")).concat());
+        let answers = ["OK\r\n", if at == 2 { "BUSY x\r\n" } else { "OK\r\n" }, "OK\r\n"];
+        world.send(lane, answers.map(|answer| format!("{answer}VERSION 1.6.18\r\n")).concat());
     }
     world.expect(client, "OK\r\nBUSY x\r\n");
     world.assert_idle();
