@@ -231,25 +231,21 @@ def test_stats_are_those_of_all_servers(place):
 
 
 UNTELLABLE = (
-    b"CLIENT_ERROR keys may have line feeds: ask in binary, or have protocol: text\r\n"
+    b"CLIENT_ERROR keys may have line feeds: ask in binary, or the server itself\r\n"
 )
 
 
-def test_keys_are_listed_where_they_cannot_have_line_feeds(place):
+def test_keys_are_not_listed_in_text(place):
+    """Whatever clients may speak: meta commands make keys that are not text, and so do others."""
     servers = [place.memcached() for _ in range(2)]
-    pools = {
-        "text": {"servers": server_lines(servers), "protocol": "text", "command_policy": "admin"},
-        "any": {"servers": server_lines(servers), "command_policy": "admin"},
-    }
+    options = {"protocol": "text", "command_policy": "admin"}
+    pools = {"text": {"servers": server_lines(servers), **options}}
     gateway = place.cashew(pools, {"worker_processes": 1})
-    with gateway.connect("text") as conn, gateway.connect("any") as other:
-        conn.send(b"stats detail on\r\nget a:1 a:2 a:3 a:4 a:5\r\nstats detail dump\r\n")
-        conn.expect(b"OK\r\nEND\r\nPREFIX a get 5 hit 0 set 0 del 0\r\nEND\r\n")
-        # memcached lists those only that nobody has asked for in a while.
-        conn.send(b"set k 0 0 1\r\nx\r\nstats cachedump 1 0\r\n")
-        conn.expect(b"STORED\r\nEND\r\n")
-        other.send(b"stats cachedump 1 0\r\nstats detail dump\r\nget k\r\n")
-        other.expect(2 * UNTELLABLE + b"VALUE k 0 1\r\nx\r\nEND\r\n")
+    with gateway.connect("text") as conn:
+        conn.send(b"stats detail on\r\nstats detail dump\r\nstats detail off\r\n")
+        conn.expect(b"OK\r\n" + UNTELLABLE + b"OK\r\n")
+        conn.send(b"set k 0 0 1\r\nx\r\nstats  cachedump 1 0\r\nget k\r\n")
+        conn.expect(b"STORED\r\n" + UNTELLABLE + b"VALUE k 0 1\r\nx\r\nEND\r\n")
 
 
 def test_one_server_s_statistics_are_passed_on(place):

@@ -61,7 +61,8 @@ impl Argument {
 
     fn check(&self, text: &[u8]) -> Result<(), &'static [u8]> {
         let (is_good, reply) = match self {
-            Self::None => (text.is_empty(), BAD_FLAG),
+            // All versions go by the letter.
+            Self::None => (true, BAD_FLAG),
             Self::Signed => (signed32(text).is_some(), BAD_TOKEN),
             Self::Unsigned => (unsigned32(text).is_some(), BAD_FORMAT),
             Self::Long(reply) => (unsigned(text).is_some(), *reply),
@@ -104,6 +105,18 @@ impl Meta {
         line: &[u8],
         verb: Verb,
         key: Span,
+        at: usize,
+    ) -> Result<Self, &'static [u8]> {
+        Self::read_flags(line, verb, key, at).map_err(|reply| match verb {
+            Verb::MetaDelete | Verb::MetaArithmetic if reply != LONG_OPAQUE => BAD_OR_DUPLICATE_FLAG,
+            _ => reply,
+        })
+    }
+
+    fn read_flags(
+        line: &[u8],
+        verb: Verb,
+        key: Span,
         mut at: usize,
     ) -> Result<Self, &'static [u8]> {
         let mut meta = Self::default();
@@ -121,18 +134,17 @@ impl Meta {
             && let Some(word) = next_word(line, at)
         {
             let (flag, text) = word.of(line).split_first().expect("no word is empty");
-            let argument = Argument::of(*flag).filter(|_| {
-                // What a server that does not know it says is what one says that reads no size.
-                !(verb == Verb::MetaSet && matches!(flag, b'x'))
-            });
-            let argument = argument.ok_or(BAD_FLAG)?;
-            if text.iter().any(|&byte| byte < b' ' || byte == 0x7f) {
-                return Err(BAD_FLAG);
-            }
-            if seen & 1 << flag != 0 {
+            if !flag.is_ascii() || seen & 1 << flag != 0 {
                 return Err(DUPLICATE_FLAG);
             }
             seen |= 1 << flag;
+            // Of a set nothing is sent that some server with today's form does not know: what it says
+            // then is what one says that expects another form.
+            let is_known = verb != Verb::MetaSet || *flag != b'x';
+            let argument = Argument::of(*flag).filter(|_| is_known).ok_or(BAD_FLAG)?;
+            if text.iter().any(|&byte| byte < b' ' || byte == 0x7f) {
+                return Err(BAD_FLAG);
+            }
             argument.check(text)?;
             match flag {
                 b'b' => meta.is_base64 = true,

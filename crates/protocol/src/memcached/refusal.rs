@@ -14,6 +14,7 @@ pub(super) const LINE_TOO_LONG: &[u8] = b"CLIENT_ERROR line too long\r\n";
 pub(super) const TOO_LARGE: &[u8] = b"SERVER_ERROR object too large for cache\r\n";
 pub(super) const BAD_FLAG: &[u8] = b"CLIENT_ERROR invalid flag\r\n";
 pub(super) const DUPLICATE_FLAG: &[u8] = b"CLIENT_ERROR duplicate flag\r\n";
+pub(super) const BAD_OR_DUPLICATE_FLAG: &[u8] = b"CLIENT_ERROR invalid or duplicate flag\r\n";
 pub(super) const BAD_TOKEN: &[u8] = b"CLIENT_ERROR bad token in command line format\r\n";
 pub(super) const BAD_INITIAL: &[u8] = b"CLIENT_ERROR invalid numeric initial value\r\n";
 pub(super) const BAD_META_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta value\r\n";
