@@ -62,7 +62,10 @@ fn a_line_that_answers_something_else_ends_the_connection_for_all() {
             for client in [x, y, z] {
                 let said = String::from_utf8(world.received(client)).unwrap();
                 let is_named = said.starts_with("SERVER_ERROR ");
-                assert!(is_named && said.ends_with("Server sent an invalid reply\r\n"), "{request:?} {misfit:?} {said}");
+                assert!(
+                    is_named && said.ends_with("Server sent an invalid reply\r\n"),
+                    "{request:?} {misfit:?} {said}"
+                );
             }
             assert!(world.closed.contains(&lane), "{request:?} {misfit:?}");
             assert_eq!(counted(&world), 1);

@@ -1,7 +1,8 @@
 //! Meta commands.
 
 use cashew_protocol::memcached::{
-    Answer, Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key, write_meta_miss,
+    Answer, Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key,
+    write_meta_miss,
 };
 use cashew_protocol::redis::Access;
 

@@ -76,10 +76,9 @@ impl Engine {
                     if let Plan::Forward { lane, request } = plan {
                         self.requests[request].is_tagged = self.asking.is_tagged;
                         let names_uniques = self.asking.names_uniques;
-                        let is_untouched =
-                            parser_of.noreply().or(parser_of.meta().quiet).is_none()
-                                && !names_uniques
-                                && !is_odd;
+                        let is_untouched = parser_of.noreply().or(parser_of.meta().quiet).is_none()
+                            && !names_uniques
+                            && !is_odd;
                         if is_untouched && owned && used == 0 && fills(len, buf) {
                             parser.reset();
                             self.scratch.memcached.give(parser);

@@ -344,7 +344,9 @@ impl Engine {
             (Answer::Mark { client }, Confirmed::Pong | Confirmed::Error(_)) => {
                 self.marked(client);
             }
-            _ => return self.misfit(index, "the answer to what was asked about a subscription", b""),
+            _ => {
+                return self.misfit(index, "the answer to what was asked about a subscription", b"");
+            }
         }
         self.put_questions(index);
     }

@@ -31,8 +31,7 @@ const UNKNOWN_FLAG: &[u8] = b"CLIENT_ERROR invalid flag";
 /// So many bytes of a line tell whether it fits, together with its length.
 pub(super) const OPENING_MAX: usize = UNKNOWN_FLAG.len();
 
-const STORE: &[&[u8]] =
-    &[b"STORED\r\n", b"NOT_STORED\r\n", b"EXISTS\r\n", b"NOT_FOUND\r\n"];
+const STORE: &[&[u8]] = &[b"STORED\r\n", b"NOT_STORED\r\n", b"EXISTS\r\n", b"NOT_FOUND\r\n"];
 const DELETE: &[&[u8]] = &[b"DELETED\r\n", b"NOT_FOUND\r\n"];
 const TOUCH: &[&[u8]] = &[b"TOUCHED\r\n", b"NOT_FOUND\r\n"];
 /// Digits of the longest number of 64 bits.
@@ -45,7 +44,10 @@ impl Answer {
         match self {
             Self::Store if line == b"STORED\r\n" => true,
             Self::MetaSet if line == b"HD\r\n" => true,
-            _ => self.is_whole(&line[..line.len().min(OPENING_MAX)], line.len()) && line.ends_with(b"\r\n"),
+            _ => {
+                self.is_whole(&line[..line.len().min(OPENING_MAX)], line.len())
+                    && line.ends_with(b"\r\n")
+            }
         }
     }
 
@@ -91,7 +93,9 @@ pub(super) fn is_meta(opening: &[u8], codes: &[&[u8]]) -> bool {
 pub(super) fn is_error_line(opening: &[u8]) -> bool {
     opening.starts_with(b"CLIENT_ERROR")
         || opening.starts_with(b"SERVER_ERROR")
-        || opening.strip_prefix(b"ERROR").is_some_and(|rest| matches!(rest.first(), Some(b'\r' | b' ' | b':')))
+        || opening
+            .strip_prefix(b"ERROR")
+            .is_some_and(|rest| matches!(rest.first(), Some(b'\r' | b' ' | b':')))
 }
 
 #[cfg(test)]
@@ -101,9 +105,28 @@ mod tests {
     #[test]
     fn each_has_its_own_answers() {
         let all = [
-            "STORED", "NOT_STORED", "EXISTS", "NOT_FOUND", "DELETED", "TOUCHED", "OK", "RESET", "17",
-            "VERSION 1.6.18", "HD", "HD c7", "NS", "EX", "NF", "EN", "VA 1", "MN", "ME a exp=-1", "END",
-            "STAT a 1", "BUSY x",
+            "STORED",
+            "NOT_STORED",
+            "EXISTS",
+            "NOT_FOUND",
+            "DELETED",
+            "TOUCHED",
+            "OK",
+            "RESET",
+            "17",
+            "VERSION 1.6.18",
+            "HD",
+            "HD c7",
+            "NS",
+            "EX",
+            "NF",
+            "EN",
+            "VA 1",
+            "MN",
+            "ME a exp=-1",
+            "END",
+            "STAT a 1",
+            "BUSY x",
         ];
         for (answer, expected) in [
             (Answer::Store, &["STORED", "NOT_STORED", "EXISTS", "NOT_FOUND"][..]),
@@ -123,9 +146,15 @@ mod tests {
                 assert!(answer.fits(error.as_bytes()), "{answer:?}");
             }
             for refused in ["ERROR\r\n", "CLIENT_ERROR invalid flag\r\n"] {
-                assert_eq!(answer.fits(refused.as_bytes()), answer != Answer::MetaSet, "{answer:?}");
+                assert_eq!(
+                    answer.fits(refused.as_bytes()),
+                    answer != Answer::MetaSet,
+                    "{answer:?}"
+                );
             }
-            for odd in ["STORED \r\n", "STORED\n", "\r\n", "\n", "", "ERRORS\r\n", "x\r\n", "OK", "1x\r\n"] {
+            for odd in
+                ["STORED \r\n", "STORED\n", "\r\n", "\n", "", "ERRORS\r\n", "x\r\n", "OK", "1x\r\n"]
+            {
                 assert!(!answer.fits(odd.as_bytes()), "{answer:?} {odd:?}");
             }
         }

@@ -66,9 +66,10 @@ impl Argument {
             Self::Signed => (signed32(text).is_some(), BAD_TOKEN),
             Self::Unsigned => (unsigned32(text).is_some(), BAD_FORMAT),
             Self::Long(reply) => (unsigned(text).is_some(), *reply),
-            Self::Mode => {
-                (matches!(text, [mode] if mode.is_ascii_alphabetic() || b"+-".contains(mode)), BAD_MODE)
-            }
+            Self::Mode => (
+                matches!(text, [mode] if mode.is_ascii_alphabetic() || b"+-".contains(mode)),
+                BAD_MODE,
+            ),
             Self::Opaque => (text.len() < OPAQUE_SIZE_MAX, LONG_OPAQUE),
             Self::Ignored => (true, BAD_FLAG),
         };
@@ -108,7 +109,9 @@ impl Meta {
         at: usize,
     ) -> Result<Self, &'static [u8]> {
         Self::read_flags(line, verb, key, at).map_err(|reply| match verb {
-            Verb::MetaDelete | Verb::MetaArithmetic if reply != LONG_OPAQUE => BAD_OR_DUPLICATE_FLAG,
+            Verb::MetaDelete | Verb::MetaArithmetic if reply != LONG_OPAQUE => {
+                BAD_OR_DUPLICATE_FLAG
+            }
             _ => reply,
         })
     }
@@ -124,7 +127,9 @@ impl Meta {
             // It knows one flag.
             meta.is_base64 = match next_word(line, at) {
                 None => false,
-                Some(flag) if flag.of(line) == b"b" && next_word(line, flag.end()).is_none() => true,
+                Some(flag) if flag.of(line) == b"b" && next_word(line, flag.end()).is_none() => {
+                    true
+                }
                 Some(_) => return Err(BAD_FORMAT),
             };
             meta.tells_base64 = meta.is_base64;

@@ -4,8 +4,8 @@
 
 use memchr::memchr;
 
-use super::answer::{Answer, is_error_line, is_meta};
 use super::KEY_SIZE_MAX;
+use super::answer::{Answer, is_error_line, is_meta};
 use super::reply::{Expect, REPLY_LINE_SIZE_MAX};
 use super::request::VALUE_SIZE_LIMIT;
 

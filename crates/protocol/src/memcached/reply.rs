@@ -55,11 +55,7 @@ impl Expect {
     pub fn is_sifted(self) -> bool {
         matches!(
             self,
-            Self::MetaQuiet
-                | Self::AnswerQuiet(_)
-                | Self::PacketQuiet
-                | Self::Fenced
-                | Self::Told
+            Self::MetaQuiet | Self::AnswerQuiet(_) | Self::PacketQuiet | Self::Fenced | Self::Told
         )
     }
 

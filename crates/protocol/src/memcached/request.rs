@@ -316,12 +316,7 @@ impl RequestParser {
 
     /// Reads what is behind the verb.
     #[inline]
-    fn read_words(
-        &mut self,
-        line: &[u8],
-        verb: Span,
-        data_start: usize,
-    ) -> Result<usize, Refusal> {
+    fn read_words(&mut self, line: &[u8], verb: Span, data_start: usize) -> Result<usize, Refusal> {
         match self.verb {
             Verb::Get => {
                 self.is_odd = verb.of(line) != b"get";
