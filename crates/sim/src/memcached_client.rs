@@ -41,9 +41,9 @@ impl MemcachedClient {
             true => 1,
             false => asking.random.range(2, 9),
         };
-        let (keys, tag) = self.keys.choose(count, true, &indents(verb), asking);
+        let (keys, tag) = self.keys.choose(count, true, &tags(verb), asking);
         let is_touch = verb.starts_with("gat");
-        let mut line = tag.clone();
+        let mut line = [indent(asking), tag.clone()].concat();
         let exptime = is_touch.then(|| self.number.to_string().into_bytes());
         if let Some(exptime) = &exptime {
             line.push(b' ');
@@ -68,7 +68,7 @@ impl MemcachedClient {
         let verb = asking
             .random
             .pick(&["set", "set", "set", "set", "add", "replace", "append", "prepend", "cas"]);
-        let (keys, tag) = self.keys.choose(1, false, &indents(verb), asking);
+        let (keys, tag) = self.keys.choose(1, false, &tags(verb), asking);
         let key = &keys[0];
         let value = match asking.random.percent(15) {
             true => self.number.to_string().into_bytes(),
@@ -81,7 +81,8 @@ impl MemcachedClient {
         let noreply = asking.random.percent(20);
         let words = format!(" {} 0 {}{unique}", self.number, value.len());
         let end: &[u8] = if noreply { b" noreply\r\n" } else { b"\r\n" };
-        let bytes = [tag.as_slice(), b" ", key, words.as_bytes(), end, &value, b"\r\n"].concat();
+        let bytes =
+            [&indent(asking)[..], &tag, b" ", key, words.as_bytes(), end, &value, b"\r\n"].concat();
         if value.len() as u64 > asking.temper.request_size_max {
             return self.too_large(verb, bytes, &keys[0], noreply, asking);
         }
@@ -115,13 +116,13 @@ impl MemcachedClient {
 
     fn change(&mut self, asking: &mut Asking<'_>) -> Request {
         let verb = asking.random.pick(&["delete", "delete", "incr", "decr", "touch"]);
-        let (keys, tag) = self.keys.choose(1, false, &indents(verb), asking);
+        let (keys, tag) = self.keys.choose(1, false, &tags(verb), asking);
         let payload = match verb {
             "delete" => None,
             _ => Some(self.number.to_string().into_bytes()),
         };
         let noreply = asking.random.percent(20);
-        let mut line = [tag.as_slice(), b" ", &keys[0]].concat();
+        let mut line = [&indent(asking)[..], &tag, b" ", &keys[0]].concat();
         if let Some(payload) = &payload {
             line.push(b' ');
             line.extend_from_slice(payload);
@@ -195,7 +196,15 @@ fn local(bytes: impl Into<Vec<u8>>, reply: impl Into<Vec<u8>>) -> Request {
     Request::new(bytes, Answer::Local(reply.into()), Framing::Line)
 }
 
-/// Ways to write a verb, which tell requests apart.
-fn indents(verb: &str) -> Vec<Vec<u8>> {
-    (0..8).map(|indent| format!("{}{verb}", " ".repeat(indent)).into_bytes()).collect()
+/// By its verb and its keys a request is told from others: servers see nothing else of it.
+fn tags(verb: &str) -> [Vec<u8>; 1] {
+    [verb.as_bytes().to_vec()]
+}
+
+/// What may stand in front of a verb. Servers do not get to see it.
+fn indent(asking: &mut Asking<'_>) -> Vec<u8> {
+    match asking.random.percent(10) {
+        true => vec![b' '; asking.random.range(1, 4) as usize],
+        false => Vec::new(),
+    }
 }

@@ -345,7 +345,11 @@ impl Engine {
                 self.marked(client);
             }
             _ => {
-                return self.misfit(index, "the answer to what was asked about a subscription", b"");
+                return self.misfit(
+                    index,
+                    "the answer to what was asked about a subscription",
+                    b"",
+                );
             }
         }
         self.put_questions(index);
