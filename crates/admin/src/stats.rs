@@ -373,10 +373,10 @@ mod tests {
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
         let server_additions = [
             "connect_errors",
-            "protocol_errors",
             "connects",
             "ejected",
             "in_line",
+            "protocol_errors",
             "server_latency",
             "sessions",
             "silent",
