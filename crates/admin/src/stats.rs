@@ -32,7 +32,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
-pub(crate) const POOL_STATS: [PoolStat; 19] = [
+pub(crate) const POOL_STATS: [PoolStat; 25] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -45,6 +45,12 @@ pub(crate) const POOL_STATS: [PoolStat; 19] = [
     PoolStat::Counter(PoolCounter::ClientsShed),
     PoolStat::Counter(PoolCounter::CommandsRefused),
     PoolStat::Counter(PoolCounter::AuthFailures),
+    PoolStat::Counter(PoolCounter::ClientsThrottled),
+    PoolStat::Counter(PoolCounter::LargeWaits),
+    PoolStat::Counter(PoolCounter::SlowClients),
+    PoolStat::Counter(PoolCounter::SessionWaits),
+    PoolStat::Counter(PoolCounter::SessionsReclaimed),
+    PoolStat::Counter(PoolCounter::PipelinesPaused),
     PoolStat::Counter(PoolCounter::Requests),
     PoolStat::Counter(PoolCounter::Responses),
     PoolStat::Gauge(PoolGauge::RingVersion),
@@ -362,12 +368,18 @@ mod tests {
             "clients_overflowed",
             "clients_refused",
             "clients_shed",
+            "clients_throttled",
             "commands_refused",
+            "large_waits",
             "messages_delivered",
             "monitor_dropped",
+            "pipelines_paused",
             "request_latency",
             "ring_version",
             "script_flushes",
+            "session_waits",
+            "sessions_reclaimed",
+            "slow_clients",
             "subscriptions",
         ];
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);

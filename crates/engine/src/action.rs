@@ -90,14 +90,28 @@ pub enum Action {
         notice: Notice,
         times: u64,
     },
-    /// News for the log: so many bytes are held that no new requests are taken for now.
+    /// News for the log: so many bytes are held, by no client's fault, that nobody's new requests are taken
+    /// for now.
     Pressed {
         held: u64,
     },
-    /// News for the log: clients that held most were closed, which freed so many bytes.
+    /// News for the log: so many clients of the pool are not read for now, as they hold most, and the
+    /// pool holds more than its share.
+    HeldBack {
+        pool: u32,
+        clients: u32,
+        held: u64,
+        share: u64,
+    },
+    /// News for the log: clients of the pool that held most were closed, which freed so many bytes. The
+    /// one that held most of all had the id `most`; all of the pool held `held` then.
     Shed {
+        pool: u32,
         clients: u32,
         bytes: u64,
+        most: u64,
+        held: u64,
+        share: u64,
     },
     /// News for the log: a server that answered so far failed.
     ServerFailing {

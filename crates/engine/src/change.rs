@@ -623,7 +623,10 @@ impl Engine {
                 }
                 None => false,
             },
-            Action::Ask { pool, .. } | Action::Notice { pool, .. } => match places.pool(*pool) {
+            Action::Ask { pool, .. }
+            | Action::Notice { pool, .. }
+            | Action::HeldBack { pool, .. }
+            | Action::Shed { pool, .. } => match places.pool(*pool) {
                 Some(place) => {
                     *pool = place;
                     true
@@ -637,8 +640,7 @@ impl Engine {
             | Action::Prepared { .. }
             | Action::Paused { .. }
             | Action::Monitors { .. }
-            | Action::Pressed { .. }
-            | Action::Shed { .. } => true,
+            | Action::Pressed { .. } => true,
         });
     }
 

@@ -66,6 +66,7 @@ mod rng;
 mod router;
 mod scripts;
 mod session;
+mod shares;
 mod silence;
 mod slab;
 mod spares;

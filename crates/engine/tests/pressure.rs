@@ -34,7 +34,9 @@ fn shed(world: &World) -> u64 {
 }
 
 fn is_pressed(world: &World) -> bool {
-    world.actions.iter().any(|action| matches!(action, Action::Pressed { .. }))
+    let is_it =
+        |action: &Action| matches!(action, Action::Pressed { .. } | Action::HeldBack { .. });
+    world.actions.iter().any(is_it)
 }
 
 /// A client that does not read, and owes its size to replies that wait for it.
@@ -171,7 +173,7 @@ fn a_message_is_copied_for_as_many_as_there_is_room_for() {
 }
 
 #[test]
-fn new_requests_wait_until_there_is_room_and_half_ones_go_on() {
+fn who_holds_most_waits_until_there_is_room_and_half_requests_go_on() {
     let (mut world, [lane]) = World::connected::<1>(&tight("client_output_pause: 1gb"));
     let half = world.client();
     world.send(half, half_set(200_000, 1000));
@@ -179,24 +181,77 @@ fn new_requests_wait_until_there_is_room_and_half_ones_go_on() {
     let stuck = stuck_client(&mut world, lane, 5_600_000);
     world.received(lane);
     assert!(is_pressed(&world));
-    assert!(world.paused.contains(&bystander) && !world.paused.contains(&half));
+    assert!(world.paused.contains(&stuck) && !world.paused.contains(&half));
+    // Others are served.
     let newcomer = world.client();
-    assert!(world.paused.contains(&newcomer));
-    // What the driver had read before it was told waits, and the half request becomes whole.
-    world.send(bystander, redis("GET b"));
+    for client in [bystander, newcomer] {
+        assert!(!world.paused.contains(&client));
+        world.send(client, redis("GET b"));
+        world.expect(lane, redis("GET b"));
+        world.send(lane, "$-1\r\n");
+        world.expect(client, "$-1\r\n");
+    }
     let mut rest = vec![b'x'; 199_000];
     rest.extend(b"\r\n");
     world.send(half, rest);
     assert!(world.received(lane).starts_with(b"*3\r\n$3\r\nSET"));
-    assert!(world.paused.contains(&half));
     // There is room again.
-    world.close(stuck, cashew_engine::CloseReason::Reset);
-    for client in [bystander, newcomer, half] {
-        assert!(!world.paused.contains(&client));
-    }
-    world.expect(lane, redis("GET b"));
-    assert!(world.closed.is_empty());
+    world.send(stuck, redis("GET c"));
+    world.expect(lane, "");
+    world.stuck.clear();
+    world.write(stuck);
+    world.tick();
+    world.expect(lane, redis("GET c"));
+    assert!(world.paused.is_empty() && world.closed.is_empty());
     assert_eq!(shed(&world), 0);
+    let pool = world.metrics.pool(0);
+    assert_eq!(world.metrics.pool_counter(pool, PoolCounter::ClientsThrottled), 1);
+}
+
+/// Two pools that share what their worker may hold.
+fn neighbours() -> World {
+    let pool = |name: &str, port| {
+        format!(
+            "{name}:\n  listen: 127.0.0.1:{port}\n  redis: true\n  preconnect: true\n  \
+             client_output_pause: 1gb\n  servers:\n   - 127.0.0.1:1{port}:1\n"
+        )
+    };
+    let mut snapshot = world::snapshot(&(pool("p", 6000) + &pool("q", 6001)));
+    snapshot.global.worker_memory_max = Some(MAX);
+    World::new(&snapshot)
+}
+
+#[test]
+fn clients_of_another_pool_do_not_notice() {
+    let mut world = neighbours();
+    let [greedy, calm] = [world.accept(0), world.accept(0)];
+    let other = world.client_of(1);
+    // Of the same pool as those that hold much, and little itself.
+    let small = stuck_client(&mut world, greedy, 10_000);
+    let large: Vec<ConnId> = (0..5).map(|_| stuck_client(&mut world, greedy, 1_400_000)).collect();
+    assert!(is_pressed(&world));
+    let ask = |world: &mut World| {
+        world.send(other, redis("GET a"));
+        world.expect(calm, redis("GET a"));
+        world.send(calm, "$1\r\na\r\n");
+        world.expect(other, "$1\r\na\r\n");
+    };
+    ask(&mut world);
+    assert!(large.iter().any(|client| world.paused.contains(client)));
+    assert!(!world.paused.contains(&other) && !world.paused.contains(&small));
+    // Those who hold most go, of the pool over its share.
+    world.wait_ms(2500);
+    ask(&mut world);
+    assert!(!world.closed.contains(&other) && !world.closed.contains(&small));
+    let mut clients = 0;
+    for action in &world.actions {
+        if let Action::Shed { pool, clients: closed, held, share, most, .. } = *action {
+            assert!(pool == 0 && most > 1 && (held > share || clients > 0));
+            clients += closed;
+        }
+    }
+    assert!(clients > 0 && clients as usize == world.closed.len(), "{clients}");
+    assert_eq!(shed(&world), u64::from(clients));
 }
 
 #[test]

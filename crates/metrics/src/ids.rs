@@ -60,6 +60,18 @@ stats! {
             "Requests refused by command_policy";
         AuthFailures => "auth_failures", "cashew_auth_failures_total",
             "Attempts of clients to log in with a wrong password";
+        ClientsThrottled => "clients_throttled", "cashew_clients_throttled_total",
+            "Times a client was not read for a while since it held much of a worker's memory_max";
+        LargeWaits => "large_waits", "cashew_large_waits_total",
+            "Times a request with a large value found all connections for such taken";
+        SlowClients => "slow_clients", "cashew_slow_clients_total",
+            "Clients put off since they sent a large request, or took a large reply, too slowly";
+        SessionWaits => "session_waits", "cashew_session_waits_total",
+            "Times a client had to wait for a connection for a transaction or a blocking call";
+        SessionsReclaimed => "sessions_reclaimed", "cashew_sessions_reclaimed_total",
+            "Connections taken back from clients that held them too long while others waited";
+        PipelinesPaused => "pipelines_paused", "cashew_pipelines_paused_total",
+            "Times a client's pipeline waited for replies to show how large they are";
         MessagesDelivered => "messages_delivered", "cashew_messages_delivered_total",
             "Messages of channels given to clients, once for each client";
         MonitorDropped => "monitor_dropped", "cashew_monitor_dropped_total",

@@ -524,6 +524,7 @@ impl Gateway {
                     self.engine.handle_answer(ticket, &own, Rest::None, now);
                 }
                 Action::Pressed { .. }
+                | Action::HeldBack { .. }
                 | Action::Shed { .. }
                 | Action::Notice { .. }
                 | Action::Monitors { .. } => {}

@@ -96,6 +96,8 @@ pub(crate) struct Core {
     pub(crate) pressed: Report,
     /// That clients were closed for want of memory.
     pub(crate) shed: Report,
+    /// That clients are not read for want of memory.
+    pub(crate) held_back: Report,
     /// Connections to servers that failed, which may have another address to try.
     pub(crate) failed_connects: Vec<(Token, CloseKind)>,
     /// Connections that the driver is to let go of, and has not yet.

@@ -57,6 +57,8 @@ pub(crate) struct Worker<D> {
     slot: u32,
     next_beat: Time,
     next_return: Time,
+    /// When memory may be given back before a peak is over.
+    next_trim: Time,
     /// Bytes freed since the allocator gave back what it could.
     unreturned: usize,
     busy: Busy,
@@ -161,6 +163,7 @@ impl<D: Driver> Worker<D> {
             blocked: Report::default(),
             pressed: Report::default(),
             shed: Report::default(),
+            held_back: Report::default(),
             failed_connects: Vec::new(),
             detaching: HashSet::new(),
             detached: Vec::new(),
@@ -183,6 +186,7 @@ impl<D: Driver> Worker<D> {
             slot,
             next_beat: now,
             next_return: now,
+            next_trim: now,
             unreturned: 0,
             busy: Busy::default(),
             pace,
@@ -412,20 +416,35 @@ impl<D: Driver> Worker<D> {
                 self.log_notice(pool, conn, notice, times)
             }
             Action::Pressed { held } => {
-                cashew_process::memory::trim();
+                self.trim_now_and_then();
                 if self.core.pressed.is_due(self.core.now) {
                     tracing::warn!(
-                        "buffers hold {} MiB: no new requests are taken until it is less; raise \
-                         memory_max or lower the limits of pools",
+                        "buffers hold {} MiB, which closing clients does not free: no new requests \
+                         are taken until it is less; raise memory_max or lower the limits of pools",
                         held >> 20
                     );
                 }
             }
-            Action::Shed { clients, bytes } => {
-                if self.core.shed.is_due(self.core.now) {
+            Action::HeldBack { pool, clients, held, share } => {
+                self.trim_now_and_then();
+                if self.core.held_back.is_due(self.core.now) {
+                    let pool = &self.core.engine.pool_config(pool).name;
                     tracing::warn!(
-                        "buffers hold too much: the {clients} clients that held most, {} MiB, are \
-                         closed",
+                        "pool {pool} holds {} MiB, more than its share of memory_max, {} MiB: the \
+                         {clients} clients that hold most are not read until it is less",
+                        held >> 20,
+                        share >> 20
+                    );
+                }
+            }
+            Action::Shed { pool, clients, bytes, most, held, share } => {
+                if self.core.shed.is_due(self.core.now) {
+                    let pool = &self.core.engine.pool_config(pool).name;
+                    tracing::warn!(
+                        "pool {pool} holds {} MiB, its share of memory_max is {} MiB: the {clients} \
+                         clients that held most are closed, which frees {} MiB; the first had id {most}",
+                        held >> 20,
+                        share >> 20,
                         bytes >> 20
                     );
                 }
@@ -490,6 +509,14 @@ impl<D: Driver> Worker<D> {
             self.return_memory();
             // Removed pools may be gone for good by now.
             self.core.reserve_files();
+        }
+    }
+
+    /// Gives freed memory back to the system under pressure, which takes long where there is much.
+    fn trim_now_and_then(&mut self) {
+        if self.next_trim <= self.core.now {
+            self.next_trim = self.core.now + RETURN;
+            cashew_process::memory::trim();
         }
     }
 

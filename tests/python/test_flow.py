@@ -1,0 +1,143 @@
+"""No client holds others up: slow ones, those that make the gateway hold much, and those whose values
+turn out to be large."""
+
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import HOST, Conn, resp, server_lines, wait_until
+
+# What others have to wait depends on who may run.
+pytestmark = pytest.mark.alone
+
+MIB = 1 << 20
+
+
+class Watch:
+    """A client that asks for something small again and again, and how long it waits."""
+
+    def __init__(self, gateway, pool=None, request=None, seconds=20):
+        self.conn = gateway.connect(pool, timeout=seconds)
+        self.request = request or resp("GET", "none")
+        self.waits = []
+        self.error = None
+        self.running = True
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        try:
+            while self.running:
+                began = time.monotonic()
+                self.conn.send(self.request)
+                self.conn.raw_reply()
+                self.waits.append(time.monotonic() - began)
+                time.sleep(0.002)
+        except (AssertionError, OSError, EOFError) as error:
+            self.error = error
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.running = False
+        self.thread.join(30)
+        self.conn.close()
+
+    def share_above(self, limit):
+        """Of the time, spent in waits longer than this."""
+        return sum(wait for wait in self.waits if wait > limit) / max(sum(self.waits), 0.001)
+
+
+def bare(address, receive=None):
+    """A socket that reads nothing unless somebody does."""
+    client = socket.socket()
+    if receive:
+        # As little as possible waits in the kernel.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    client.settimeout(5)
+    client.connect((HOST, address))
+    return client
+
+
+class Crowd:
+    """So many clients that say something, do not read, and come again when they are closed."""
+
+    def __init__(self, address, count, request):
+        self.address, self.request = address, request
+        self.clients = [self._new() for _ in range(count)]
+        self.running = True
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _new(self):
+        client = bare(self.address, receive=4096)
+        client.sendall(self.request)
+        client.setblocking(False)
+        return client
+
+    def _run(self):
+        while self.running:
+            for at, client in enumerate(self.clients):
+                try:
+                    client.send(b"")
+                    ended = client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+                    # At its end there is nothing behind what waits, which is not looked at.
+                    ended = ended or self._has_hung_up(client)
+                except OSError:
+                    ended = True
+                if ended:
+                    client.close()
+                    with contextlib.suppress(OSError):
+                        self.clients[at] = self._new()
+            time.sleep(0.05)
+
+    @staticmethod
+    def _has_hung_up(client):
+        # tcp(7): the first byte of TCP_INFO is the state, 1 while it is established.
+        return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != 1
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.running = False
+        self.thread.join(30)
+        for client in self.clients:
+            client.close()
+
+
+# ------------------------------------------------------------------------------------ memory
+
+
+def test_who_lets_replies_pile_up_stalls_no_other_pool(place):
+    """Clients that leave what they asked for unread make the worker hold all that it may."""
+    greedy, calm = place.redis(), place.redis()
+    gateway = place.cashew(
+        {"greedy": {"redis": True, "servers": server_lines([greedy])},
+         "calm": {"redis": True, "servers": server_lines([calm])}},
+        {"worker_processes": 1, "memory_max": "64mb"})
+    keys = [f"key:{n}" for n in range(20)]
+    for key in keys:
+        greedy.call("SET", key, "x" * 200_000)
+    request = resp("MGET", *keys) * 4
+    with gateway.connect("greedy") as neighbour, gateway.connect("calm") as far:
+        assert far.call("SET", "a", "b") == "OK"
+        with Watch(gateway, "calm") as watch, \
+                Crowd(gateway.addresses["greedy"], 24, request):
+            wait_until(lambda: gateway.stats()["cashew"]["workers"][0]["memory_pressed"] > 0,
+                       "too much is held")
+            time.sleep(4)
+        share = watch.share_above(0.1)
+        assert watch.error is None and share < 0.2, (watch.error, share, max(watch.waits))
+        assert far.call("GET", "a") == b"b"
+        stats = gateway.stats()
+        assert stats["greedy"]["clients_shed"] > 0
+        assert stats["calm"]["clients_shed"] == 0 and stats["calm"]["clients_throttled"] == 0
+        # Who holds little is not closed either, though it is of the same pool.
+        assert neighbour.call("SET", "a", "b") == "OK"
+    assert "pool greedy holds" in gateway.log()
