@@ -141,3 +141,117 @@ def test_who_lets_replies_pile_up_stalls_no_other_pool(place):
         # Who holds little is not closed either, though it is of the same pool.
         assert neighbour.call("SET", "a", "b") == "OK"
     assert "pool greedy holds" in gateway.log()
+
+
+# ------------------------------------------------------------------- connections of one's own
+
+
+class Trickle:
+    """Clients that do something a very little at a time."""
+
+    def __init__(self, clients, step):
+        self.clients, self.step = clients, step
+        self.running = True
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        while self.running:
+            for client in self.clients:
+                with contextlib.suppress(OSError):
+                    self.step(client)
+            time.sleep(0.5)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.running = False
+        self.thread.join(30)
+        for client in self.clients:
+            client.close()
+
+
+def one_server(place, **options):
+    server = place.redis()
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": server_lines([server]), **options}},
+        {"worker_processes": 1})
+    return server, gateway
+
+
+def connections(gateway):
+    return next(server["server_connections"] for server in gateway.stats()["alpha"].values()
+                if isinstance(server, dict))
+
+
+def set_head(key, size):
+    return resp("SET", key, "")[: -len(b"$0\r\n\r\n")] + b"$%d\r\n" % size
+
+
+def set_in_time(gateway, size, seconds):
+    with gateway.connect(timeout=seconds) as conn:
+        conn.send(resp("SET", "mine", "y" * size))
+        assert conn.reply(seconds) == "OK"
+
+
+@pytest.mark.parametrize("start", [0, 300_000], ids=["from the first byte", "later"])
+@pytest.mark.parametrize("size", [2 * MIB, 24 * MIB])
+def test_slow_uploads_keep_nobody_from_large_values(place, size, start):
+    """A byte now and then keeps no connection to a server that others wait for."""
+    _, gateway = one_server(place)
+    clients = [bare(gateway.address) for _ in range(8)]
+    for n, client in enumerate(clients):
+        client.sendall(set_head(f"slow:{n}", size) + b"x" * start)
+    with Trickle(clients, lambda client: client.send(b"x")), Watch(gateway) as watch:
+        if start:
+            # All that large values may have are taken, where such clients get any.
+            wait_until(lambda: connections(gateway) == 5, "their connections")
+        time.sleep(1)
+        set_in_time(gateway, size, 12)
+        assert watch.error is None
+    stats = gateway.stats()["alpha"]
+    if start:
+        assert stats["large_waits"] > 0
+        assert "for large requests and replies are taken" in gateway.log()
+    if start and size > 16 * MIB:
+        assert stats["slow_clients"] > 0 and "is too slow for its connection" in gateway.log()
+
+
+def test_slow_readers_keep_nobody_from_large_values(place):
+    server, gateway = one_server(place)
+    server.call("SET", "big", b"x" * (24 * MIB))
+    # It is known to be large from here on.
+    assert len(gateway.call("GET", "big")) == 24 * MIB
+    clients = [bare(gateway.address, receive=4096) for _ in range(8)]
+    for client in clients:
+        client.sendall(resp("GET", "big"))
+    with Trickle(clients, lambda client: client.recv(1000)):
+        wait_until(lambda: connections(gateway) >= 5, "their connections")
+        time.sleep(1)
+        set_in_time(gateway, 24 * MIB, 12)
+    assert gateway.stats()["alpha"]["slow_clients"] > 0
+
+
+def test_idle_transactions_keep_nobody_from_theirs(place):
+    """Connections that they do not use are taken back before those who wait give up."""
+    _, gateway = one_server(place, session_connections=2, session_wait_timeout=4000)
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(gateway.connect()) for _ in range(2)]
+        for holder in holders:
+            assert holder.call("WATCH", "a") == "OK"
+        with gateway.connect() as conn:
+            assert conn.call("WATCH", "b") == "OK"
+            assert conn.call("MULTI") == "OK"
+            assert conn.call("SET", "b", "1") == "QUEUED"
+            assert conn.call("EXEC") == ["OK"]
+        # As if somebody had changed what they watch.
+        ends = []
+        for holder in holders:
+            assert holder.call("MULTI") == "OK"
+            assert holder.call("SET", "a", "1") == "QUEUED"
+            ends.append(holder.call("EXEC"))
+        assert None in ends, ends
+    stats = gateway.stats()["alpha"]
+    assert stats["session_waits"] > 0 and stats["sessions_reclaimed"] > 0
+    assert "wait for a connection to server" in gateway.log()

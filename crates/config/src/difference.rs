@@ -366,6 +366,9 @@ impl Options<'_> {
             server_queue_max,
             server_queue_size_max,
             server_connect_timeout_ms,
+            session_hold_ms,
+            transfer_rate_min,
+            transfer_stall_ms,
         } = old;
         let sizes = [
             ("request_size_max", request_size_max, new.request_size_max),
@@ -374,6 +377,7 @@ impl Options<'_> {
             ("pubsub_output_max", pubsub_output_max, new.pubsub_output_max),
             ("pubsub_output_soft_max", pubsub_output_soft_max, new.pubsub_output_soft_max),
             ("server_queue_size_max", server_queue_size_max, new.server_queue_size_max),
+            ("transfer_rate_min", transfer_rate_min, new.transfer_rate_min),
         ];
         for (key, old, new) in sizes {
             self.size_changed(key, Some(*old), Some(new));
@@ -390,6 +394,8 @@ impl Options<'_> {
             server_connect_timeout_ms,
             &new.server_connect_timeout_ms,
         );
+        self.changed("session_hold_timeout", session_hold_ms, &new.session_hold_ms);
+        self.changed("transfer_stall_timeout", transfer_stall_ms, &new.transfer_stall_ms);
     }
 }
 
@@ -571,6 +577,9 @@ mod tests {
             ("server_queue_max: 9", "server_queue_max: 262144 -> 9"),
             ("server_queue_size_max: 100000", "server_queue_size_max: 256.0 MiB -> 97.7 KiB"),
             ("server_connect_timeout: 1", "server_connect_timeout: 5000 -> 1"),
+            ("session_hold_timeout: 7", "session_hold_timeout: 10000 -> 7"),
+            ("transfer_rate_min: 1mb", "transfer_rate_min: 64.0 KiB -> 1.0 MiB"),
+            ("transfer_stall_timeout: 0", "transfer_stall_timeout: 60000 -> 0"),
             (
                 "commands: [{name: b.x, arity: 2, first_key: 1}, {name: a.x, arity: 1}]",
                 "commands: none -> a.x b.x",

@@ -204,6 +204,9 @@ section! {
         /// Milliseconds that a client waits for such a connection while all are in use, before it
         /// gets an error. Redis pools only.
         session_wait_timeout: Number<1, 3600000> = "5000",
+        /// Milliseconds that a transaction may keep such a connection while others wait for one; then
+        /// it is ended as if something watched had changed. Redis pools only.
+        session_hold_timeout: Number<1, 3600000> = "10000",
         /// Milliseconds until an ejected server is probed, and between probes, less up to half of
         /// it at random. It is back when it answers one.
         server_retry_timeout: Number<0, 2147483647> = "30000",
@@ -240,6 +243,14 @@ section! {
         server_queue_size_max: Size<65536, 17179869184> = "256mb",
         /// Milliseconds that connecting to a server may take when `timeout` is not shorter.
         server_connect_timeout: Number<1, 3600000> = "5000",
+        /// Bytes per second that a client has to send of a large request, or to take of a large reply,
+        /// for as long as others wait for a connection that such have to themselves. Who is slower
+        /// gives it up. 0 is without such a limit.
+        transfer_rate_min: Size<0, 1073741824> = "64kb",
+        /// Milliseconds that a client may send nothing of a large request that is being passed on, or
+        /// take nothing of a large reply, whether others wait or not, before it is closed. 0 is without
+        /// such a limit.
+        transfer_stall_timeout: Number<0, 86400000> = "60000",
         /// Commands that Redis itself does not have, of [modules](#commands-of-modules). Redis
         /// pools only.
         commands: Commands = none,

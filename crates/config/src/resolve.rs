@@ -377,6 +377,9 @@ fn limits(section: &PoolSection) -> Limits {
         server_queue_max: section.server_queue_max.value.0 as u32,
         server_queue_size_max: section.server_queue_size_max.value.0,
         server_connect_timeout_ms: section.server_connect_timeout.value.0,
+        session_hold_ms: section.session_hold_timeout.value.0,
+        transfer_rate_min: section.transfer_rate_min.value.0,
+        transfer_stall_ms: section.transfer_stall_timeout.value.0,
     }
 }
 
@@ -544,6 +547,7 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
         ("session_connections", section.session_connections.pos),
         ("session_connections_idle", section.session_connections_idle.pos),
         ("session_wait_timeout", section.session_wait_timeout.pos),
+        ("session_hold_timeout", section.session_hold_timeout.pos),
     ] {
         if pos != Pos::NONE {
             refuse(key, pos);

@@ -454,6 +454,29 @@ pub struct Limits {
     pub server_queue_size_max: u64,
     /// How long connecting to a server may take when the pool has no shorter `timeout`.
     pub server_connect_timeout_ms: u64,
+    /// How long a transaction may keep its connection while others wait for one.
+    #[serde(default = "session_hold_ms")]
+    pub session_hold_ms: u64,
+    /// Bytes per second of a large request or reply while others wait for its connection; 0 is without
+    /// limit.
+    #[serde(default = "transfer_rate_min")]
+    pub transfer_rate_min: u64,
+    /// How long nothing of a large request or reply may move for its client's fault; 0 is without
+    /// limit.
+    #[serde(default = "transfer_stall_ms")]
+    pub transfer_stall_ms: u64,
+}
+
+fn session_hold_ms() -> u64 {
+    10_000
+}
+
+fn transfer_rate_min() -> u64 {
+    64 << 10
+}
+
+fn transfer_stall_ms() -> u64 {
+    60_000
 }
 
 impl Default for Limits {
@@ -471,6 +494,9 @@ impl Default for Limits {
             server_queue_max: 262_144,
             server_queue_size_max: 256 << 20,
             server_connect_timeout_ms: 5000,
+            session_hold_ms: session_hold_ms(),
+            transfer_rate_min: transfer_rate_min(),
+            transfer_stall_ms: transfer_stall_ms(),
         }
     }
 }

@@ -113,6 +113,27 @@ pub enum Action {
         held: u64,
         share: u64,
     },
+    /// News for the log: all connections to a server that large requests and replies have to themselves
+    /// are taken. Said every ten seconds at most, as what follows.
+    LargeWaits {
+        pool: u32,
+        server: u32,
+    },
+    /// News for the log: so many clients of this worker wait for a connection to a server for a
+    /// transaction or a blocking call.
+    SessionsWait {
+        pool: u32,
+        server: u32,
+        clients: u32,
+    },
+    /// News for the log: the client of this id was put off, since it sent a large request, or took a
+    /// large reply, too slowly.
+    SlowClient {
+        pool: u32,
+        server: u32,
+        id: u64,
+        end: SlowEnd,
+    },
     /// News for the log: a server that answered so far failed.
     ServerFailing {
         pool: u32,
@@ -151,6 +172,16 @@ pub enum Action {
         pool: u32,
         server: u32,
     },
+}
+
+/// What became of a slow client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlowEnd {
+    /// Its request was given up.
+    Refused,
+    /// The rest of its reply is kept here.
+    Collected,
+    Closed,
 }
 
 /// Which workers something concerns.

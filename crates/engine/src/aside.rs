@@ -28,7 +28,11 @@ impl Engine {
     /// private lane, whose number is returned; the lane's own if there is none to be had.
     #[cold]
     pub(crate) fn set_aside(&mut self, index: u32) -> u32 {
-        let Some(other) = self.lane_to_change_with(index) else { return index };
+        let Some(other) = self.lane_to_change_with(index) else {
+            let Lane { pool, server, .. } = self.lanes[index as usize];
+            self.tell_want(pool, server);
+            return index;
+        };
         // The list of lanes that the statistics are behind of has their numbers.
         self.publish_lanes();
         // Each keeps the slot that its connections are named by: the driver has one for each.
@@ -49,6 +53,15 @@ impl Engine {
 
     /// A private lane that nobody has and that can take a shared one's place.
     fn lane_to_change_with(&mut self, index: u32) -> Option<u32> {
+        let Lane { pool, server, .. } = self.lanes[index as usize];
+        let lane = self.free_lane_to_change_with(index);
+        if lane.is_none() && self.want_private_lane(pool, server) {
+            return self.free_lane_to_change_with(index);
+        }
+        lane
+    }
+
+    fn free_lane_to_change_with(&mut self, index: u32) -> Option<u32> {
         let Lane { pool, server, variant, .. } = self.lanes[index as usize];
         let state = &self.pools[pool as usize].servers[server as usize];
         let is_free = |lane: &u32| self.lane(*lane).is_free();

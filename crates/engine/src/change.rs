@@ -614,6 +614,9 @@ impl Engine {
             Action::ServerFailing { pool, server, .. }
             | Action::ServerHindered { pool, server, .. }
             | Action::ServerMisfit { pool, server, .. }
+            | Action::LargeWaits { pool, server }
+            | Action::SessionsWait { pool, server, .. }
+            | Action::SlowClient { pool, server, .. }
             | Action::ServerSilent { pool, server }
             | Action::ServerSpeaks { pool, server, .. }
             | Action::ServerRecovered { pool, server } => match places.server(*pool, *server) {

@@ -235,7 +235,7 @@ impl Engine {
                 }
                 resp::Parsed::Partial { need: total } => {
                     if total >= UPLOAD_SIZE_MIN {
-                        let begun = self.begin_redis_upload(index, &parser, bytes);
+                        let begun = self.begin_redis_upload(index, &parser, bytes, total);
                         if let Begun::Yes = begun
                             && self.clients[index].skip != Skip::No
                         {

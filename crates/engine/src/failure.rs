@@ -71,6 +71,10 @@ pub enum Failure {
     Removed,
     /// Nothing was made of it while others waited.
     Unused,
+    /// It was held for long while others waited.
+    Held,
+    /// Its client sent too little of it.
+    TooSlow,
 }
 
 impl Failure {
@@ -102,6 +106,14 @@ impl Failure {
             Self::QueueFull => "Server queue is full",
             Self::Silent => "Server does not answer",
             Self::Unused => "Connection was taken back, since it was not used while others waited",
+            Self::Held => {
+                "Connection was taken back, since it was held longer than session_hold_timeout while \
+                 others waited"
+            }
+            Self::TooSlow => {
+                "Large request was given up, since it came more slowly than transfer_rate_min or \
+                 transfer_stall_timeout allow"
+            }
             Self::Removed => "Server was removed from the configuration",
         }
     }

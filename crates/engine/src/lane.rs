@@ -13,6 +13,7 @@ use crate::fifo::Fifo;
 use crate::id::ConnId;
 use crate::low_water::LowWater;
 use crate::memcached::{Asked, Joined};
+use crate::pace::Pace;
 use crate::pool::Queues;
 use crate::request::Request;
 use crate::requests::Requests;
@@ -98,12 +99,18 @@ pub(crate) struct Lane {
     pub(crate) lease: u32,
     /// The count `written` when it was taken last.
     pub(crate) leased_at: u64,
+    /// When that was.
+    pub(crate) leased_since: Time,
     /// What the server's CLIENT ID says of the connection; 0 while that is not known.
     pub(crate) peer_id: u64,
     /// What its server's statistics know of it.
     pub(crate) counted: Counted,
     /// The client is to take more of the reply before it gets any.
     pub(crate) paused: bool,
+    /// It is not paused any more, though its client is slow: others wait for its connection.
+    pub(crate) is_hurried: bool,
+    /// How fast its client moves what is large.
+    pub(crate) pace: Pace,
     /// Its connection is not read.
     pub(crate) is_muted: bool,
     /// What came while it was paused, in order.
@@ -285,9 +292,12 @@ impl Lane {
             is_session: false,
             lease: NONE,
             leased_at: 0,
+            leased_since: Time::ZERO,
             peer_id: 0,
             counted: Counted::default(),
             paused: false,
+            is_hurried: false,
+            pace: Pace::new(Time::ZERO, 0),
             is_muted: false,
             kept: Output::default(),
             low_water: LowWater::Byte,

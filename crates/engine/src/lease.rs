@@ -7,8 +7,9 @@
 //! Each worker makes up to its share of `session_connections` for each server, and of all servers
 //! together as many as open files allow. Who finds none waits in the server's line.
 
-use cashew_metrics::ServerGauge;
+use cashew_metrics::{PoolCounter, ServerGauge};
 
+use crate::action::Action;
 use crate::client::Client;
 use crate::clients::Plan;
 use crate::dispatch::Payload;
@@ -19,6 +20,7 @@ use crate::lane::{Counted, Link};
 use crate::pool::{Pool, Queues};
 use crate::request::{Own, Role};
 use crate::slab::NONE;
+use crate::slow::{TELL_US, is_due};
 use crate::time::Time;
 use crate::timers::Timer;
 
@@ -26,7 +28,8 @@ use crate::timers::Timer;
 const LINE_MAX: usize = 4096;
 /// How long a connection that nobody needs is kept.
 const IDLE_MAX_US: u64 = 60_000_000;
-/// A lease of which nothing is made for so long gives way to a client that waits.
+/// A lease of which nothing is made for so long gives way to a client that waits: at the latest when
+/// half of the time is up that it may wait.
 const UNUSED_MAX_US: u64 = 10_000_000;
 /// What is said on a lease may lie unwritten up to so many bytes; beyond that its client waits.
 pub(crate) const UNSENT_MAX: u64 = 1 << 20;
@@ -116,6 +119,7 @@ impl Engine {
         debug_assert!(lane.is_free(), "nothing is on its way on a lane that is taken");
         lane.lease = client;
         lane.leased_at = lane.written;
+        lane.leased_since = self.now;
         lane.progress_at = self.now;
         self.align(client, index);
         self.publish_session(index);
@@ -251,7 +255,21 @@ impl Engine {
         self.clients[client].modes.enter().turn = Turn::Waits;
         self.timers.arm(until, Timer::Line);
         self.publish_line(pool_index, server);
+        self.tell_line(pool_index, server);
         Lease::InLine
+    }
+
+    /// Counts and tells that somebody has to wait.
+    #[cold]
+    fn tell_line(&mut self, pool_index: u32, server_index: u32) {
+        let pool = &mut self.pools[pool_index as usize];
+        self.metrics.add_pool(pool.metrics, PoolCounter::SessionWaits, 1);
+        let server = &mut pool.servers[server_index as usize];
+        if is_due(&mut server.line_told_at, self.now, TELL_US) {
+            let clients = server.line.len() as u32;
+            let (pool, server) = (pool_index, server_index);
+            self.actions.push_back(Action::SessionsWait { pool, server, clients });
+        }
     }
 
     /// Gives lanes that nobody has to those who wait for them.
@@ -440,6 +458,8 @@ impl Engine {
         let state = &self.pools[pool as usize];
         let max = self.session_lanes_max(state);
         let kept = state.config.session_connections_idle as usize;
+        let unused_max_us = UNUSED_MAX_US.min(state.config.session_wait_ms * 500);
+        let held_max_us = state.limits.session_hold_ms * 1000;
         let state = &state.servers[server as usize];
         let is_awaited = !state.line.is_empty();
         let mut unused = 0;
@@ -447,9 +467,12 @@ impl Engine {
             let state = self.lane(lane);
             let idle_us = self.now.micros_since(state.progress_at);
             if state.lease != NONE {
-                let is_unused = state.is_free() && idle_us >= UNUSED_MAX_US;
-                if is_awaited && is_unused && self.clients[state.lease].modes.turn == Turn::No {
-                    self.take_back(lane);
+                let is_unused = state.is_free() && idle_us >= unused_max_us;
+                let modes = &self.clients[state.lease].modes;
+                let is_held = modes.transaction.is_some()
+                    && self.now.micros_since(state.leased_since) >= held_max_us;
+                if is_awaited && (is_unused || is_held) && modes.turn == Turn::No {
+                    self.take_back(lane, if is_held { Failure::Held } else { Failure::Unused });
                 }
             } else if state.is_free() {
                 let is_ready = matches!(state.link, Link::Ready { .. });
@@ -468,9 +491,12 @@ impl Engine {
         }
     }
 
-    /// A client has not used its lease for long, and others wait.
-    fn take_back(&mut self, lane: u32) {
-        self.break_session(lane, Failure::Unused);
+    /// A client has not used its lease for long, or has had it for long, and others wait.
+    fn take_back(&mut self, lane: u32, why: Failure) {
+        let pool = self.lane(lane).pool;
+        let metrics = self.pools[pool as usize].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::SessionsReclaimed, 1);
+        self.break_session(lane, why);
     }
 
     /// Connects as many as are to be ready.

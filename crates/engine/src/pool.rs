@@ -164,6 +164,12 @@ pub(crate) struct Server {
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
+    /// When somebody last found all of them taken, and when that was last counted, and told.
+    pub(crate) wanted_at: Option<Time>,
+    pub(crate) want_counted_at: Option<Time>,
+    pub(crate) want_told_at: Option<Time>,
+    /// When the log was last told that clients stand in line.
+    pub(crate) line_told_at: Option<Time>,
     /// What its messages come on, once somebody has subscribed to anything there.
     pub(crate) feed: Option<Box<Feed>>,
     /// Lanes for transactions and blocking calls.
@@ -358,6 +364,10 @@ impl Server {
             functions_at: Time::ZERO,
             private_lanes: Vec::new(),
             waiting: Vec::new(),
+            wanted_at: None,
+            want_counted_at: None,
+            want_told_at: None,
+            line_told_at: None,
             feed: None,
             session_lanes: Vec::new(),
             line: VecDeque::new(),

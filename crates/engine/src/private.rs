@@ -3,12 +3,11 @@
 //! They are made when they are needed, at most [`PRIVATE_LANES_MAX`] for each server, and lose their
 //! connection when nobody has needed them for [`IDLE_MAX_US`].
 
-use cashew_metrics::PoolCounter;
-
 use crate::action::Action;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::lane::{Lane, Link};
+use crate::pace::Pace;
 use crate::slab::NONE;
 
 /// Each is a connection more to the server, from every worker.
@@ -17,13 +16,24 @@ pub(crate) const PRIVATE_LANES_MAX: usize = 4;
 /// them are written.
 pub(crate) const AHEAD_MAX: u64 = 1 << 20;
 const IDLE_MAX_US: u64 = 10_000_000;
-/// A client that sends nothing of its request, or reads nothing of its reply, for so long gives way
-/// to one that waits.
-const STALLED_AFTER_US: u64 = 10_000_000;
 
 impl Engine {
-    /// A free lane to the server; `None` when all are taken.
+    /// A free lane to the server; `None` when all are taken, even after those who are too slow have
+    /// given up theirs.
     pub(crate) fn private_lane(
+        &mut self,
+        pool: u32,
+        server: u32,
+        variant: u16,
+    ) -> Result<Option<u32>, Failure> {
+        let lane = self.free_private_lane(pool, server, variant)?;
+        if lane.is_none() && self.want_private_lane(pool, server) {
+            return self.free_private_lane(pool, server, variant);
+        }
+        Ok(lane)
+    }
+
+    fn free_private_lane(
         &mut self,
         pool_index: u32,
         server_index: u32,
@@ -77,6 +87,7 @@ impl Engine {
         let conn = self.client_conn(client);
         let pool = self.clients[client].pool;
         self.pools[pool as usize].servers[server as usize].waiting.push(conn);
+        self.tell_want(pool, server);
     }
 
     pub(crate) fn add_private_lane(
@@ -147,9 +158,14 @@ impl Engine {
         }
         // What was asked behind it, before it was known to be large, must not wait for a client.
         let is_alone = lane.in_flight + lane.unsent <= 1;
+        lane.is_hurried &= lane.in_flight > 0;
         let conn = lane.conn;
-        if !lane.paused && waits > limit && is_alone {
+        if !lane.is_hurried && !lane.paused && waits > limit && is_alone {
             lane.paused = true;
+            let request = &self.requests[lane.head];
+            if lane.pace.is_older(request.started) {
+                lane.pace = Pace::new(self.now, request.arrived.saturating_sub(waits));
+            }
             if !std::mem::replace(&mut lane.is_muted, true) {
                 self.actions.push_back(Action::PauseRead { conn });
             }
@@ -165,7 +181,7 @@ impl Engine {
     }
 
     /// Who gets what comes on a private lane, or [`NONE`].
-    fn reader_of(&self, lane: &Lane) -> u32 {
+    pub(crate) fn reader_of(&self, lane: &Lane) -> u32 {
         if lane.head == NONE { NONE } else { self.requests[lane.head].client }
     }
 
@@ -183,7 +199,7 @@ impl Engine {
     }
 
     /// Goes on with what came while the lane was paused.
-    fn take_kept(&mut self, index: u32) {
+    pub(crate) fn take_kept(&mut self, index: u32) {
         while let lane = &mut self.lanes[index as usize]
             && !lane.paused
             && let Some(bytes) = lane.kept.pop(&mut self.bufs)
@@ -206,42 +222,20 @@ impl Engine {
         }
     }
 
-    /// Closes private connections that nobody needs, and takes lanes back from clients that do not
-    /// use them while others wait.
+    /// Closes private connections that nobody needs, and takes lanes back from clients that are too
+    /// slow for them.
     pub(crate) fn tend_private_lanes(&mut self) {
         for at in 0..self.private_lanes.len() {
             let index = self.private_lanes[at];
             let lane = &self.lanes[index as usize];
             if lane.upload != NONE || lane.paused {
-                self.give_way(index);
+                self.check_pace(index);
             } else if lane.is_free()
                 && matches!(lane.link, Link::Ready { .. })
                 && self.now.micros_since(lane.progress_at) >= IDLE_MAX_US
             {
                 self.disconnect(index, Closed::ByUs);
             }
-        }
-    }
-
-    fn give_way(&mut self, index: u32) {
-        let Lane { pool, server, upload, paused, progress_at, .. } = self.lanes[index as usize];
-        let since = match paused {
-            true => progress_at,
-            false if self.awaits_client(index) => self.upload(upload).fed_at,
-            false => return,
-        };
-        let is_awaited = !self.pools[pool as usize].servers[server as usize].waiting.is_empty();
-        if !is_awaited || self.now.micros_since(since) < STALLED_AFTER_US {
-            return;
-        }
-        if paused {
-            // Half a reply cannot be taken back.
-            let client = self.reader_of(&self.lanes[index as usize]);
-            self.cut_client(client, PoolCounter::ClientsOverflowed);
-        } else {
-            self.detach_upload(index);
-            let request = self.abandon(index);
-            self.fail_request(request, Failure::TimedOut);
         }
     }
 
@@ -259,6 +253,7 @@ impl Engine {
         lane.generation = lane.generation.wrapping_add(1);
         lane.dirty = false;
         lane.paused = false;
+        lane.is_hurried = false;
         lane.is_muted = false;
         lane.kept.clear(&mut self.bufs);
         lane.handshake.output.clear(&mut self.bufs);

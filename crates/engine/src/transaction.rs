@@ -692,7 +692,9 @@ impl Engine {
         transaction.lane = NONE;
         let fate = match transaction.is_open {
             // Clients know what to do when what they watch has changed.
-            _ if failure == Failure::Unused && transaction.has_watched => Fate::Unwatched,
+            _ if matches!(failure, Failure::Unused | Failure::Held) && transaction.has_watched => {
+                Fate::Unwatched
+            }
             false => Fate::Unwatched,
             true => Fate::Lost(failure),
         };

@@ -15,9 +15,11 @@ use crate::bulk::Mark;
 use crate::client::{Parser, State};
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
+use crate::pace::Pace;
 use crate::private::AHEAD_MAX;
 use crate::redis::NOT_AUTHENTICATED;
 use crate::slab::NONE;
+use crate::slow::COLLECTED_MAX;
 use crate::time::Time;
 
 /// Requests of at least this many bytes are passed on while they arrive. Smaller ones take no more
@@ -25,6 +27,13 @@ use crate::time::Time;
 pub(crate) const UPLOAD_SIZE_MIN: usize = 1 << 20;
 /// What has come is written in pieces of at least this size: every write wakes the server.
 const WRITE_MIN: u64 = 256 * 1024;
+
+/// How much of a request is there, and how long it is at least.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) here: usize,
+    pub(crate) need: usize,
+}
 
 const BAD_CHUNK: &[u8] = b"CLIENT_ERROR bad data chunk\r\n";
 
@@ -37,7 +46,7 @@ pub(crate) struct Upload {
     tail: Tail,
     head: Head,
     /// Bytes that have come.
-    size: u64,
+    pub(crate) size: u64,
     /// The client is to be closed behind it.
     pub(crate) closing: bool,
 }
@@ -93,6 +102,7 @@ impl Engine {
         client: u32,
         parser: &resp::RequestParser,
         bytes: &[u8],
+        need: usize,
     ) -> Begun {
         let args = parser.args();
         let command = parser.announced().and_then(|count| redis::find_begun(bytes, args, count));
@@ -126,8 +136,9 @@ impl Engine {
             self.upload_to(client, NONE, Tail::Redis(tail), head);
             return Begun::Yes;
         }
-        let begun =
-            self.begin_upload(client, key.of(bytes), command.access, Tail::Redis(tail), head);
+        let extent = Extent { here: bytes.len(), need };
+        let tail = Tail::Redis(tail);
+        let begun = self.begin_upload(client, key.of(bytes), command.access, (tail, head), extent);
         if let Begun::Yes = begun {
             self.clients[client].called = redis::CommandId::of(command);
         }
@@ -152,10 +163,10 @@ impl Engine {
         &mut self,
         client: u32,
         key: &[u8],
-        head: Head,
-        tail: Tail,
+        (tail, head): (Tail, Head),
+        extent: Extent,
     ) -> Begun {
-        self.begin_upload(client, key, Access::Write, tail, head)
+        self.begin_upload(client, key, Access::Write, (tail, head), extent)
     }
 
     fn begin_upload(
@@ -163,9 +174,13 @@ impl Engine {
         client: u32,
         key: &[u8],
         access: Access,
-        tail: Tail,
-        head: Head,
+        (tail, head): (Tail, Head),
+        extent: Extent,
     ) -> Begun {
+        if (extent.here as u64) < WRITE_MIN {
+            // There is nothing to write yet, so it needs no lane: who sends little has none.
+            return Begun::No;
+        }
         if self.clients[client].requests > 0 {
             return Begun::Later;
         }
@@ -183,10 +198,17 @@ impl Engine {
                 let request = self.new_request(client);
                 self.requests[request].expect = expect;
                 self.enqueue(lane, request, 0);
-                self.lanes[lane as usize].upload = client;
+                let state = &mut self.lanes[lane as usize];
+                state.upload = client;
+                state.pace = Pace::new(self.now, 0);
                 // Whoever reads it had better not be read with others.
                 self.pools[pool as usize].large_replies.learn(Mark::of(key), true);
                 lane
+            }
+            Ok((server, None)) if extent.need as u64 <= COLLECTED_MAX => {
+                // Whole it goes by the lane of large requests, which nobody has for long.
+                self.tell_want(pool, server);
+                return Begun::No;
             }
             Ok((server, None)) => {
                 self.await_private_lane(client, server);

@@ -373,7 +373,7 @@ fn uploads_and_calls_that_wait_are_writes_too() {
     assert_eq!(ask(&mut world, client, "CLIENT PAUSE 100000 WRITE"), "+OK\r\n");
     let value = "v".repeat(2 << 20);
     let request = redis(&format!("SET a {value}"));
-    world.send(upload, &request[..1 << 16]);
+    world.send(upload, &request[..1 << 18]);
     world.send(pop, redis("BLPOP a 0"));
     assert!(!world.connects_to(0));
     world.expect(shared, "");
@@ -383,7 +383,7 @@ fn uploads_and_calls_that_wait_are_writes_too() {
     let mut received: Vec<Vec<u8>> = lanes.iter().map(|&lane| world.received(lane)).collect();
     received.sort_by_key(Vec::len);
     assert_eq!(received[0], all(&["CLIENT ID", "BLPOP a 0"]).as_bytes());
-    assert_eq!(received[1], &request.as_bytes()[..1 << 16]);
+    assert_eq!(received[1], &request.as_bytes()[..1 << 18]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod world;
 
 use cashew_engine::{Action, CloseReason, ConnId};
-use cashew_metrics::ServerCounter;
+use cashew_metrics::{PoolCounter, ServerCounter};
 use world::{World, pool, redis};
 
 const MIB: usize = 1 << 20;
@@ -251,30 +251,93 @@ fn what_nobody_reads_any_more_is_not_read_here_either() {
     ask(&mut world, other);
 }
 
-#[test]
-fn who_reads_nothing_gives_way_to_who_waits() {
-    let (mut world, _) = world("");
-    let reply = reply(8 * MIB);
-    let clients: [ConnId; 4] = std::array::from_fn(|_| world.client());
-    for client in clients {
+/// Four clients that read nothing of a reply of that size, and the lanes that it waits on, with what
+/// the servers have not sent of it.
+fn four_that_read_nothing(options: &str, reply: &[u8]) -> (World, [(ConnId, ConnId, usize); 4]) {
+    let (mut world, _) = world(options);
+    let four = std::array::from_fn(|_| {
+        let client = world.client();
         let lane = ask(&mut world, client);
         world.stuck.push(client);
-        feed(&mut world, lane, &reply);
+        let left = feed(&mut world, lane, reply).len();
         assert!(world.paused.contains(&lane));
-    }
-    world.wait_ms(60_000);
-    assert!(world.closed.is_empty(), "nobody waits");
+        (client, lane, left)
+    });
+    (world, four)
+}
+
+fn slow_clients(world: &World) -> u64 {
+    world.metrics.pool_counter(world.metrics.pool(0), PoolCounter::SlowClients)
+}
+
+#[test]
+fn what_is_left_for_who_reads_nothing_is_kept_when_others_wait() {
+    let reply = reply(8 * MIB);
+    let (mut world, four) = four_that_read_nothing("transfer_stall_timeout: 0", &reply);
+    world.wait_ms(100_000);
+    assert!(four.iter().all(|(_, lane, _)| world.paused.contains(lane)), "nobody waits");
     // More of the same go to the lane for all.
     let reader = world.client();
     ask(&mut world, reader);
+    assert_eq!(slow_clients(&world), 4);
+    for (client, lane, left) in four {
+        assert_eq!(feed(&mut world, lane, &reply[reply.len() - left..]), b"");
+        world.stuck.retain(|&other| other != client);
+        world.write(client);
+        assert!(world.received(client) == reply);
+    }
+    assert!(world.closed.is_empty());
+    // Its lane is free, and waits for its client again.
+    let next = world.client();
+    world.send(next, redis("GET big"));
+    let lane = four.iter().map(|&(_, lane, _)| lane).find(|&lane| !world.received(lane).is_empty());
+    world.stuck.push(next);
+    assert!(!feed(&mut world, lane.expect("one of them is used"), &reply).is_empty());
+}
+
+#[test]
+fn who_reads_nothing_of_a_huge_reply_is_closed_when_others_wait() {
+    let reply = reply(20 * MIB);
+    let (mut world, four) = four_that_read_nothing("", &reply);
+    world.wait_ms(3000);
     let waiting = world.client();
-    world.send(waiting, "*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$2000000\r\n");
-    assert!(world.paused.contains(&waiting));
-    world.wait_ms(2000);
-    let cut = clients.iter().filter(|client| world.closed.contains(client)).count();
-    assert_eq!(cut, 1, "one is enough");
+    let start = "v".repeat(300_000);
+    world.send(waiting, format!("*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$20000000\r\n{start}"));
+    assert!(four.iter().all(|(client, ..)| world.closed.contains(client)));
+    assert_eq!(slow_clients(&world), 4);
     world.accept(0);
     assert!(!world.paused.contains(&waiting));
+}
+
+#[test]
+fn who_reads_nothing_for_long_is_closed_whoever_waits() {
+    let reply = reply(8 * MIB);
+    let (mut world, four) = four_that_read_nothing("transfer_stall_timeout: 30000", &reply);
+    world.wait_ms(29_000);
+    assert!(world.closed.is_empty());
+    world.wait_ms(2000);
+    assert!(four.iter().all(|(client, ..)| world.closed.contains(client)));
+    world.assert_idle();
+}
+
+#[test]
+fn who_reads_fast_enough_is_waited_for_whoever_waits() {
+    let reply = reply(40 * MIB);
+    let (mut world, mut four) = four_that_read_nothing("transfer_rate_min: 100kb", &reply);
+    let reader = world.client();
+    ask(&mut world, reader);
+    for _ in 0..20 {
+        for (client, lane, left) in &mut four {
+            world.write_some(*client, 110 << 10);
+            world.tick();
+            *left = feed(&mut world, *lane, &reply[reply.len() - *left..]).len();
+        }
+        world.wait_ms(1000);
+        let other = world.client();
+        world.send(other, redis("GET big"));
+    }
+    assert!(four.iter().all(|(client, ..)| !world.closed.contains(client)));
+    assert_eq!(slow_clients(&world), 0);
 }
 
 #[test]
@@ -283,9 +346,9 @@ fn what_was_uploaded_is_read_apart_from_others() {
     let (mut world, [shared]) = World::connected(&snapshot);
     let client = world.client();
     let value = "v".repeat(MIB);
-    world.send(client, format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${MIB}\r\n"));
+    world.send(client, format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${MIB}\r\n{}", &value[9..]));
     let lane = world.accept(0);
-    world.send(client, format!("{value}\r\n"));
+    world.send(client, format!("{}\r\n", &value[..9]));
     world.received(lane);
     world.send(lane, "+OK\r\n");
     world.expect(client, "+OK\r\n");

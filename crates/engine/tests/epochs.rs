@@ -238,9 +238,8 @@ fn an_upload_to_a_removed_server_fails_and_its_rest_is_dropped() {
     let client = world.client();
     let size = 2 << 20;
     let head = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${size}\r\n");
-    world.send(client, &head);
+    world.send(client, [head.as_bytes(), &vec![b'v'; size / 2]].concat());
     let lane = world.accept(0);
-    world.send(client, vec![b'v'; size / 2]);
     let mut next = pool("redis: true", 1);
     next.pools[0].servers[0].name = "other".to_owned();
     change(&mut world, &mut next);

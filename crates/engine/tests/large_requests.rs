@@ -143,12 +143,13 @@ fn large_requests_of_one_read_are_all_there() {
     world.assert_idle();
 }
 
-/// A request to be passed on while it arrives, whose header is followed by what is no argument: the
+/// A request to be passed on while it arrives, in which something follows that is no argument: the
 /// connection is closed, and as the client wants no replies it is gone at once.
 const BROKEN: &str = "*300000\r\n$5\r\nRPUSH\r\n$1\r\nk\r\n";
 
 fn broken() -> Vec<u8> {
-    [BROKEN.as_bytes(), &[b'x'; 40_000]].concat()
+    let arguments = "$1\r\nv\r\n".repeat(40_000);
+    [BROKEN.as_bytes(), arguments.as_bytes(), &[b'x'; 40_000]].concat()
 }
 
 fn silent_world() -> (World, ConnId) {
@@ -160,7 +161,7 @@ fn silent_world() -> (World, ConnId) {
 #[test]
 fn who_breaks_the_protocol_in_one_read_and_hears_nothing_is_closed() {
     let (mut world, client) = silent_world();
-    receive(&mut world, client, &broken(), CAPACITY);
+    receive(&mut world, client, &broken(), 8 * CAPACITY);
     world.tick();
     assert!(world.closed.contains(&client));
     world.assert_idle();
@@ -168,7 +169,7 @@ fn who_breaks_the_protocol_in_one_read_and_hears_nothing_is_closed() {
 
 #[test]
 fn who_breaks_the_protocol_in_two_reads_and_hears_nothing_is_closed() {
-    for at in [1, 100, 20_000] {
+    for at in [1, 100, 20_000, 270_000, 300_000] {
         let (mut world, client) = silent_world();
         let bytes = broken();
         world.send(client, &bytes[..at]);
@@ -183,7 +184,7 @@ fn who_breaks_the_protocol_after_a_wait_and_hears_nothing_is_closed() {
     let (mut world, client, lane) = world("redis: true");
     world.send(client, redis("CLIENT REPLY OFF"));
     world.send(client, redis("GET a"));
-    receive(&mut world, client, &broken(), CAPACITY);
+    receive(&mut world, client, &broken(), 8 * CAPACITY);
     world.tick();
     world.expect(lane, redis("GET a"));
     assert!(!world.closed.contains(&client), "an upload waits until its client is owed nothing");

@@ -2,8 +2,8 @@
 
 mod world;
 
-use cashew_engine::{CloseReason, ConnId, Plan};
-use cashew_metrics::ServerGauge;
+use cashew_engine::{Action, CloseReason, ConnId, Plan};
+use cashew_metrics::{PoolCounter, ServerGauge};
 use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\ntimeout: 4000\npreconnect: true";
@@ -69,17 +69,26 @@ fn nobody_waits_for_ever() {
     let (mut world, _) = few::<1>(1);
     let [holder, queued, blocked] = [(); 3].map(|()| world.client());
     let lane = watch(&mut world, holder, "a", 0);
+    // What is not used is taken back.
+    let use_it = |world: &mut World, millis: u64| {
+        for _ in 0..millis / 500 {
+            world.wait_ms(500);
+            world.send(holder, redis("GET a"));
+            world.send(lane, "$-1\r\n");
+        }
+        world.received(lane);
+    };
     world.send(queued, all(&["MULTI", "SET a 1"]));
-    world.wait_ms(1000);
+    use_it(&mut world, 1000);
     world.send(blocked, redis("BLPOP l 0"));
-    world.wait_ms(3500);
+    use_it(&mut world, 3500);
     world.expect(queued, "+OK\r\n");
-    world.wait_ms(1000);
+    use_it(&mut world, 1000);
     world.expect(queued, LATE);
     world.send(queued, redis("EXEC"));
     world.expect(queued, "-EXECABORT Transaction discarded because of previous errors.\r\n");
     world.expect(blocked, "");
-    world.wait_ms(1000);
+    use_it(&mut world, 1000);
     world.expect(blocked, LATE);
     assert_eq!(gauge(&world, ServerGauge::InLine), 0);
     // What is asked next is looked at anew.
@@ -450,4 +459,43 @@ fn those_who_left_the_line_take_no_room_there() {
     world.expect(first, "*-1\r\n");
     world.expect(lane, redis("BLPOP c 0"));
     assert_eq!(gauge(&world, ServerGauge::InLine), 0);
+}
+
+#[test]
+fn a_transaction_that_takes_long_gives_its_connection_up_to_who_waits() {
+    let snapshot = pool(
+        "redis: true\npreconnect: true\nsession_connections: 1\nsession_wait_timeout: 60000\n\
+         session_hold_timeout: 8000",
+        1,
+    );
+    for is_awaited in [false, true] {
+        let (mut world, _) = World::connected::<1>(&snapshot);
+        let [holder, other] = [(); 2].map(|()| world.client());
+        let lane = watch(&mut world, holder, "a", 0);
+        if is_awaited {
+            world.send(other, redis("WATCH b"));
+        }
+        for _ in 0..10 {
+            world.wait_ms(1000);
+            world.send(holder, redis("GET a"));
+            if world.closed.contains(&lane) {
+                break;
+            }
+            world.expect(lane, redis("GET a"));
+            world.send(lane, "$-1\r\n");
+            world.expect(holder, "$-1\r\n");
+        }
+        assert_eq!(world.closed.contains(&lane), is_awaited);
+        let counted = |counter| world.metrics.pool_counter(world.metrics.pool(0), counter);
+        assert_eq!(counted(PoolCounter::SessionsReclaimed), u64::from(is_awaited));
+        assert_eq!(counted(PoolCounter::SessionWaits), u64::from(is_awaited));
+        let told = |action: &Action| {
+            matches!(action, Action::SessionsWait { pool: 0, server: 0, clients: 1 })
+        };
+        assert_eq!(world.actions.iter().any(told), is_awaited);
+        if is_awaited {
+            let next = world.accept(0);
+            world.expect(next, redis("WATCH b"));
+        }
+    }
 }

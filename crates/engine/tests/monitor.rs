@@ -229,7 +229,10 @@ fn a_call_that_is_asked_anew_by_another_worker_is_told_once() {
 fn uploads_are_told_by_their_start() {
     let (mut world, _, monitor) = monitored(REDIS);
     let client = world.client();
-    world.send(client, format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${}\r\nxxx", 2 << 20));
+    world.send(
+        client,
+        format!("*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${}\r\n{}", 2 << 20, "x".repeat(1 << 18)),
+    );
     if world.connects_to(0) {
         world.accept(0);
     }

@@ -251,11 +251,11 @@ fn an_upload_goes_on_to_its_end_first() {
     let [(mut one, _), (mut two, other_lane)] = two("redis: true");
     let conn = one.client();
     let head = format!("*3\r\n$3\r\nSET\r\n$1\r\na\r\n${}\r\n", 3 * MIB);
-    one.send(conn, &head);
+    one.send(conn, [head.as_bytes(), &vec![b'x'; MIB / 4]].concat());
     let lane = one.accept(0);
     leave(&mut one, conn);
     one.stuck.push(lane);
-    for _ in 0..48 {
+    for _ in 0..44 {
         one.send(conn, vec![b'x'; MIB / 16]);
     }
     assert!(one.paused.contains(&conn), "the server is slower");
@@ -280,11 +280,12 @@ fn an_upload_goes_on_to_its_end_first() {
 fn an_upload_whose_server_is_gone_is_still_read_to_its_end() {
     let [(mut one, _), _] = two("redis: true");
     let conn = one.client();
-    one.send(conn, format!("*3\r\n$3\r\nSET\r\n$1\r\na\r\n${}\r\n", 3 * MIB));
+    let head = format!("*3\r\n$3\r\nSET\r\n$1\r\na\r\n${}\r\n", 3 * MIB);
+    one.send(conn, [head.as_bytes(), &vec![b'x'; MIB / 4]].concat());
     let lane = one.accept(0);
     leave(&mut one, conn);
     one.stuck.push(lane);
-    for _ in 0..32 {
+    for _ in 0..28 {
         one.send(conn, vec![b'x'; MIB / 16]);
     }
     assert!(one.paused.contains(&conn));

@@ -9,6 +9,8 @@ use world::{World, pool, redis};
 const MIB: usize = 1 << 20;
 /// The most of an upload that may wait in the gateway: the limit, and one read more.
 const AHEAD_MAX: usize = MIB + READ_SIZE;
+/// With so much of it there, an upload begins.
+const START: usize = 256 * 1024;
 /// What a driver reads at once.
 const READ_SIZE: usize = 64 * 1024;
 
@@ -60,8 +62,8 @@ fn a_large_request_goes_on_while_it_arrives() {
     let mut world = world("redis: true", 1);
     let client = world.client();
     let request = set("key", 8 * MIB);
-    let lane = begin(&mut world, client, &request[..100]);
-    assert_eq!(feed(&mut world, client, &request[100..3 * MIB]), b"");
+    let lane = begin(&mut world, client, &request[..START]);
+    assert_eq!(feed(&mut world, client, &request[START..3 * MIB]), b"");
     let mut seen = world.received(lane);
     assert!(seen.len() > 2 * MIB, "{}", seen.len());
     assert_eq!(feed(&mut world, client, &request[3 * MIB..]), b"");
@@ -118,9 +120,9 @@ fn a_server_that_reads_nothing_times_out() {
     let mut world = world("redis: true\ntimeout: 400", 1);
     let client = world.client();
     let request = set("key", 4 * MIB);
-    let lane = begin(&mut world, client, &request[..100]);
+    let lane = begin(&mut world, client, &request[..START]);
     world.stuck.push(lane);
-    let rest = feed(&mut world, client, &request[100..]);
+    let rest = feed(&mut world, client, &request[START..]);
     assert!(!rest.is_empty());
     world.wait_ms(450);
     world.expect(client, "-ERR Connection timed out\r\n");
@@ -136,9 +138,9 @@ fn a_server_that_reads_nothing_times_out() {
 fn a_client_that_sends_slowly_is_waited_for() {
     let mut world = world("redis: true\ntimeout: 400", 1);
     let client = world.client();
-    let request = set("key", MIB);
-    let lane = begin(&mut world, client, &request[..100]);
-    for piece in request[100..].chunks(200_000) {
+    let request = set("key", 2 * MIB);
+    let lane = begin(&mut world, client, &request[..START]);
+    for piece in request[START..].chunks(200_000) {
         world.wait_ms(2000);
         world.send(client, piece);
     }
@@ -155,8 +157,8 @@ fn nothing_is_executed_when_the_client_vanishes() {
         let mut world = world("redis: true", 1);
         let client = world.client();
         let request = set("key", 4 * MIB);
-        let lane = begin(&mut world, client, &request[..100]);
-        feed(&mut world, client, &request[100..2 * MIB]);
+        let lane = begin(&mut world, client, &request[..START]);
+        feed(&mut world, client, &request[START..2 * MIB]);
         assert!(world.received(lane).len() < request.len());
         match is_gone {
             true => world.close(client, CloseReason::Reset),
@@ -171,8 +173,8 @@ fn nothing_is_executed_when_the_client_vanishes() {
         assert_eq!(world.metrics.server_gauge(connections, ServerGauge::InQueueBytes), 0);
         // The lane is used again.
         let other = world.client();
-        let again = begin(&mut world, other, &request[..100]);
-        feed(&mut world, other, &request[100..]);
+        let again = begin(&mut world, other, &request[..START]);
+        feed(&mut world, other, &request[START..]);
         assert!(world.received(again) == request);
     }
 }
@@ -183,8 +185,8 @@ fn a_server_that_dies_is_told_about_once() {
         let mut world = world("redis: true", 1);
         let client = world.client();
         let request = set("key", 4 * MIB);
-        let lane = begin(&mut world, client, &request[..100]);
-        feed(&mut world, client, &request[100..2 * MIB]);
+        let lane = begin(&mut world, client, &request[..START]);
+        feed(&mut world, client, &request[START..2 * MIB]);
         world.close(lane, CloseReason::Reset);
         world.expect(client, "-ERR Connection reset by peer\r\n");
         let mut rest = request[2 * MIB..].to_vec();
@@ -206,9 +208,9 @@ fn a_client_that_was_not_read_is_read_when_the_server_dies() {
     let mut world = world("redis: true", 1);
     let client = world.client();
     let request = set("key", 8 * MIB);
-    let lane = begin(&mut world, client, &request[..100]);
+    let lane = begin(&mut world, client, &request[..START]);
     world.stuck.push(lane);
-    let rest = feed(&mut world, client, &request[100..]);
+    let rest = feed(&mut world, client, &request[START..]);
     assert!(!rest.is_empty());
     world.close(lane, CloseReason::Reset);
     world.expect(client, "-ERR Connection reset by peer\r\n");
@@ -221,10 +223,10 @@ fn a_server_that_cannot_be_reached_fails_it_at_once() {
     let mut world = world("redis: true", 1);
     let client = world.client();
     let request = set("key", 2 * MIB);
-    world.send(client, &request[..100]);
+    world.send(client, &request[..START]);
     world.refuse(0);
     world.expect(client, "-ERR Connection refused\r\n");
-    assert_eq!(feed(&mut world, client, &request[100..]), b"");
+    assert_eq!(feed(&mut world, client, &request[START..]), b"");
     // A lane that failed is not tried again at once, and does not try by itself.
     world.wait_ms(5000);
     assert!(!world.connects_to(0));
@@ -238,8 +240,8 @@ fn an_early_refusal_is_passed_on_and_the_rest_goes_to_its_end() {
     let mut world = world("", 1);
     let client = world.client();
     let request = memcached_set("set key 0 0 4194304", 4 * MIB);
-    let lane = begin(&mut world, client, &request[..100]);
-    feed(&mut world, client, &request[100..MIB]);
+    let lane = begin(&mut world, client, &request[..START]);
+    feed(&mut world, client, &request[START..MIB]);
     world.send(lane, "SERVER_ERROR object too large for cache\r\n");
     world.expect(client, "SERVER_ERROR object too large for cache\r\n");
     assert_eq!(feed(&mut world, client, &request[MIB..]), b"");
@@ -262,8 +264,8 @@ fn a_client_that_leaves_after_an_early_refusal_gets_it() {
     let mut world = world("", 1);
     let client = world.client();
     let request = memcached_set("set key 0 0 4194304", 4 * MIB);
-    let lane = begin(&mut world, client, &request[..100]);
-    feed(&mut world, client, &request[100..MIB]);
+    let lane = begin(&mut world, client, &request[..START]);
+    feed(&mut world, client, &request[START..MIB]);
     world.stuck.push(client);
     world.send(lane, "SERVER_ERROR object too large for cache\r\n");
     world.read_closed(client);
@@ -281,8 +283,8 @@ fn noreply_is_cut_out() {
     let mut world = world("", 1);
     let client = world.client();
     let request = memcached_set("set key 0 0 1048576 noreply", MIB);
-    let lane = begin(&mut world, client, &request[..100]);
-    feed(&mut world, client, &request[100..]);
+    let lane = begin(&mut world, client, &request[..START]);
+    feed(&mut world, client, &request[START..]);
     assert!(world.received(lane) == memcached_set("set key 0 0 1048576", MIB));
     world.send(client, "version\r\n");
     world.send(lane, "STORED\r\n");
@@ -301,8 +303,8 @@ fn a_bad_chunk_is_never_whole() {
         let len = request.len();
         (request[len - 2], request[len - 1]) = (cr, lf);
         request.extend_from_slice(b"get a\r\n");
-        let lane = begin(&mut world, client, &request[..100]);
-        feed(&mut world, client, &request[100..]);
+        let lane = begin(&mut world, client, &request[..START]);
+        feed(&mut world, client, &request[START..]);
         world.expect(client, "CLIENT_ERROR bad data chunk\r\n");
         assert!(world.received(lane).len() < len && world.closed.contains(&lane));
         let shared = world.lanes[&0][0];
@@ -332,48 +334,161 @@ fn order_is_kept() {
     world.assert_idle();
 }
 
+/// A request that is too large to be kept here while no lane is free.
+fn huge() -> Vec<u8> {
+    set("key", 17 * MIB)
+}
+
 #[test]
 fn no_more_than_four_at_a_time() {
     let mut world = world("redis: true", 1);
-    let request = set("key", 2 * MIB);
+    let request = huge();
     let clients: [ConnId; 6] = std::array::from_fn(|_| world.client());
     for client in clients {
-        world.send(client, &request[..1000]);
+        world.send(client, &request[..START]);
     }
     let lanes: [ConnId; 4] = std::array::from_fn(|_| world.accept(0));
     assert!(!world.connects_to(0));
     assert_eq!(world.paused, clients[4..]);
     // One is done: the next begins.
-    feed(&mut world, clients[0], &request[1000..]);
+    feed(&mut world, clients[0], &request[START..]);
     world.send(lanes[0], "+OK\r\n");
     assert!(!world.paused.contains(&clients[4]) && world.paused.contains(&clients[5]));
     // One is gone: its connection goes, and the last one begins.
     world.close(clients[1], CloseReason::Eof);
     assert!(world.paused.is_empty());
     let last = world.accept(0);
-    feed(&mut world, clients[5], &request[1000..]);
+    feed(&mut world, clients[5], &request[START..]);
     assert!(world.received(last) == request);
     world.send(last, "+OK\r\n");
     world.expect(clients[5], "+OK\r\n");
+    assert_eq!(pool_counter(&world, PoolCounter::LargeWaits), 1);
+    let told = |action: &&Action| matches!(action, Action::LargeWaits { pool: 0, server: 0 });
+    assert_eq!(world.actions.iter().filter(told).count(), 1);
 }
 
 #[test]
-fn who_stalls_gives_way() {
+fn who_finds_no_lane_is_collected_if_he_is_not_huge() {
+    for (options, request, reply) in [
+        ("redis: true", set("key", 2 * MIB), "+OK\r\n"),
+        ("", memcached_set("set key 0 0 2097152", 2 * MIB), "STORED\r\n"),
+    ] {
+        let mut world = world(options, 1);
+        let clients: [ConnId; 4] = std::array::from_fn(|_| world.client());
+        for client in clients {
+            begin(&mut world, client, &request[..START]);
+        }
+        let other = world.client();
+        assert_eq!(feed(&mut world, other, &request), b"", "it is read all the time");
+        let bulk = world.accept(0);
+        assert!(world.received(bulk) == request);
+        world.send(bulk, reply);
+        world.expect(other, reply);
+        assert_eq!(pool_counter(&world, PoolCounter::LargeWaits), 1);
+    }
+}
+
+#[test]
+fn who_sends_little_has_no_lane() {
     let mut world = world("redis: true", 1);
-    let request = set("key", 2 * MIB);
+    let request = huge();
+    for _ in 0..40 {
+        let client = world.client();
+        world.send(client, &request[..1000]);
+        world.send(client, &request[1000..1001]);
+    }
+    assert!(!world.connects_to(0));
+    let other = world.client();
+    let lane = begin(&mut world, other, &request[..START]);
+    feed(&mut world, other, &request[START..]);
+    assert!(world.received(lane) == request);
+}
+
+/// Four clients have begun, and from then on send so many bytes each second, until `millis` are over.
+fn slow_ones(world: &mut World, request: &[u8], bytes: usize, millis: u64) -> [ConnId; 4] {
+    let clients: [ConnId; 4] = std::array::from_fn(|_| world.client());
+    for &client in &clients {
+        begin(world, client, &request[..START]);
+    }
+    let mut at = START;
+    for _ in 0..millis / 1000 {
+        for &client in &clients {
+            world.send(client, &request[at..at + bytes]);
+        }
+        at += bytes;
+        world.wait_ms(1000);
+    }
+    clients
+}
+
+const TOO_SLOW: &str = "-ERR Large request was given up, since it came more slowly than \
+                        transfer_rate_min or transfer_stall_timeout allow\r\n";
+
+#[test]
+fn who_is_slow_gives_way_at_once_to_who_waits() {
+    let mut world = world("redis: true\ntransfer_rate_min: 10kb", 1);
+    let request = huge();
+    let clients = slow_ones(&mut world, &request, 9000, 4000);
+    assert!(world.paused.is_empty() && world.closed.is_empty(), "nobody waits");
+    let waiting = world.client();
+    world.send(waiting, &request[..START]);
+    assert!(!world.paused.contains(&waiting));
+    let told: Vec<&ConnId> =
+        clients.iter().filter(|&&client| world.received(client) == TOO_SLOW.as_bytes()).collect();
+    assert_eq!(told.len(), 4, "all of them are");
+    world.accept(0);
+    assert_eq!(pool_counter(&world, PoolCounter::SlowClients), 4);
+    let said = |action: &&Action| matches!(action, Action::SlowClient { pool: 0, server: 0, .. });
+    assert_eq!(world.actions.iter().filter(said).count(), 4);
+    // What they go on to send is dropped, and they are served as ever.
+    feed(&mut world, clients[0], &request[START + 4 * 9000..]);
+    world.send(clients[0], "PING\r\n");
+    world.expect(clients[0], "+PONG\r\n");
+}
+
+#[test]
+fn who_is_fast_enough_keeps_its_lane_and_who_waits_goes_on_waiting() {
+    let mut world = world("redis: true\ntransfer_rate_min: 10kb", 1);
+    let request = huge();
+    let clients = slow_ones(&mut world, &request, 11_000, 4000);
+    let waiting = world.client();
+    world.send(waiting, &request[..START]);
+    assert_eq!(world.paused, [waiting]);
+    assert!(world.closed.is_empty());
+    // From here on they stall.
+    world.wait_ms(5000);
+    assert!(world.paused.is_empty());
+    assert!(clients.iter().any(|&client| world.received(client) == TOO_SLOW.as_bytes()));
+}
+
+#[test]
+fn a_slow_server_is_not_its_clients_fault() {
+    let mut world = world("redis: true\ntimeout: 60000", 1);
+    let request = huge();
     let clients: [ConnId; 4] = std::array::from_fn(|_| world.client());
     for client in clients {
-        world.send(client, &request[..1000]);
-        world.accept(0);
+        let lane = begin(&mut world, client, &request[..START]);
+        world.stuck.push(lane);
+        assert!(!feed(&mut world, client, &request[START..]).is_empty());
     }
-    world.wait_ms(60_000);
     let waiting = world.client();
-    world.send(waiting, &request[..1000]);
-    assert_eq!(world.paused, [waiting]);
+    world.send(waiting, &request[..START]);
+    world.wait_ms(20_000);
+    assert!(world.paused.contains(&waiting) && world.closed.is_empty());
+    assert_eq!(pool_counter(&world, PoolCounter::SlowClients), 0);
+}
+
+#[test]
+fn who_sends_nothing_for_long_is_not_waited_for() {
+    let mut world = world("redis: true\ntransfer_stall_timeout: 20000", 1);
+    let client = world.client();
+    let request = huge();
+    let lane = begin(&mut world, client, &request[..START]);
+    world.wait_ms(19_000);
+    assert!(world.closed.is_empty());
     world.wait_ms(2000);
-    assert!(world.paused.is_empty());
-    let told = clients.iter().filter(|&&client| !world.received(client).is_empty()).count();
-    assert_eq!(told, 1, "one is enough");
+    assert_eq!(world.closed, [lane]);
+    world.expect(client, TOO_SLOW);
 }
 
 #[test]
@@ -381,8 +496,8 @@ fn idle_connections_are_closed() {
     let mut world = world("redis: true", 1);
     let client = world.client();
     let request = set("key", MIB);
-    let lane = begin(&mut world, client, &request[..1000]);
-    feed(&mut world, client, &request[1000..]);
+    let lane = begin(&mut world, client, &request[..START]);
+    feed(&mut world, client, &request[START..]);
     world.send(lane, "+OK\r\n");
     world.wait_ms(8000);
     assert!(world.closed.is_empty());
@@ -390,8 +505,8 @@ fn idle_connections_are_closed() {
     assert_eq!(world.closed, [lane]);
     world.wait_ms(5000);
     assert!(!world.connects_to(0), "preconnect is for shared lanes");
-    let again = begin(&mut world, client, &request[..1000]);
-    feed(&mut world, client, &request[1000..]);
+    let again = begin(&mut world, client, &request[..START]);
+    feed(&mut world, client, &request[START..]);
     assert!(world.received(again) == request);
 }
 
@@ -402,8 +517,8 @@ fn limits_hold_for_what_comes_later() {
     let big = "v".repeat(2 * MIB);
     let request =
         format!("*4\r\n$5\r\nRPUSH\r\n$1\r\nk\r\n${0}\r\n{big}\r\n${0}\r\n{big}\r\n", big.len());
-    let lane = begin(&mut world, client, &request.as_bytes()[..100]);
-    feed(&mut world, client, &request.as_bytes()[100..]);
+    let lane = begin(&mut world, client, &request.as_bytes()[..START]);
+    feed(&mut world, client, &request.as_bytes()[START..]);
     world.expect(client, "-ERR Protocol error: request too large\r\n");
     assert!(world.closed.contains(&lane) && world.closed.contains(&client));
     assert_eq!(pool_counter(&world, PoolCounter::ClientErr), 1);
@@ -415,8 +530,8 @@ fn many_arguments_are_passed_on_too() {
     let mut world = world("redis: true", 1);
     let client = world.client();
     let request = redis(&format!("RPUSH key{}", " element".repeat(200_000))).into_bytes();
-    let lane = begin(&mut world, client, &request[..100]);
-    for piece in request[100..].chunks(997) {
+    let lane = begin(&mut world, client, &request[..START]);
+    for piece in request[START..].chunks(997) {
         world.send(client, piece);
     }
     assert!(world.received(lane) == request);
@@ -471,7 +586,7 @@ fn subscribers_are_refused_what_they_are_refused_in_small() {
     world.send(client, redis("HELLO 3") + &redis("SUBSCRIBE news"));
     world.received(client);
     let request = set("key", 2 * MIB);
-    let lane = begin(&mut world, client, &request[..100]);
+    let lane = begin(&mut world, client, &request[..START]);
     world.expect(lane, redis("HELLO 3"));
 }
 
@@ -496,9 +611,9 @@ fn a_new_connection_introduces_itself() {
     world.send(client, redis("AUTH secret"));
     world.expect(client, "+OK\r\n");
     let request = set("key", 2 * MIB);
-    let lane = begin(&mut world, client, &request[..100]);
+    let lane = begin(&mut world, client, &request[..START]);
     world.expect(lane, [redis("AUTH secret"), redis("SELECT 3")].concat());
-    let rest = feed(&mut world, client, &request[100..]);
+    let rest = feed(&mut world, client, &request[START..]);
     world.expect(lane, "");
     world.send(lane, "+OK\r\n+OK\r\n");
     feed(&mut world, client, rest);
@@ -510,11 +625,11 @@ fn a_drain_lets_it_come_to_its_end() {
     let mut world = world("redis: true", 1);
     let client = world.client();
     let request = set("key", 2 * MIB);
-    let lane = begin(&mut world, client, &request[..100]);
+    let lane = begin(&mut world, client, &request[..START]);
     world.engine.handle_drain(world.now);
     world.tick();
     assert!(!world.engine.is_drained());
-    feed(&mut world, client, &request[100..]);
+    feed(&mut world, client, &request[START..]);
     world.send(client, "PING\r\n");
     assert!(world.received(lane) == request);
     world.send(lane, "+OK\r\n");
@@ -527,13 +642,13 @@ fn a_ring_change_lets_it_come_to_its_end_and_keeps_the_next_one() {
     let mut world = world("redis: true", 2);
     let (client, other) = (world.client(), world.client());
     let request = set("key", 2 * MIB);
-    world.send(client, &request[..100]);
+    world.send(client, &request[..START]);
     let server = u32::from(world.connects_to(1));
     let lane = world.accept(server);
     world.engine.handle_hold(0, 1, 0, world.now);
-    world.send(other, &request[..100]);
+    world.send(other, &request[..START]);
     assert!(!world.connects_to(server), "the pool is held");
-    feed(&mut world, client, &request[100..]);
+    feed(&mut world, client, &request[START..]);
     assert!(world.received(lane) == request);
     world.send(lane, "+OK\r\n");
     world.expect(client, "+OK\r\n");
@@ -541,7 +656,7 @@ fn a_ring_change_lets_it_come_to_its_end_and_keeps_the_next_one() {
     world.engine.handle_release(0, 1, &live, world.now, 0);
     world.tick();
     let lane = world.accept(1 - server);
-    feed(&mut world, other, &request[100..]);
+    feed(&mut world, other, &request[START..]);
     assert!(world.received(lane) == request);
 }
 
@@ -551,10 +666,10 @@ fn a_failure_in_the_middle_counts_for_ejection() {
     let mut world = world(options, 2);
     let client = world.client();
     let request = set("key", 2 * MIB);
-    world.send(client, &request[..100]);
+    world.send(client, &request[..START]);
     let server = u32::from(world.connects_to(1));
     let lane = world.accept(server);
-    feed(&mut world, client, &request[100..MIB]);
+    feed(&mut world, client, &request[START..MIB]);
     world.close(lane, CloseReason::Reset);
     let eject = Action::Eject { pool: 0, server, why: Failure::Reset };
     assert!(world.actions.contains(&eject));

@@ -527,6 +527,9 @@ impl Gateway {
                 | Action::HeldBack { .. }
                 | Action::Shed { .. }
                 | Action::Notice { .. }
+                | Action::LargeWaits { .. }
+                | Action::SessionsWait { .. }
+                | Action::SlowClient { .. }
                 | Action::Monitors { .. } => {}
             }
         }

@@ -96,6 +96,8 @@ pub(crate) struct Core {
     pub(crate) pressed: Report,
     /// That clients were closed for want of memory.
     pub(crate) shed: Report,
+    /// That clients are too slow for connections of their own.
+    pub(crate) slow: Report,
     /// That clients are not read for want of memory.
     pub(crate) held_back: Report,
     /// Connections to servers that failed, which may have another address to try.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cashew_control::{ChildChannel, Session, ToMaster};
 use cashew_driver::{Driver, Token};
-use cashew_engine::{Action, ConnId, Engine, Identity, OpenFiles, Setup, Time};
+use cashew_engine::{Action, ConnId, Engine, Identity, OpenFiles, Setup, SlowEnd, Time};
 use cashew_metrics::monotonic_ms;
 
 use rustix::thread::set_current_timer_slack;
@@ -164,6 +164,7 @@ impl<D: Driver> Worker<D> {
             pressed: Report::default(),
             shed: Report::default(),
             held_back: Report::default(),
+            slow: Report::default(),
             failed_connects: Vec::new(),
             detaching: HashSet::new(),
             detached: Vec::new(),
@@ -446,6 +447,35 @@ impl<D: Driver> Worker<D> {
                         held >> 20,
                         share >> 20,
                         bytes >> 20
+                    );
+                }
+            }
+            Action::LargeWaits { pool, server } => {
+                let (pool, server) = self.names(pool, server);
+                tracing::warn!(
+                    "pool {pool}: all connections of this worker to server {server} for large \
+                     requests and replies are taken: such wait, or hold others up; see \
+                     transfer_rate_min"
+                );
+            }
+            Action::SessionsWait { pool, server, clients } => {
+                let (pool, server) = self.names(pool, server);
+                tracing::warn!(
+                    "pool {pool}: {clients} clients wait for a connection to server {server} for \
+                     transactions and blocking calls: all of session_connections are in use"
+                );
+            }
+            Action::SlowClient { pool, server, id, end } => {
+                if self.core.slow.is_due(self.core.now) {
+                    let (pool, server) = self.names(pool, server);
+                    let what = match end {
+                        SlowEnd::Refused => "its large request is answered with an error",
+                        SlowEnd::Collected => "the rest of its large reply is kept here",
+                        SlowEnd::Closed => "it is closed",
+                    };
+                    tracing::warn!(
+                        "pool {pool}: the client of id {id} is too slow for its connection to server \
+                         {server}: {what}"
                     );
                 }
             }

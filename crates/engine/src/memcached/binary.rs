@@ -18,7 +18,7 @@ use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::request::Merge;
 use crate::slab::NONE;
-use crate::upload::{Begun, Head, Tail, UPLOAD_SIZE_MIN};
+use crate::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::variant::Dialect;
 
 impl Engine {
@@ -110,7 +110,9 @@ impl Engine {
         let opcode = Some(parser.opcode().byte());
         let head = Head { len: value.start as usize, opcode, ..Head::default() };
         let tail = Tail::Packet { left: value.len as usize };
-        let begun = self.begin_memcached_upload(client, parser.key().of(bytes), head, tail);
+        let extent = Extent { here: bytes.len(), need: value.end() };
+        let key = parser.key().of(bytes);
+        let begun = self.begin_memcached_upload(client, key, (tail, head), extent);
         if let Begun::Yes = begun
             && parser.header().cas != 0
             && let Some((lane, _)) = self.upload_request(client)

@@ -16,7 +16,7 @@ use crate::clients::{Plan, Step, fills};
 use crate::dispatch::{FragmentText, Payload};
 use crate::engine::Engine;
 use crate::request::Merge;
-use crate::upload::{Begun, Head, Tail, UPLOAD_SIZE_MIN};
+use crate::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 
 /// What every server answers, whatever its version, and in a way that nothing else is answered.
 const VERSION: &[u8] = b"version\r\n";
@@ -148,6 +148,7 @@ impl Engine {
         let (cut, _) = edits(parser);
         let len = data.start as usize;
         let head = Head { len, cut, ..Head::default() };
+        let extent = Extent { here: bytes.len(), need: len + data.len as usize + 2 };
         self.asking.miss.clear();
         self.asking.asked.reticence = Reticence::Success;
         self.asking.expect = match (parser.expect(), quiet) {
@@ -157,7 +158,7 @@ impl Engine {
         self.clients[client].noreply = parser.noreply().is_some();
         let mut buf = [0; KEY_SIZE_MAX];
         let key = plain_key(parser, bytes, &mut buf);
-        let begun = self.begin_memcached_upload(client, key, head, tail);
+        let begun = self.begin_memcached_upload(client, key, (tail, head), extent);
         self.clients[client].noreply = false;
         self.ask_uniques(client, parser, bytes);
         if let Begun::Yes = begun
