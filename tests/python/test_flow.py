@@ -255,3 +255,63 @@ def test_idle_transactions_keep_nobody_from_theirs(place):
     stats = gateway.stats()["alpha"]
     assert stats["session_waits"] > 0 and stats["sessions_reclaimed"] > 0
     assert "wait for a connection to server" in gateway.log()
+
+
+# ----------------------------------------------------------------- values not known to be large
+
+
+def test_pipelines_of_large_values_hold_nobody_up_and_fill_no_server(place):
+    """Nobody knows beforehand how large they are: a server has all replies to what it was asked in its
+    memory, and whoever asks behind them waits for them."""
+    server, gateway = one_server(place)
+    keys = [f"key:{n}" for n in range(50)]
+    for key in keys:
+        server.call("SET", key, "x" * 400_000)
+    at_rest = int(server.stat("INFO memory")["used_memory"])
+    request = b"".join(resp("GET", key) for key in keys)
+    with Watch(gateway) as watch, contextlib.ExitStack() as stack:
+        wait_until(lambda: len(watch.waits) > 20, "it is served")
+        clients = [stack.enter_context(contextlib.closing(bare(gateway.address)))
+                   for _ in range(30)]
+        reader = threading.Thread(target=read_all, args=(clients,), daemon=True)
+        # All at once: 30 times 20 MB.
+        for client in clients:
+            client.sendall(request)
+        reader.start()
+        highest = 0
+        deadline = time.monotonic() + 20
+        while reader.is_alive() and time.monotonic() < deadline:
+            highest = max(highest, int(server.stat("INFO memory")["used_memory"]) - at_rest)
+            time.sleep(0.005)
+        reader.join(1)
+        assert watch.error is None and max(watch.waits) < 5, (watch.error, max(watch.waits))
+    print(f"{highest >> 20} MiB, {max(watch.waits):.3f} s")
+    assert highest < 100 * MIB, f"{highest >> 20} MiB"
+    assert gateway.stats()["alpha"]["pipelines_paused"] > 0
+
+
+def read_all(clients, seconds=15):
+    """Reads what comes until nothing more does."""
+    deadline = time.monotonic() + seconds
+    left = {client: 50 * (400_000 + len("$400000\r\n\r\n")) for client in clients}
+    while left and time.monotonic() < deadline:
+        for client in list(left):
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                left[client] -= len(client.recv(MIB))
+            if left[client] <= 0:
+                del left[client]
+
+
+def test_deep_pipelines_of_small_values_are_answered_whole(place):
+    server, gateway = one_server(place)
+    for n in range(1000):
+        server.call("SET", f"key:{n}", f"value:{n}")
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(gateway.connect()) for _ in range(20)]
+        for _ in range(3):
+            for client in clients:
+                client.send(b"".join(resp("GET", f"key:{n}") for n in range(1000)))
+            for client in clients:
+                for n in range(1000):
+                    assert client.reply() == b"value:%d" % n

@@ -367,6 +367,7 @@ impl Options<'_> {
             server_queue_size_max,
             server_connect_timeout_ms,
             session_hold_ms,
+            pipeline_start,
             transfer_rate_min,
             transfer_stall_ms,
         } = old;
@@ -395,6 +396,7 @@ impl Options<'_> {
             &new.server_connect_timeout_ms,
         );
         self.changed("session_hold_timeout", session_hold_ms, &new.session_hold_ms);
+        self.changed("pipeline_start", pipeline_start, &new.pipeline_start);
         self.changed("transfer_stall_timeout", transfer_stall_ms, &new.transfer_stall_ms);
     }
 }
@@ -578,6 +580,7 @@ mod tests {
             ("server_queue_size_max: 100000", "server_queue_size_max: 256.0 MiB -> 97.7 KiB"),
             ("server_connect_timeout: 1", "server_connect_timeout: 5000 -> 1"),
             ("session_hold_timeout: 7", "session_hold_timeout: 10000 -> 7"),
+            ("pipeline_start: 0", "pipeline_start: 64 -> 0"),
             ("transfer_rate_min: 1mb", "transfer_rate_min: 64.0 KiB -> 1.0 MiB"),
             ("transfer_stall_timeout: 0", "transfer_stall_timeout: 60000 -> 0"),
             (

@@ -243,6 +243,11 @@ section! {
         server_queue_size_max: Size<65536, 17179869184> = "256mb",
         /// Milliseconds that connecting to a server may take when `timeout` is not shorter.
         server_connect_timeout: Number<1, 3600000> = "5000",
+        /// Requests that clients may have in flight at first, while nobody knows how large the replies
+        /// are, dealt out among all clients of a worker that wait for anything: one each at least.
+        /// Replies that are small make room for more, up to `client_requests_max`; after a large one
+        /// its client reads one value at a time. 0 turns that off.
+        pipeline_start: Number<0, 65535> = "64",
         /// Bytes per second that a client has to send of a large request, or to take of a large reply,
         /// for as long as others wait for a connection that such have to themselves. Who is slower
         /// gives it up. 0 is without such a limit.

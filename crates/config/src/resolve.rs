@@ -378,6 +378,7 @@ fn limits(section: &PoolSection) -> Limits {
         server_queue_size_max: section.server_queue_size_max.value.0,
         server_connect_timeout_ms: section.server_connect_timeout.value.0,
         session_hold_ms: section.session_hold_timeout.value.0,
+        pipeline_start: section.pipeline_start.value.0 as u32,
         transfer_rate_min: section.transfer_rate_min.value.0,
         transfer_stall_ms: section.transfer_stall_timeout.value.0,
     }

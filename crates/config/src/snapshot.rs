@@ -457,6 +457,10 @@ pub struct Limits {
     /// How long a transaction may keep its connection while others wait for one.
     #[serde(default = "session_hold_ms")]
     pub session_hold_ms: u64,
+    /// Requests in flight whose replies may be of any size, of all clients of a worker; 0 is without
+    /// limit.
+    #[serde(default = "pipeline_start")]
+    pub pipeline_start: u32,
     /// Bytes per second of a large request or reply while others wait for its connection; 0 is without
     /// limit.
     #[serde(default = "transfer_rate_min")]
@@ -469,6 +473,10 @@ pub struct Limits {
 
 fn session_hold_ms() -> u64 {
     10_000
+}
+
+fn pipeline_start() -> u32 {
+    64
 }
 
 fn transfer_rate_min() -> u64 {
@@ -495,6 +503,7 @@ impl Default for Limits {
             server_queue_size_max: 256 << 20,
             server_connect_timeout_ms: 5000,
             session_hold_ms: session_hold_ms(),
+            pipeline_start: pipeline_start(),
             transfer_rate_min: transfer_rate_min(),
             transfer_stall_ms: transfer_stall_ms(),
         }

@@ -240,6 +240,7 @@ fn the_sectioned_dialect_loads() {
             server_queue_max: 100,
             server_queue_size_max: 64 << 10,
             server_connect_timeout_ms: 250,
+            pipeline_start: 9,
             transfer_rate_min: 1000,
             transfer_stall_ms: 0,
             ..Limits::default()

@@ -14,14 +14,18 @@ use crate::slab::NONE;
 use crate::time::Time;
 
 impl Engine {
-    /// Whether the reply that is coming on a shared lane is so large that it would hold others up.
-    pub(crate) fn brings_large(&self, index: u32) -> bool {
+    /// Whether the reply that is coming on a shared lane is so large that it would hold others up. Its
+    /// client asks accordingly from here on.
+    pub(crate) fn brings_large(&mut self, index: u32) -> bool {
         let lane = &self.lanes[index as usize];
         let remaining = lane.scanner.remaining();
-        remaining > 0
-            && !lane.is_private
-            && lane.head != NONE
-            && self.requests[lane.head].arrived + remaining >= BULK_SIZE as u64
+        if remaining == 0 || lane.is_private || lane.head == NONE {
+            return false;
+        }
+        let request = lane.head;
+        let size = self.requests[request].arrived + remaining;
+        self.learn_window(request, size);
+        size >= BULK_SIZE as u64
     }
 
     /// Gives a shared lane another connection. What is on it stays with the one it has, as a

@@ -31,6 +31,7 @@ use crate::slab::NONE;
 use crate::time::Time;
 use crate::timers::Timer;
 use crate::variant::Dialect;
+use crate::window::narrowed;
 
 /// How long a pool that was removed stays though it has no clients.
 const LINGER_US: u64 = 1_000_000;
@@ -457,6 +458,7 @@ impl Engine {
         let state = &mut self.pools[pool as usize].servers[server as usize];
         // Who waits here finds another server.
         state.waiting.clear();
+        state.reading.clear();
         self.dissolve_line(pool, server);
         let state = &mut self.pools[pool as usize].servers[server as usize];
         let own: Vec<Range<u32>> = state.own_lanes().collect();
@@ -735,6 +737,8 @@ impl Engine {
         for index in self.clients.indices().collect::<Vec<u32>>() {
             let client = &mut self.clients[index];
             let Some(changed) = changes.get(client.pool as usize) else { continue };
+            let limits = &self.pools[client.pool as usize].limits;
+            client.window = client.window.min(narrowed(limits.client_requests_max));
             if changed.is_rerouted || changed.has_auth {
                 // Nobody can be asked any more for what there is no password for.
                 client.session.authenticated |= self.pools[client.pool as usize].is_open();

@@ -37,6 +37,9 @@ pub(crate) struct Client {
     pub(crate) asked_in: u32,
     /// Length of the chain.
     pub(crate) requests: u32,
+    /// So many of its requests may be in flight: see [`crate::window`]. 0 where the next value is
+    /// presumed to be large. Pipelines are never longer than fits into it.
+    pub(crate) window: u16,
     /// Requests of late: see [`Crowd::take_count`].
     pub(crate) asked: u32,
     /// Received and not consumed: the start of a request, or whatever came while paused.
@@ -57,6 +60,8 @@ pub(crate) struct Client {
     pub(crate) fenced: bool,
     /// Listed among the clients that may go on.
     pub(crate) resumable: bool,
+    /// It waits for replies, since its window has no more room.
+    pub(crate) is_at_window: bool,
     /// Not read for want of memory.
     pub(crate) throttled: bool,
     /// The client has shut down its sending side: close when all is answered.
@@ -320,6 +325,7 @@ impl Client {
             tail: NONE,
             asked_in: 0,
             requests: 0,
+            window: 1,
             asked: 0,
             called: CommandId::NONE,
             input: Vec::new(),
@@ -332,6 +338,7 @@ impl Client {
             paused: false,
             fenced: false,
             resumable: false,
+            is_at_window: false,
             throttled: false,
             read_closed: false,
             noreply: false,

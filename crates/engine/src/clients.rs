@@ -106,7 +106,13 @@ impl Engine {
 
     /// What the express way leaves of the bytes that arrived.
     #[inline(never)]
-    fn consume_rest(&mut self, index: u32, bytes: &[u8]) {
+    fn consume_rest(&mut self, index: u32, mut bytes: &[u8]) {
+        if self.widen(index) {
+            bytes = self.express_requests(index, bytes);
+            if bytes.is_empty() {
+                return;
+            }
+        }
         match self.consume(index, bytes, false) {
             Step::Rest { used, need } => self.keep_rest(index, &bytes[used..], need),
             Step::Upload { used } => {
@@ -119,6 +125,13 @@ impl Engine {
         if self.clients[index].state == State::Closing {
             self.close_if_finished(index);
         }
+    }
+
+    /// Goes on with what may go the shortest way behind a request that could not.
+    #[inline]
+    pub(crate) fn express_further<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
+        self.widen(index);
+        self.express_requests(index, bytes)
     }
 
     /// Keeps what could not be consumed yet.
@@ -230,7 +243,7 @@ impl Engine {
                     parser.reset();
                     used += len;
                     if used < buf.len() {
-                        used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                        used = buf.len() - self.express_further(index, &buf[used..]).len();
                     }
                 }
                 resp::Parsed::Partial { need: total } => {
@@ -308,9 +321,14 @@ impl Engine {
             return false;
         }
         if self.is_blocked(index) {
+            let client = &self.clients[index];
+            if client.requests >= u32::from(client.window) && client.requests > 0 {
+                self.wait_at_window(index);
+            }
             self.pause(index);
             return false;
         }
+        self.widen(index);
         self.clients[index].fenced = false;
         true
     }
@@ -353,7 +371,7 @@ impl Engine {
             || matches!(client.modes.turn, Turn::Waits | Turn::HeldBack)
             || client.modes.slowed_until.is_some()
             || (client.fenced && client.requests > 0)
-            || client.requests >= pool.limits.client_requests_max
+            || (client.requests >= u32::from(client.window) && client.requests >= self.pipeline_max(index))
             || client.output.len() + client.held >= pool.limits.client_output_pause
     }
 
@@ -400,6 +418,9 @@ impl Engine {
             return;
         }
         self.clients[index].paused = false;
+        if self.clients[index].is_at_window {
+            self.leave_window(index);
+        }
         if !self.clients[index].input.is_empty() {
             let conn = self.client_conn(index);
             self.consume_input(index);

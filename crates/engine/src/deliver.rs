@@ -114,11 +114,13 @@ impl Engine {
     #[inline]
     fn learn_size(&mut self, index: u32, bytes: usize) {
         let request = &self.requests[index];
-        let is_large = request.arrived + bytes as u64 >= BULK_SIZE as u64;
+        let size = request.arrived + bytes as u64;
+        let is_large = size >= BULK_SIZE as u64;
         let replies = &mut self.pools[request.pool as usize].large_replies;
         if (is_large || !replies.is_empty()) && is_large != replies.contains(request.mark) {
             replies.learn(request.mark, is_large);
         }
+        self.learn_window(index, size);
     }
 
     /// A whole reply in a buffer; the request has left its lane.

@@ -112,27 +112,51 @@ impl Engine {
     ) -> Plan {
         let pool = self.clients[client].pool;
         let mark = Mark::of(key);
-        let mut size = size;
-        let is_large = self.pools[pool as usize].large_replies.contains(mark)
+        let is_presumed = self.clients[client].window == 0 && access == Access::Read;
+        let is_large = (is_presumed || self.pools[pool as usize].large_replies.contains(mark))
             && self.clients[client].modes.transaction.is_none();
-        if is_large {
-            if self.clients[client].requests > 0 {
-                return Plan::Wait;
-            }
-            self.clients[client].fenced = true;
-            size = size.max(BULK_SIZE);
-        }
         let server = self.route(pool, key, access);
-        let variant = self.clients[client].variant;
-        let private = server.filter(|_| is_large);
-        let plan = match private.map(|server| self.private_lane(pool, server, variant)) {
-            Some(Ok(Some(lane))) => self.forward_on(client, lane, expect),
-            _ => self.forward_to(client, server, expect, size),
+        let plan = match server.filter(|_| is_large) {
+            Some(server) => self.forward_large(client, server, access, expect, size),
+            None => self.forward_to(client, server, expect, size),
         };
         if let Plan::Forward { request, .. } = plan {
             self.requests[request].mark = mark;
         }
         plan
+    }
+
+    /// Sends a request alone whose reply is likely to be large: on a lane of its own, or if all are
+    /// taken on that of large ones, where a few may be read at a time.
+    #[cold]
+    fn forward_large(
+        &mut self,
+        client: u32,
+        server: u32,
+        access: Access,
+        expect: Expect,
+        size: usize,
+    ) -> Plan {
+        let Client { requests, pool, variant, .. } = self.clients[client];
+        if requests > 0 {
+            return Plan::Wait;
+        }
+        let private = self.private_lane(pool, server, variant);
+        if let Ok(None) = private
+            && access == Access::Read
+            && self.is_bulk_lane_busy(pool, server, variant)
+        {
+            self.await_bulk_lane(client, server);
+            return Plan::Wait;
+        }
+        let client_state = &mut self.clients[client];
+        client_state.fenced = true;
+        // If it is not so large after all, the next may not be either.
+        client_state.window = client_state.window.max(1);
+        match private {
+            Ok(Some(lane)) => self.forward_on(client, lane, expect),
+            _ => self.forward_to(client, Some(server), expect, size.max(BULK_SIZE)),
+        }
     }
 
     /// Sends a request to a server as it is.

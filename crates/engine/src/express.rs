@@ -204,7 +204,7 @@ impl Engine {
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
         let expiry = pool.expiry(self.now);
         let has_tags = R::TAGS && pool.has_tags();
-        while client.requests < limits.client_requests_max
+        while client.requests < u32::from(client.window)
             && let Some(plain) = R::request(buf, &pool.policy)
             && plain.bytes.len() <= size_max
         {

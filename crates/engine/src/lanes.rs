@@ -492,7 +492,7 @@ impl Engine {
             metrics.set_server(id, ServerGauge::OutQueue, in_flight);
             metrics.set_server(id, ServerGauge::OutQueueBytes, in_flight_size);
         }
-        if !server.waiting.is_empty() {
+        if !server.waiting.is_empty() || !server.reading.is_empty() {
             self.wake_waiting(pool, server_index);
         }
     }

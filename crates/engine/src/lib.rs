@@ -80,6 +80,7 @@ mod transaction;
 mod upload;
 mod vacant;
 mod variant;
+mod window;
 
 pub use action::{Action, Scope, SlowEnd};
 pub use client::Profile;

@@ -164,6 +164,8 @@ pub(crate) struct Server {
     pub(crate) private_lanes: Vec<u32>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
+    /// Clients that wait to read a large value, on one of these or on the lane for all.
+    pub(crate) reading: Vec<ConnId>,
     /// When somebody last found all of them taken, and when that was last counted, and told.
     pub(crate) wanted_at: Option<Time>,
     pub(crate) want_counted_at: Option<Time>,
@@ -364,6 +366,7 @@ impl Server {
             functions_at: Time::ZERO,
             private_lanes: Vec::new(),
             waiting: Vec::new(),
+            reading: Vec::new(),
             wanted_at: None,
             want_counted_at: None,
             want_told_at: None,

@@ -6,9 +6,11 @@
 use crate::action::Action;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
+use crate::id::ConnId;
 use crate::lane::{Lane, Link};
 use crate::pace::Pace;
 use crate::slab::NONE;
+use crate::window::BULK_READS_MAX;
 
 /// Each is a connection more to the server, from every worker.
 pub(crate) const PRIVATE_LANES_MAX: usize = 4;
@@ -90,6 +92,21 @@ impl Engine {
         self.tell_want(pool, server);
     }
 
+    /// Whether as many values are read on the lane of large ones as may be.
+    pub(crate) fn is_bulk_lane_busy(&self, pool: u32, server: u32, variant: u16) -> bool {
+        let server = &self.pools[pool as usize].servers[server as usize];
+        let lane = self.lane(server.bulk_lane(variant));
+        lane.in_flight + lane.unsent >= BULK_READS_MAX
+    }
+
+    /// Has the client told when there is room on that lane, or when a lane of its own is free.
+    pub(crate) fn await_bulk_lane(&mut self, client: u32, server: u32) {
+        let conn = self.client_conn(client);
+        let pool = self.clients[client].pool;
+        self.count_want(pool, server);
+        self.pools[pool as usize].servers[server as usize].reading.push(conn);
+    }
+
     pub(crate) fn add_private_lane(
         &mut self,
         pool_index: u32,
@@ -109,12 +126,25 @@ impl Engine {
     /// Lets clients try again that wait for a lane to the server, if one is free.
     #[cold]
     pub(crate) fn wake_waiting(&mut self, pool: u32, server: u32) {
-        let server = &mut self.pools[pool as usize].servers[server as usize];
-        if !server.private_lanes.iter().any(|&lane| self.lanes[lane as usize].is_free()) {
+        let state = &mut self.pools[pool as usize].servers[server as usize];
+        let is_free = state.private_lanes.iter().any(|&lane| self.lanes[lane as usize].is_free());
+        // All of them: it is not known here who still wants it.
+        let waiting = if is_free { std::mem::take(&mut state.waiting) } else { Vec::new() };
+        self.unblock_all(waiting);
+        let state = &self.pools[pool as usize].servers[server as usize];
+        if state.reading.is_empty() {
             return;
         }
-        // All of them: it is not known here who still wants it.
-        for conn in std::mem::take(&mut server.waiting) {
+        let mut variants = 0..=state.others.len() as u16;
+        if is_free || variants.any(|variant| !self.is_bulk_lane_busy(pool, server, variant)) {
+            let state = &mut self.pools[pool as usize].servers[server as usize];
+            let reading = std::mem::take(&mut state.reading);
+            self.unblock_all(reading);
+        }
+    }
+
+    pub(crate) fn unblock_all(&mut self, clients: Vec<ConnId>) {
+        for conn in clients {
             if self.clients.is_current(conn.index(), conn.generation()) {
                 self.unblock(conn.index());
             }

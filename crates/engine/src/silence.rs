@@ -180,11 +180,10 @@ impl Engine {
         // Who waits for a lane of its own looks again.
         self.dissolve_line(pool, server);
         let state = &mut self.pools[pool as usize].servers[server as usize];
-        for conn in std::mem::take(&mut state.waiting) {
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.unblock(conn.index());
-            }
-        }
+        let waiting = std::mem::take(&mut state.waiting);
+        let reading = std::mem::take(&mut state.reading);
+        self.unblock_all(waiting);
+        self.unblock_all(reading);
         if self.lane(first).link == Link::Idle {
             self.connect(first);
         }

@@ -41,15 +41,21 @@ impl Engine {
         state.private_lanes.iter().any(|&lane| self.lane(lane).is_free())
     }
 
-    /// Somebody is worse off, since all private lanes to the server are taken: counts and tells it.
-    #[cold]
-    pub(crate) fn tell_want(&mut self, pool: u32, server: u32) {
+    /// Somebody has to wait for others' large requests and replies.
+    pub(crate) fn count_want(&mut self, pool: u32, server: u32) {
         let state = &mut self.pools[pool as usize];
         let metrics = state.metrics;
         let state = &mut state.servers[server as usize];
         if is_due(&mut state.want_counted_at, self.now, COUNT_US) {
             self.metrics.add_pool(metrics, PoolCounter::LargeWaits, 1);
         }
+    }
+
+    /// Somebody is worse off, since all private lanes to the server are taken: counts and tells it.
+    #[cold]
+    pub(crate) fn tell_want(&mut self, pool: u32, server: u32) {
+        self.count_want(pool, server);
+        let state = &mut self.pools[pool as usize].servers[server as usize];
         if is_due(&mut state.want_told_at, self.now, TELL_US) {
             self.actions.push_back(Action::LargeWaits { pool, server });
         }

@@ -604,6 +604,7 @@ fn limits(random: &mut Random) -> Limits {
     if random.percent(20) {
         limits.request_size_max = random.range(5_000, 30_000);
     }
+    limits.pipeline_start = random.pick(&[0, 1, 5, 64]);
     limits.server_connect_timeout_ms = random.pick(&[50, 500, 5_000]);
     limits
 }

@@ -62,7 +62,7 @@ impl Engine {
                     parser.reset();
                     parser.set_value_size_max(self.value_size_max(index));
                     used += len;
-                    used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                    used = buf.len() - self.express_further(index, &buf[used..]).len();
                 }
                 Parsed::Partial { need } => {
                     if need >= UPLOAD_SIZE_MIN {

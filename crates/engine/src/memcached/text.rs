@@ -96,7 +96,7 @@ impl Engine {
                     parser.reset();
                     used += len;
                     if used < buf.len() {
-                        used = buf.len() - self.express_requests(index, &buf[used..]).len();
+                        used = buf.len() - self.express_further(index, &buf[used..]).len();
                     }
                 }
                 Parsed::Partial { need } => {
