@@ -47,8 +47,9 @@ section! {
         /// eight more looks, which wait for nothing, find it.
         batch_window_max: Number<0, 10000> = "5000",
         /// Bytes that the buffers and requests of all workers may take, each worker an equal share
-        /// of at least 8mb. From three quarters of it on a worker takes no new requests; at all of
-        /// it, or after a second in between, it closes the clients that hold most. `auto` is half
+        /// of at least 8mb. From three quarters of it on a worker does not read the clients that hold
+        /// most, of the pools that hold more than their share; at all of it, or after a second in
+        /// between, it closes them. `auto` is half
         /// of the memory that this process may use, 0 is without limit.
         memory_max: Memory = "auto",
         /// How workers move bytes. `uring` takes fewer system calls under load; it needs Linux 6.1

@@ -16,6 +16,7 @@ use crate::slab::NONE;
 use crate::time::Time;
 use crate::upload::Upload;
 use crate::variant::Dialect;
+use crate::window::UNKNOWN;
 
 /// Everything about one client connection that the engine keeps.
 ///
@@ -325,7 +326,7 @@ impl Client {
             tail: NONE,
             asked_in: 0,
             requests: 0,
-            window: 1,
+            window: UNKNOWN,
             asked: 0,
             called: CommandId::NONE,
             input: Vec::new(),

@@ -16,6 +16,7 @@ use crate::lane::Link;
 use crate::pool::{Pool, Server};
 use crate::request::{Due, Gather, Merge, Role};
 use crate::slab::NONE;
+use crate::window::UNKNOWN;
 
 /// Larger ones are not kept to be used again.
 const GATHER_KEPT_MAX: usize = 64 * 1024;
@@ -152,7 +153,7 @@ impl Engine {
         let client_state = &mut self.clients[client];
         client_state.fenced = true;
         // If it is not so large after all, the next may not be either.
-        client_state.window = client_state.window.max(1);
+        client_state.window = client_state.window.max(UNKNOWN);
         match private {
             Ok(Some(lane)) => self.forward_on(client, lane, expect),
             _ => self.forward_to(client, Some(server), expect, size.max(BULK_SIZE)),

@@ -16,24 +16,29 @@ use crate::bulk::BULK_SIZE;
 use crate::engine::Engine;
 use crate::slab::NONE;
 
+/// The window of a client of whose replies nothing is known.
+pub(crate) const UNKNOWN: u16 = 1;
 /// Values that may be read at once on a lane of large ones, which nobody has to itself.
 pub(crate) const BULK_READS_MAX: u32 = 16;
 
 impl Engine {
-    /// How many requests of a client may be unanswered now; it has one at least.
+    /// How many requests of a client may be unanswered now; it has one at least. It is never more than
+    /// `client_requests_max`.
     #[cold]
     pub(crate) fn pipeline_max(&self, index: u32) -> u32 {
         let client = &self.clients[index];
         if client.window == 0 {
             return 1;
         }
+        if client.window != UNKNOWN {
+            return client.window.into();
+        }
         let limits = &self.pools[client.pool as usize].limits;
         let max = limits.client_requests_max;
-        let share = match limits.pipeline_start {
+        match limits.pipeline_start {
             0 => max,
-            start => start / self.crowd.waiting.max(1),
-        };
-        u32::from(client.window).max(share).min(max)
+            start => (start / self.crowd.waiting.max(1)).clamp(1, max),
+        }
     }
 
     /// Gives a client that has as many requests in flight as its window has room for a larger one, if
@@ -97,7 +102,7 @@ impl Engine {
             return;
         }
         let room = limits.client_output_pause / size;
-        let room = if size >= BULK_SIZE as u64 { 0 } else { room.max(1) };
+        let room = if size >= BULK_SIZE as u64 { 0 } else { room.max(u64::from(UNKNOWN) + 1) };
         // What was answered meanwhile shows nothing.
         client.is_at_window = false;
         client.window = client.window.min(narrowed(room.min(NONE.into()) as u32));
