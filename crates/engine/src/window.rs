@@ -72,13 +72,14 @@ impl Engine {
     /// The client goes on after it waited for replies: each small one makes room for one more.
     #[cold]
     pub(crate) fn leave_window(&mut self, index: u32) {
+        let allowed = self.pipeline_max(index);
         let client = &mut self.clients[index];
         client.is_at_window = false;
         if client.window > 0 {
             let max = self.pools[client.pool as usize].limits.client_requests_max;
             let window = u32::from(client.window);
             let answered = window.saturating_sub(client.requests);
-            client.window = narrowed((window + answered).min(max));
+            client.window = narrowed((window + answered).max(allowed).min(max));
         }
     }
 
