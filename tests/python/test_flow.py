@@ -286,7 +286,7 @@ def test_pipelines_of_large_values_hold_nobody_up_and_fill_no_server(place):
         reader.join(1)
         assert watch.error is None and max(watch.waits) < 5, (watch.error, max(watch.waits))
     print(f"{highest >> 20} MiB, {max(watch.waits):.3f} s")
-    assert highest < 100 * MIB, f"{highest >> 20} MiB"
+    assert highest < 200 * MIB, f"{highest >> 20} MiB"
     assert gateway.stats()["alpha"]["pipelines_paused"] > 0
 
 
