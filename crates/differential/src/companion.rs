@@ -73,8 +73,8 @@ impl Companion {
                 &format!("{w0}{w1}END\r\n"),
                 &["END\r\n", &format!("{w0}END\r\n"), &format!("{w1}END\r\n")],
             ),
-            question("mg w0 v k\r\n", "VA 8 kw0\r\nwatched0\r\n", &["EN\r\n"]),
-            question("mg w1 f k\r\n", "HD f7 kw1\r\n", &["EN\r\n"]),
+            question("mg w0 v k\r\n", "VA 8 kw0\r\nwatched0\r\n", &["EN\r\n", "EN kw0\r\n"]),
+            question("mg w1 f k\r\n", "HD f7 kw1\r\n", &["EN\r\n", "EN kw1\r\n"]),
         ];
         Self { conn: None, store, questions }
     }

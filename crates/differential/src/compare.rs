@@ -172,7 +172,7 @@ fn smaller(mut finding: Finding, server: &mut Server) -> io::Result<Finding> {
         let played = play(setup, server, cases, PATIENCE_AGAIN);
         let shows = match played.found {
             Ok(Some((at, found, transcript))) => {
-                let shows = found.misfit == misfit && at + 1 == cases.len();
+                let shows = found.misfit.is_like(misfit) && at + 1 == cases.len();
                 if shows {
                     best = Some((cases.to_vec(), found, transcript));
                 }

@@ -60,6 +60,14 @@ pub enum Misfit {
 }
 
 impl Misfit {
+    /// Whether the same cause may show as either, by who asks beside it and where bytes are cut.
+    pub fn is_like(self, other: Self) -> bool {
+        let is_of_count = |misfit| {
+            matches!(misfit, Self::TooMuch | Self::TooLittle | Self::Waits | Self::Foreign | Self::Unanswered)
+        };
+        self == other || (is_of_count(self) && is_of_count(other))
+    }
+
     pub fn meaning(self) -> &'static str {
         match self {
             Self::TooMuch => "the server says more than the gateway takes as its replies, or what is no reply",
@@ -405,7 +413,8 @@ impl<'a> Rig<'a> {
 
     fn exchange(&mut self, conn: ConnId) -> Outcome {
         let Some(before) = self.engine.lane_state(conn) else { return Ok(()) };
-        if before.is_ready && self.is_checked(before) && self.wires[&conn.token()].state.is_none() {
+        let is_new = self.wires.get(&conn.token()).is_some_and(|wire| !wire.is_used);
+        if is_new && self.is_checked(before) {
             self.check_state(conn)?;
         }
         let bytes = self.take_output(conn);
@@ -417,7 +426,12 @@ impl<'a> Rig<'a> {
         self.counts.exchanges += 1;
         self.wire(conn).is_used = true;
         if !before.is_ready {
-            return self.relay(conn, &bytes, state, |state| !state.is_ready);
+            // It may agree on something else than before.
+            self.relay(conn, &bytes, state, |state| !state.is_ready)?;
+            if let Some(wire) = self.wires.get_mut(&conn.token()) {
+                (wire.state, wire.is_used) = (None, false);
+            }
+            return Ok(());
         }
         if state.is_taken {
             return self.relay(conn, &bytes, state, |state| state.in_flight > 0);
@@ -612,7 +626,7 @@ impl<'a> Rig<'a> {
             let conn = ConnId::from_token(token);
             let Some(state) = self.engine.lane_state(conn) else { continue };
             let is_due = is_due || state.kind == LaneKind::Exclusive;
-            if self.is_checked(state) && is_due && self.wires[&token].is_used {
+            if self.is_checked(state) && is_due && state.unsent == 0 && self.wires[&token].is_used {
                 self.check_state(conn)?;
                 self.wire(conn).is_used = false;
             }
