@@ -82,13 +82,13 @@ impl Companion {
     fn binary() -> Self {
         let store = packet(0x01, &[0; 8], b"w0", b"watched0", 1, 0);
         let touch = packet(0x1c, &[0; 4], b"w0", b"", 0x7761_7463, 0);
-        let reply = |status: u8, text: &[u8]| {
-            let mut reply = packet(0x1c, b"", b"", text, 0x7761_7463, 0);
+        let reply = |status: u8, extras: &[u8], text: &[u8]| {
+            let mut reply = packet(0x1c, extras, b"", text, 0x7761_7463, 0);
             reply[0] = 0x81;
             reply[7] = status;
             reply
         };
-        let exists = Question { ask: touch, hit: reply(0, b""), misses: vec![reply(1, b""), reply(1, b"Not found")] };
+        let exists = Question { ask: touch, hit: reply(0, &[0; 4], b""), misses: vec![reply(1, b"", b""), reply(1, b"", b"Not found")] };
         let noop = |byte| {
             let mut packet = packet(0x0a, b"", b"", b"", 0x1234_5678, 0);
             packet[0] = byte;

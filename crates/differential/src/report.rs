@@ -31,7 +31,7 @@ impl Finding {
     pub fn name(&self) -> String {
         let last = self.cases.last().and_then(|case| case.requests.last());
         let request = last.map(|request| request.name()).unwrap_or_default();
-        format!("{:?}: {request}", self.misfit())
+        format!("{}: {request}", self.misfit().family())
     }
 
     pub fn text(&self) -> String {

@@ -62,10 +62,17 @@ pub enum Misfit {
 impl Misfit {
     /// Whether the same cause may show as either, by who asks beside it and where bytes are cut.
     pub fn is_like(self, other: Self) -> bool {
-        let is_of_count = |misfit| {
-            matches!(misfit, Self::TooMuch | Self::TooLittle | Self::Waits | Self::Foreign | Self::Unanswered)
-        };
-        self == other || (is_of_count(self) && is_of_count(other))
+        self.family() == other.family()
+    }
+
+    pub fn family(self) -> &'static str {
+        match self {
+            Self::TooMuch | Self::TooLittle | Self::Waits | Self::Foreign | Self::Unanswered => "replies",
+            Self::Closes => "closes",
+            Self::Dies => "dies",
+            Self::State => "state",
+            Self::Panics => "panic",
+        }
     }
 
     pub fn meaning(self) -> &'static str {
@@ -436,7 +443,13 @@ impl<'a> Rig<'a> {
         if state.is_taken {
             return self.relay(conn, &bytes, state, |state| state.in_flight > 0);
         }
-        let fence = Fence::new(self.setup.protocol, &mut self.tokens);
+        // A binary client's verbosity goes by a connection for text.
+        let protocol = match (self.setup.protocol, bytes[0]) {
+            (Protocol::Redis, _) => Protocol::Redis,
+            (_, 0x80) => Protocol::Binary,
+            _ => Protocol::Text,
+        };
+        let fence = Fence::new(protocol, &mut self.tokens);
         let sent = [&bytes[..], &fence.question].concat();
         let said = match self.converse(conn, &sent, &fence.answer)? {
             Heard::Whole(said) => said,

@@ -132,8 +132,8 @@ fn run(
             outcome.program.version, outcome.setup.name, outcome.counts.requests, outcome.counts.exchanges,
             outcome.counts.blocked, times, outcome.took.as_secs_f64()
         );
-        for (name, times) in &outcome.seen {
-            println!("    {times} times {name}");
+        for finding in &outcome.findings {
+            println!("    {}", finding.name());
         }
     }
     println!("{total} requests compared, {seen} misfits");
