@@ -19,3 +19,4 @@ pub mod rig;
 pub mod servers;
 pub mod setup;
 mod shrink;
+pub mod watched;

@@ -1,0 +1,216 @@
+//! A gateway with some pools, hostile and watched clients for a while, and what came of it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::case::{Case, Request, excerpt, quoted};
+use crate::random::Random;
+use crate::servers::{Program, Server};
+
+use super::Scenario;
+use super::gateway::Gateway;
+use super::hostile::{self, Transcript};
+use super::minimise::minimised;
+use super::watcher::{Trouble, Watcher};
+
+/// Memory that a gateway of a few clients may take.
+const MEMORY_MAX: u64 = 600 << 20;
+
+/// What a lap is made of.
+pub struct Lap<'a> {
+    pub program: &'a Path,
+    pub pools: &'a [(Scenario, Program)],
+    pub workers: u32,
+    pub seed: u64,
+    pub time: Duration,
+    /// How long a watched request may wait.
+    pub patience: Duration,
+}
+
+/// What is counted of laps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub sent: u64,
+    pub replies: u64,
+    pub misses: u64,
+    pub slowest: Duration,
+    pub memory: u64,
+}
+
+impl Tally {
+    pub fn add(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.replies += other.replies;
+        self.misses += other.misses;
+        self.slowest = self.slowest.max(other.slowest);
+        self.memory = self.memory.max(other.memory);
+    }
+}
+
+/// Something that a watched client, or the gateway, went through.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    pub pool: String,
+    pub what: String,
+    pub detail: String,
+    pub seed: u64,
+    /// What was sent before, the last at the end.
+    pub transcript: Vec<Vec<u8>>,
+    /// The least that shows it again, if anything did.
+    pub least: Option<Vec<Case>>,
+}
+
+impl Finding {
+    pub fn text(&self) -> String {
+        let mut text = format!("{}: a watched client {}\nseed: {}\n\n{}\n\n", self.pool, self.what, self.seed, self.detail);
+        match &self.least {
+            Some(cases) => {
+                text.push_str("The least that shows it again:\n");
+                for case in cases {
+                    text.push_str(&format!("  {}\n", excerpt(&case.bytes())));
+                }
+            }
+            None => text.push_str("It did not show again when this was sent by one client after the other.\n"),
+        }
+        text.push_str("\nSent by hostile clients before, the last at the end:\n");
+        for bytes in &self.transcript {
+            text.push_str(&format!("raw \"{}\"\n", quoted(bytes)));
+        }
+        text
+    }
+
+    pub fn write(&self, directory: &Path) -> io::Result<PathBuf> {
+        std::fs::create_dir_all(directory)?;
+        let kept = |character: char| if character.is_ascii_alphanumeric() { character } else { '-' };
+        let stem: String = format!("watched {} {}", self.pool, self.what).chars().map(kept).collect();
+        let path = directory.join(format!("{stem}.txt"));
+        std::fs::write(&path, self.text())?;
+        Ok(path)
+    }
+}
+
+/// Runs a lap; returns what was counted, and the first finding of each kind in each pool.
+pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
+    let mut random = Random::new(lap.seed);
+    let servers: Vec<Vec<Server>> = lap
+        .pools
+        .iter()
+        .map(|(scenario, program)| (0..scenario.servers).map(|_| Server::start(program)).collect())
+        .collect::<io::Result<_>>()?;
+    let names: Vec<String> = (0..lap.pools.len()).map(|number| format!("p{number}")).collect();
+    let pools: Vec<(String, Scenario, &[Server])> = names
+        .iter()
+        .zip(lap.pools)
+        .zip(&servers)
+        .map(|((name, (scenario, _)), servers)| (name.clone(), *scenario, &servers[..]))
+        .collect();
+    let mut gateway = Gateway::start(lap.program, lap.workers, &pools, &mut random)?;
+    let runs = AtomicBool::new(true);
+    let sent = AtomicU64::new(0);
+    let tally = Mutex::new(Tally::default());
+    let findings = Mutex::new(Vec::new());
+    let known = Mutex::new(BTreeSet::new());
+    let transcripts: Vec<Transcript> = lap.pools.iter().map(|_| Transcript::default()).collect();
+    std::thread::scope(|scope| {
+        for (at, (scenario, program)) in lap.pools.iter().enumerate() {
+            let address = gateway.address(&names[at]);
+            for &protocol in scenario.hostile {
+                let (address, random, transcript) = (address.clone(), Random::new(random.number()), &transcripts[at]);
+                let (runs, sent) = (&runs, &sent);
+                scope.spawn(move || hostile::run(protocol, &address, random, transcript, runs, sent));
+            }
+            let pool = format!("{} before {}", scenario.name, program.version);
+            for &protocol in scenario.watched {
+                for _ in 0..2 {
+                    let (address, pool) = (address.clone(), pool.clone());
+                    let (runs, tally, findings, known, transcript) = (&runs, &tally, &findings, &known, &transcripts[at]);
+                    let mut random = Random::new(random.number());
+                    scope.spawn(move || {
+                        while runs.load(Ordering::Relaxed) {
+                            let name = format!("w{:x}", random.number() >> 32);
+                            let watcher = Watcher::connect(protocol, name, &address, lap.patience, random.clone());
+                            let Ok(mut watcher) = watcher else { continue };
+                            random.number();
+                            let trouble = watch(&mut watcher, &address, runs, &mut random);
+                            tally.lock().expect("nobody panics with it").add(Tally {
+                                replies: watcher.replies,
+                                misses: watcher.misses,
+                                slowest: watcher.slowest,
+                                ..Tally::default()
+                            });
+                            let Err(trouble) = trouble else { continue };
+                            let is_new = known.lock().expect("nobody panics with it").insert((at, trouble.what));
+                            if is_new {
+                                findings.lock().expect("nobody panics with it").push((at, Finding {
+                                    pool: pool.clone(),
+                                    what: trouble.what.to_owned(),
+                                    detail: trouble.detail,
+                                    seed: lap.seed,
+                                    transcript: transcript.all(),
+                                    least: None,
+                                }));
+                            }
+                        }
+                    });
+                }
+            }
+        }
+        let until = Instant::now() + lap.time;
+        while Instant::now() < until && gateway.is_running() {
+            std::thread::sleep(Duration::from_millis(100));
+            let memory = gateway.memory();
+            let mut tally = tally.lock().expect("nobody panics with it");
+            tally.memory = tally.memory.max(memory);
+        }
+        runs.store(false, Ordering::Relaxed);
+    });
+    let mut tally = tally.into_inner().expect("nobody panics with it");
+    tally.sent = sent.into_inner();
+    let mut found = findings.into_inner().expect("nobody panics with it");
+    let mut of_gateway = |what: &str, detail: String| {
+        let transcript = transcripts.iter().flat_map(Transcript::all).collect();
+        let (pool, what) = ("the gateway".to_owned(), what.to_owned());
+        found.push((usize::MAX, Finding { pool, what, detail, seed: lap.seed, transcript, least: None }));
+    };
+    if !gateway.is_running() {
+        of_gateway("loses the gateway", gateway.log());
+    }
+    let crashes = gateway.crashes();
+    if !crashes.is_empty() {
+        of_gateway("loses a worker", crashes.join("\n"));
+    }
+    if tally.memory > MEMORY_MAX {
+        of_gateway("sees memory grow", format!("{} bytes", tally.memory));
+    }
+    drop(gateway);
+    drop(pools);
+    drop(servers);
+    // A few are made smaller; the rest is likely of the same cause.
+    for (at, finding) in found.iter_mut().take(3) {
+        if let Some((scenario, program)) = lap.pools.get(*at) {
+            let cases: Vec<Case> = finding.transcript.iter().map(|bytes| case(bytes)).collect();
+            finding.least = minimised(lap.program, *scenario, program, cases, &mut random)?;
+        }
+    }
+    Ok((tally, found.into_iter().map(|(_, finding)| finding).collect()))
+}
+
+fn case(bytes: &[u8]) -> Case {
+    Case { requests: vec![Request::Raw(bytes.to_vec())], resp3: false, accompanied: false, cuts: 0 }
+}
+
+fn watch(watcher: &mut Watcher, address: &Path, runs: &AtomicBool, random: &mut Random) -> Result<(), Trouble> {
+    while runs.load(Ordering::Relaxed) {
+        watcher.turn()?;
+        if random.percent(2)
+            && let Err(error) = watcher.reconnect(address)
+        {
+            return Err(Trouble { what: "cannot connect", detail: error.to_string() });
+        }
+    }
+    Ok(())
+}
