@@ -73,7 +73,7 @@ pub(super) fn run(
                 continue;
             };
             let timeouts = [
-                stream.set_read_timeout(Some(Duration::from_millis(3))),
+                stream.set_read_timeout(Some(Duration::from_millis(1))),
                 stream.set_write_timeout(Some(Duration::from_millis(200))),
             ];
             if timeouts.iter().any(Result::is_err) {
@@ -108,7 +108,7 @@ pub(super) fn run(
 
 /// Reads what comes, for a moment; returns whether the connection is closed.
 fn drained(stream: &mut UnixStream, random: &mut Random) -> bool {
-    let until = Instant::now() + Duration::from_millis(5);
+    let until = Instant::now() + Duration::from_millis(2);
     let mut piece = vec![0; random.pick(&[1, 100, 65_536])];
     while Instant::now() < until {
         match stream.read(&mut piece) {

@@ -118,7 +118,7 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
     std::thread::scope(|scope| {
         for (at, (scenario, program)) in lap.pools.iter().enumerate() {
             let address = gateway.address(&names[at]);
-            for &protocol in scenario.hostile {
+            for &protocol in scenario.hostile.iter().chain(scenario.hostile) {
                 let (address, random, transcript) = (address.clone(), Random::new(random.number()), &transcripts[at]);
                 let (runs, sent) = (&runs, &sent);
                 scope.spawn(move || hostile::run(protocol, &address, random, transcript, runs, sent));
@@ -206,6 +206,10 @@ fn case(bytes: &[u8]) -> Case {
 fn watch(watcher: &mut Watcher, address: &Path, runs: &AtomicBool, random: &mut Random) -> Result<(), Trouble> {
     while runs.load(Ordering::Relaxed) {
         watcher.turn()?;
+        if random.percent(60) {
+            // Most of the time is for the hostile.
+            std::thread::sleep(Duration::from_micros(random.number() % 3000));
+        }
         if random.percent(2)
             && let Err(error) = watcher.reconnect(address)
         {
