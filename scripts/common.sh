@@ -77,3 +77,20 @@ python_environment() {
     "$environment/bin/pip" install --quiet --requirement tests/python/requirements.txt
     cp tests/python/requirements.txt "$environment/installed.txt"
 }
+
+# Newer servers than the distribution's, for tests of the crates: in CASHEW_REDIS_SERVERS those of the Python
+# packages, in CASHEW_MEMCACHED_SERVERS the newest memcached of the archive, unless they are set. Without
+# a network the tests do with what is there.
+servers() {
+    python_environment
+    if [[ -z ${CASHEW_REDIS_SERVERS+set} ]]; then
+        CASHEW_REDIS_SERVERS=$(PYTHONPATH=tests/python "$environment/bin/python" -c \
+            'import harness; print(":".join(map(str, harness.newer_servers())))')
+    fi
+    if [[ -z ${CASHEW_MEMCACHED_SERVERS+set} ]]; then
+        [[ -x target/memcached-newest/memcached ]] || install make=make event_rpcgen.py=libevent-dev
+        CASHEW_MEMCACHED_SERVERS=$("$environment/bin/python" tests/memcached/newest.py) ||
+            echo 'The newest memcached is not to be had: going on without it.' >&2
+    fi
+    export CASHEW_REDIS_SERVERS CASHEW_MEMCACHED_SERVERS
+}

@@ -39,11 +39,28 @@ def download(cache, package, program, version):
             f"the source of {package} {version} comes from a Debian or Ubuntu; elsewhere unpack it"
             f" as {cache}/{package}-{version}"
         )
+    archive, found = fetch(cache, package, lambda directory: write_sources(directory, program))
+    if found != version:
+        raise Missing(f"{program} is {version}, but the source to be had is {found}")
+    return archive
+
+
+def newest_source(cache, package):
+    """The upstream archive of the newest version of a package, and that version: from the suite in
+    which the distribution prepares its next release."""
+    if not shutil.which("apt-get"):
+        raise Missing(f"the newest {package} comes from a Debian or Ubuntu")
+    return fetch(cache, package, write_newest_sources)
+
+
+def fetch(cache, package, write):
+    """The upstream archive of a package and its version, from sources that `write` puts in a
+    directory."""
     apt = cache / "apt"
     shutil.rmtree(apt, ignore_errors=True)
     for directory in ("sources", "lists/partial", "archives/partial"):
         (apt / directory).mkdir(parents=True)
-    write_sources(apt / "sources", program)
+    write(apt / "sources")
     options = {
         "Dir::Etc::SourceList": "/dev/null",
         "Dir::Etc::SourceParts": apt / "sources",
@@ -68,10 +85,7 @@ def download(cache, package, program, version):
         raise Missing(
             f"apt-get could not fetch the source of {package}:\n{updated.stderr}{fetched.stderr}"
         )
-    found = re.match(rf"{package}_([\d.]+\d)", archives[0].name).group(1)
-    if found != version:
-        raise Missing(f"{program} is {version}, but the source to be had is {found}")
-    return archives[0]
+    return archives[0], re.match(rf"{package}_([\d.]+\d)", archives[0].name).group(1)
 
 
 def write_sources(directory, program):
@@ -98,6 +112,35 @@ def write_sources(directory, program):
                    if not origins or any(origin.rstrip("/") in entry for origin in origins)]
         if entries:
             (directory / path.name).write_text(end.join(dict.fromkeys(entries)) + "\n")
+
+
+def write_newest_sources(directory):
+    """The suite in which the distribution prepares its next release, where the packages come from."""
+    system = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.MULTILINE))
+    names = {system.get("ID"), *system.get("ID_LIKE", "").split()}
+    suite = "devel" if "ubuntu" in names else "sid"
+    written = False
+    etc = Path("/etc/apt")
+    for path in (etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))):
+        if path.suffix not in (".list", ".sources") or not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        if path.suffix == ".list":
+            found = re.findall(r"(?m)^deb +(\[[^]]*\] +)?(\S+/(?:debian|ubuntu)/?) ", text)
+            entries = [f"deb-src {options}{address} {suite} main" for options, address in found]
+        else:
+            entries = []
+            for stanza in re.split(r"\n\s*\n", text):
+                address = re.search(r"(?mi)^uris: *(\S+/(?:debian|ubuntu)/?)(?:\s|$)", stanza)
+                key = re.search(r"(?mi)^signed-by:.*$", stanza)
+                if address:
+                    lines = ["Types: deb-src", f"URIs: {address[1]}", f"Suites: {suite}", "Components: main"]
+                    entries.append("\n".join([*lines, *([key[0]] if key else [])]) + "\n")
+        if entries:
+            (directory / path.name).write_text("\n".join(dict.fromkeys(entries)) + "\n")
+            written = True
+    if not written:
+        raise Missing("apt has no source of Debian or Ubuntu to ask for newer packages")
 
 
 def unpack(archive, directory):

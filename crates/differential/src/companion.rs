@@ -41,7 +41,9 @@ impl Companion {
 
     pub(crate) fn of(protocol: Protocol) -> Vec<Self> {
         match protocol {
-            Protocol::Redis => vec![Self::redis(b"", "$-1\r\n"), Self::redis(b"HELLO 3\r\n", "_\r\n")],
+            Protocol::Redis => {
+                vec![Self::redis(b"", "$-1\r\n"), Self::redis(b"HELLO 3\r\n", "_\r\n")]
+            }
             Protocol::Text => vec![Self::text()],
             Protocol::Binary => vec![Self::binary()],
         }
@@ -56,7 +58,11 @@ impl Companion {
             question(
                 "MGET w0 w1\r\n",
                 &format!("*2\r\n{w0}{w1}"),
-                &[&format!("*2\r\n{null}{null}"), &format!("*2\r\n{w0}{null}"), &format!("*2\r\n{null}{w1}")],
+                &[
+                    &format!("*2\r\n{null}{null}"),
+                    &format!("*2\r\n{w0}{null}"),
+                    &format!("*2\r\n{null}{w1}"),
+                ],
             ),
         ];
         Self { conn: None, store, questions }
@@ -88,7 +94,11 @@ impl Companion {
             reply[7] = status;
             reply
         };
-        let exists = Question { ask: touch, hit: reply(0, &[0; 4], b""), misses: vec![reply(1, b"", b""), reply(1, b"", b"Not found")] };
+        let exists = Question {
+            ask: touch,
+            hit: reply(0, &[0; 4], b""),
+            misses: vec![reply(1, b"", b""), reply(1, b"", b"Not found")],
+        };
         let noop = |byte| {
             let mut packet = packet(0x0a, b"", b"", b"", 0x1234_5678, 0);
             packet[0] = byte;

@@ -94,7 +94,12 @@ pub fn compare(
 }
 
 /// One pool before one server.
-fn one(setup: Setup, program: &Program, budget: Budget, say: &dyn Fn(&Finding)) -> io::Result<Outcome> {
+fn one(
+    setup: Setup,
+    program: &Program,
+    budget: Budget,
+    say: &dyn Fn(&Finding),
+) -> io::Result<Outcome> {
     let started = Instant::now();
     let mut server = Server::start(program)?;
     let mut outcome = Outcome {
@@ -113,7 +118,8 @@ fn one(setup: Setup, program: &Program, budget: Budget, say: &dyn Fn(&Finding)) 
             server.restart()?;
         }
         let mut random = Random::of(budget.seed, round);
-        let cases: Vec<Case> = (0..ROUND).map(|_| generate::case(setup.protocol, &mut random)).collect();
+        let cases: Vec<Case> =
+            (0..ROUND).map(|_| generate::case(setup.protocol, &mut random)).collect();
         round += 1;
         let mut from = 0;
         while from < cases.len() {
@@ -228,7 +234,8 @@ pub fn play(setup: Setup, server: &mut Server, cases: &[Case], patience: Duratio
             Ok(Err(stop)) => return Played { counts, cases: at, found: Err(broken(stop)) },
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                let text =
+                    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
                 Some(Found { misfit: Misfit::Panics, detail: text.unwrap_or_default() })
             }
         };

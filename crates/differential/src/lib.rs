@@ -9,8 +9,8 @@
 #![forbid(unsafe_code)]
 
 pub mod case;
-pub mod compare;
 mod companion;
+pub mod compare;
 mod fence;
 pub mod generate;
 pub mod random;

@@ -42,7 +42,11 @@ impl Finding {
             self.setup.name,
             self.program.version,
             self.seed,
-            if self.is_confirmed { "yes" } else { "no, it depends on time or on more that came before" },
+            if self.is_confirmed {
+                "yes"
+            } else {
+                "no, it depends on time or on more that came before"
+            },
         );
         for case in &self.cases {
             text.push_str(&format!("# the client sends {}\n", excerpt(&case.bytes())));
@@ -51,7 +55,10 @@ impl Finding {
             "\nWhat the gateway sends (<-) and the server says (->), without fences:\n{}\n\n{}\n\n",
             self.transcript, self.found.detail
         ));
-        text.push_str(&format!("To play it again: differential replay THIS-FILE\nsetup {}\n", self.setup.name));
+        text.push_str(&format!(
+            "To play it again: differential replay THIS-FILE\nsetup {}\n",
+            self.setup.name
+        ));
         for case in &self.cases {
             text.push_str(&case.written());
         }
@@ -61,7 +68,8 @@ impl Finding {
     /// Writes it to a file of its own in the directory.
     pub fn write(&self, directory: &Path) -> io::Result<PathBuf> {
         std::fs::create_dir_all(directory)?;
-        let kept = |character: char| if character.is_ascii_alphanumeric() { character } else { '-' };
+        let kept =
+            |character: char| if character.is_ascii_alphanumeric() { character } else { '-' };
         let stem = format!("{}-{}-{}", self.setup.name, self.program.version, self.name());
         let stem: String = stem.chars().map(kept).take(80).collect();
         let path = directory.join(format!("{stem}.txt"));

@@ -14,8 +14,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Identity, LaneKind, LaneState, Place, Plan, Rest,
-    Setup as EngineSetup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, Identity, LaneKind, LaneState, Place, Plan,
+    Rest, Setup as EngineSetup, Time,
 };
 use cashew_metrics::Writer;
 
@@ -67,7 +67,9 @@ impl Misfit {
 
     pub fn family(self) -> &'static str {
         match self {
-            Self::TooMuch | Self::TooLittle | Self::Waits | Self::Foreign | Self::Unanswered => "replies",
+            Self::TooMuch | Self::TooLittle | Self::Waits | Self::Foreign | Self::Unanswered => {
+                "replies"
+            }
             Self::Closes => "closes",
             Self::Dies => "dies",
             Self::State => "state",
@@ -77,10 +79,16 @@ impl Misfit {
 
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::TooMuch => "the server says more than the gateway takes as its replies, or what is no reply",
+            Self::TooMuch => {
+                "the server says more than the gateway takes as its replies, or what is no reply"
+            }
             Self::TooLittle => "the server says less than the gateway waits for",
-            Self::Waits => "the server waits for more bytes where the gateway thinks that the request is whole",
-            Self::Closes => "the server closes a connection that clients share (others are held up)",
+            Self::Waits => {
+                "the server waits for more bytes where the gateway thinks that the request is whole"
+            }
+            Self::Closes => {
+                "the server closes a connection that clients share (others are held up)"
+            }
             Self::Dies => "the server dies",
             Self::Foreign => "another client gets a reply that is not its own",
             Self::Unanswered => "another client gets no reply",
@@ -527,7 +535,9 @@ impl<'a> Rig<'a> {
         }
         let until = Instant::now() + if state.is_ready { BLOCKED_MAX } else { self.patience };
         while self.engine.lane_state(conn).is_some_and(&is_awaited) {
-            let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+            let Some(left) =
+                until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+            else {
                 if !state.is_ready {
                     return self.found(Misfit::Waits, "a handshake is not answered");
                 }
@@ -656,7 +666,10 @@ impl<'a> Rig<'a> {
             Heard::Whole(said) => said,
             Heard::Silence(said) => {
                 self.is_spent = true;
-                return self.found(Misfit::State, format!("{:?}: {} and no more", state.kind, excerpt(&said)));
+                return self.found(
+                    Misfit::State,
+                    format!("{:?}: {} and no more", state.kind, excerpt(&said)),
+                );
             }
             Heard::End(said) => return self.ended(conn, state, &said),
         };
@@ -692,7 +705,8 @@ fn is_timeout(error: &io::Error) -> bool {
 fn facts(text: &str) -> String {
     // Whether a transaction is open is among the flags; `multi` is 0 behind one with Valkey.
     const KEPT: [&str; 12] = [
-        "name", "flags", "db", "sub", "psub", "ssub", "watch", "user", "redir", "resp", "lib-name", "lib-ver",
+        "name", "flags", "db", "sub", "psub", "ssub", "watch", "user", "redir", "resp", "lib-name",
+        "lib-ver",
     ];
     let fields = text.split_whitespace().filter_map(|field| field.split_once('='));
     let kept = fields.filter(|(name, _)| KEPT.contains(name));

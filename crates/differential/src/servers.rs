@@ -90,8 +90,9 @@ impl Drop for Directory {
 pub struct Server {
     pub program: Program,
     pub socket: PathBuf,
-    directory: Directory,
-    child: Child,
+    directory: Option<Directory>,
+    /// `None`: somebody else's.
+    child: Option<Child>,
     /// How often it was started.
     pub starts: u32,
 }
@@ -100,23 +101,31 @@ impl Server {
     pub fn start(program: &Program) -> io::Result<Self> {
         let directory = Directory::new()?;
         let socket = directory.0.join("socket");
-        let child = spawn(program, &directory.0, &socket)?;
+        let child = Some(spawn(program, &directory.0, &socket)?);
+        let directory = Some(directory);
         let mut server = Self { program: program.clone(), socket, directory, child, starts: 1 };
         server.wait()?;
         Ok(server)
     }
 
+    /// What listens at that socket already, and passes for this program.
+    pub fn at(program: Program, socket: PathBuf) -> Self {
+        Self { program, socket, directory: None, child: None, starts: 0 }
+    }
+
     /// Ends it, and starts it as if it had never been there.
     pub fn restart(&mut self) -> io::Result<()> {
-        self.end();
-        let _ = std::fs::remove_file(&self.socket);
-        self.child = spawn(&self.program, &self.directory.0, &self.socket)?;
-        self.starts += 1;
+        if let Some(directory) = &self.directory {
+            end(&mut self.child);
+            let _ = std::fs::remove_file(&self.socket);
+            self.child = Some(spawn(&self.program, &directory.0, &self.socket)?);
+            self.starts += 1;
+        }
         self.wait()
     }
 
     pub fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+        self.child.as_mut().is_none_or(|child| matches!(child.try_wait(), Ok(None)))
     }
 
     pub fn connect(&self) -> io::Result<UnixStream> {
@@ -133,12 +142,6 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
-    }
-
-    fn end(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 
     /// Makes all data go, and puts a few of each kind there.
@@ -164,7 +167,15 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.end();
+        end(&mut self.child);
+    }
+}
+
+fn end(child: &mut Option<Child>) {
+    if let Some(child) = child {
+        // It may have ended by itself.
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -190,7 +201,9 @@ SETBIT b1 7 1";
 
 fn seed_redis() -> Vec<u8> {
     let mut text: String = SEED.lines().map(|line| format!("{line}\r\n")).collect();
-    text.push_str("SCRIPT FLUSH\r\nFUNCTION FLUSH\r\nEVAL \"return redis.status_reply('seeded')\" 0\r\n");
+    text.push_str(
+        "SCRIPT FLUSH\r\nFUNCTION FLUSH\r\nEVAL \"return redis.status_reply('seeded')\" 0\r\n",
+    );
     text.into_bytes()
 }
 

@@ -19,15 +19,69 @@ pub struct Setup {
 }
 
 pub const SETUPS: &[Setup] = &[
-    Setup { name: "redis-1", kind: Kind::Redis, protocol: Protocol::Redis, options: &["redis: true"], servers: 1 },
-    Setup { name: "redis-3", kind: Kind::Redis, protocol: Protocol::Redis, options: &["redis: true"], servers: 3 },
-    Setup { name: "auto-1", kind: Kind::Memcached, protocol: Protocol::Text, options: &[], servers: 1 },
-    Setup { name: "auto-3", kind: Kind::Memcached, protocol: Protocol::Text, options: &[], servers: 3 },
-    Setup { name: "text-1", kind: Kind::Memcached, protocol: Protocol::Text, options: &["protocol: text"], servers: 1 },
-    Setup { name: "text-3", kind: Kind::Memcached, protocol: Protocol::Text, options: &["protocol: text"], servers: 3 },
-    Setup { name: "auto-binary-1", kind: Kind::Memcached, protocol: Protocol::Binary, options: &[], servers: 1 },
-    Setup { name: "binary-1", kind: Kind::Memcached, protocol: Protocol::Binary, options: &["protocol: binary"], servers: 1 },
-    Setup { name: "binary-3", kind: Kind::Memcached, protocol: Protocol::Binary, options: &["protocol: binary"], servers: 3 },
+    Setup {
+        name: "redis-1",
+        kind: Kind::Redis,
+        protocol: Protocol::Redis,
+        options: &["redis: true"],
+        servers: 1,
+    },
+    Setup {
+        name: "redis-3",
+        kind: Kind::Redis,
+        protocol: Protocol::Redis,
+        options: &["redis: true"],
+        servers: 3,
+    },
+    Setup {
+        name: "auto-1",
+        kind: Kind::Memcached,
+        protocol: Protocol::Text,
+        options: &[],
+        servers: 1,
+    },
+    Setup {
+        name: "auto-3",
+        kind: Kind::Memcached,
+        protocol: Protocol::Text,
+        options: &[],
+        servers: 3,
+    },
+    Setup {
+        name: "text-1",
+        kind: Kind::Memcached,
+        protocol: Protocol::Text,
+        options: &["protocol: text"],
+        servers: 1,
+    },
+    Setup {
+        name: "text-3",
+        kind: Kind::Memcached,
+        protocol: Protocol::Text,
+        options: &["protocol: text"],
+        servers: 3,
+    },
+    Setup {
+        name: "auto-binary-1",
+        kind: Kind::Memcached,
+        protocol: Protocol::Binary,
+        options: &[],
+        servers: 1,
+    },
+    Setup {
+        name: "binary-1",
+        kind: Kind::Memcached,
+        protocol: Protocol::Binary,
+        options: &["protocol: binary"],
+        servers: 1,
+    },
+    Setup {
+        name: "binary-3",
+        kind: Kind::Memcached,
+        protocol: Protocol::Binary,
+        options: &["protocol: binary"],
+        servers: 3,
+    },
 ];
 
 impl Setup {

@@ -3,7 +3,11 @@
 use crate::case::{Case, Request};
 
 /// Tries smaller sequences of cases for as long as `shows` says that they still show it, at most so many.
-pub(crate) fn shrunk(mut cases: Vec<Case>, tries: usize, mut shows: impl FnMut(&[Case]) -> bool) -> Vec<Case> {
+pub(crate) fn shrunk(
+    mut cases: Vec<Case>,
+    tries: usize,
+    mut shows: impl FnMut(&[Case]) -> bool,
+) -> Vec<Case> {
     let mut left = tries;
     let mut shows = move |cases: &[Case]| {
         left = left.saturating_sub(1);
@@ -18,16 +22,15 @@ pub(crate) fn shrunk(mut cases: Vec<Case>, tries: usize, mut shows: impl FnMut(&
     without_pieces(&mut cases, &mut |cases| shows(cases));
     for at in 0..cases.len() {
         let mut one = cases[at].clone();
-        for simpler in [
-            Case { accompanied: false, ..one.clone() },
-            Case { resp3: false, accompanied: false, ..one.clone() },
-            Case { resp3: false, ..one.clone() },
-        ] {
-            if simpler != one && shows(&replaced(&cases, at, &simpler)) {
-                one = simpler;
-                cases[at] = one.clone();
-            }
+        let quiet = Case { accompanied: false, ..one.clone() };
+        if quiet != one && shows(&replaced(&cases, at, &quiet)) {
+            one = quiet;
         }
+        let plain = Case { resp3: false, ..one.clone() };
+        if plain != one && shows(&replaced(&cases, at, &plain)) {
+            one = plain;
+        }
+        cases[at] = one.clone();
         without_pieces(&mut one.requests, &mut |requests| {
             shows(&replaced(&cases, at, &Case { requests: requests.to_vec(), ..cases[at].clone() }))
         });
@@ -40,11 +43,15 @@ pub(crate) fn shrunk(mut cases: Vec<Case>, tries: usize, mut shows: impl FnMut(&
             };
             match one.requests[number].clone() {
                 Request::Raw(mut bytes) => {
-                    without_pieces(&mut bytes, &mut |bytes| shows(&with(Request::Raw(bytes.to_vec()), &cases)));
+                    without_pieces(&mut bytes, &mut |bytes| {
+                        shows(&with(Request::Raw(bytes.to_vec()), &cases))
+                    });
                     cases = with(Request::Raw(bytes), &cases);
                 }
                 Request::Words(mut words) => {
-                    without_pieces(&mut words, &mut |words| shows(&with(Request::Words(words.to_vec()), &cases)));
+                    without_pieces(&mut words, &mut |words| {
+                        shows(&with(Request::Words(words.to_vec()), &cases))
+                    });
                     for word in 0..words.len() {
                         let mut shorter = words[word].clone();
                         without_pieces(&mut shorter, &mut |shorter| {
@@ -100,7 +107,9 @@ mod tests {
         let cases = vec![raw(b"one"), raw(b"needed first"), raw(b"three"), raw(b"the last one")];
         let least = shrunk(cases, 10_000, |cases| {
             let all: Vec<Vec<u8>> = cases.iter().map(Case::bytes).collect();
-            let has = |word: &[u8]| all.iter().any(|one| one.windows(word.len()).any(|part| part == word));
+            let has = |word: &[u8]| {
+                all.iter().any(|one| one.windows(word.len()).any(|part| part == word))
+            };
             has(b"need") && has(b"last")
         });
         let bytes: Vec<Vec<u8>> = least.iter().map(Case::bytes).collect();

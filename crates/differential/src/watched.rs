@@ -31,14 +31,70 @@ pub struct Scenario {
 use Protocol::{Binary, Redis, Text};
 
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "redis-1", kind: Kind::Redis, hostile: &[Redis], watched: &[Redis], options: &["redis: true"], servers: 1 },
-    Scenario { name: "redis-3", kind: Kind::Redis, hostile: &[Redis], watched: &[Redis], options: &["redis: true"], servers: 3 },
-    Scenario { name: "auto-1", kind: Kind::Memcached, hostile: &[Text, Binary], watched: &[Text, Binary], options: &[], servers: 1 },
-    Scenario { name: "auto-3", kind: Kind::Memcached, hostile: &[Text, Binary], watched: &[Text, Binary], options: &[], servers: 3 },
-    Scenario { name: "text-1", kind: Kind::Memcached, hostile: &[Text], watched: &[Text], options: &["protocol: text"], servers: 1 },
-    Scenario { name: "text-3", kind: Kind::Memcached, hostile: &[Text], watched: &[Text], options: &["protocol: text"], servers: 3 },
-    Scenario { name: "binary-1", kind: Kind::Memcached, hostile: &[Binary], watched: &[Binary], options: &["protocol: binary"], servers: 1 },
-    Scenario { name: "binary-3", kind: Kind::Memcached, hostile: &[Binary], watched: &[Binary], options: &["protocol: binary"], servers: 3 },
+    Scenario {
+        name: "redis-1",
+        kind: Kind::Redis,
+        hostile: &[Redis],
+        watched: &[Redis],
+        options: &["redis: true"],
+        servers: 1,
+    },
+    Scenario {
+        name: "redis-3",
+        kind: Kind::Redis,
+        hostile: &[Redis],
+        watched: &[Redis],
+        options: &["redis: true"],
+        servers: 3,
+    },
+    Scenario {
+        name: "auto-1",
+        kind: Kind::Memcached,
+        hostile: &[Text, Binary],
+        watched: &[Text, Binary],
+        options: &[],
+        servers: 1,
+    },
+    Scenario {
+        name: "auto-3",
+        kind: Kind::Memcached,
+        hostile: &[Text, Binary],
+        watched: &[Text, Binary],
+        options: &[],
+        servers: 3,
+    },
+    Scenario {
+        name: "text-1",
+        kind: Kind::Memcached,
+        hostile: &[Text],
+        watched: &[Text],
+        options: &["protocol: text"],
+        servers: 1,
+    },
+    Scenario {
+        name: "text-3",
+        kind: Kind::Memcached,
+        hostile: &[Text],
+        watched: &[Text],
+        options: &["protocol: text"],
+        servers: 3,
+    },
+    Scenario {
+        name: "binary-1",
+        kind: Kind::Memcached,
+        hostile: &[Binary],
+        watched: &[Binary],
+        options: &["protocol: binary"],
+        servers: 1,
+    },
+    Scenario {
+        name: "binary-3",
+        kind: Kind::Memcached,
+        hostile: &[Binary],
+        watched: &[Binary],
+        options: &["protocol: binary"],
+        servers: 3,
+    },
 ];
 
 /// The gateway to watch: `CASHEW`, or the debug build of this checkout.

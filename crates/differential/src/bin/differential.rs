@@ -14,7 +14,9 @@ use cashew_differential::{case, generate};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(about = "Compares the gateway's reading of requests and replies with that of real servers")]
+#[command(
+    about = "Compares the gateway's reading of requests and replies with that of real servers"
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -95,7 +97,9 @@ fn run(
     }
     let mut programs = Program::all()?;
     if !servers.is_empty() {
-        programs.retain(|program| servers.iter().any(|name| program.version.starts_with(name.as_str())));
+        programs.retain(|program| {
+            servers.iter().any(|name| program.version.starts_with(name.as_str()))
+        });
     }
     if programs.is_empty() {
         return Err("no server is of that version".to_owned());
@@ -113,15 +117,25 @@ fn run(
     let lines = Mutex::new(());
     let say = |finding: &Finding| {
         let _one_by_one = lines.lock();
-        println!("\n== {} [{}, {}]\n{}", finding.name(), finding.setup.name, finding.program.version, finding.text());
+        println!(
+            "\n== {} [{}, {}]\n{}",
+            finding.name(),
+            finding.setup.name,
+            finding.program.version,
+            finding.text()
+        );
         match finding.write(&found) {
             Ok(path) => println!("written to {}", path.display()),
             Err(error) => println!("not written: {error}"),
         }
     };
-    let mut outcomes = compare(&programs, pools, budget, &say).map_err(|error| error.to_string())?;
+    let mut outcomes =
+        compare(&programs, pools, budget, &say).map_err(|error| error.to_string())?;
     outcomes.sort_by_key(|outcome| (outcome.program.version.clone(), outcome.setup.name));
-    println!("\n{:<18} {:<14} {:>9} {:>10} {:>8} {:>7} {:>8}", "server", "pool", "requests", "exchanges", "blocked", "found", "seconds");
+    println!(
+        "\n{:<18} {:<14} {:>9} {:>10} {:>8} {:>7} {:>8}",
+        "server", "pool", "requests", "exchanges", "blocked", "found", "seconds"
+    );
     let (mut total, mut seen) = (0, 0);
     for outcome in &outcomes {
         let times: u64 = outcome.seen.values().sum();
@@ -129,8 +143,13 @@ fn run(
         seen += times;
         println!(
             "{:<18} {:<14} {:>9} {:>10} {:>8} {:>7} {:>8.1}",
-            outcome.program.version, outcome.setup.name, outcome.counts.requests, outcome.counts.exchanges,
-            outcome.counts.blocked, times, outcome.took.as_secs_f64()
+            outcome.program.version,
+            outcome.setup.name,
+            outcome.counts.requests,
+            outcome.counts.exchanges,
+            outcome.counts.blocked,
+            times,
+            outcome.took.as_secs_f64()
         );
         for finding in &outcome.findings {
             println!("    {}", finding.name());
@@ -141,13 +160,17 @@ fn run(
 }
 
 fn replay(file: PathBuf, server: Option<PathBuf>) -> Result<bool, String> {
-    let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let text =
+        std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
     let setup = text.lines().find_map(|line| line.strip_prefix("setup "));
     let setup = setup.and_then(Setup::named).ok_or("the file names no pool")?;
     let cases = case::read_cases(&text)?;
     let program = match server {
         Some(path) => Program::new(setup.kind, &path)?,
-        None => Program::all()?.into_iter().find(|program| program.kind == setup.kind).ok_or("no server")?,
+        None => Program::all()?
+            .into_iter()
+            .find(|program| program.kind == setup.kind)
+            .ok_or("no server")?,
     };
     let mut server = Server::start(&program).map_err(|error| error.to_string())?;
     let played = play(setup, &mut server, &cases, Duration::from_secs(4));
@@ -157,7 +180,13 @@ fn replay(file: PathBuf, server: Option<PathBuf>) -> Result<bool, String> {
             Ok(true)
         }
         Some((at, found, transcript)) => {
-            println!("case {} of {}, before {}: {}", at + 1, cases.len(), program.version, found.misfit.meaning());
+            println!(
+                "case {} of {}, before {}: {}",
+                at + 1,
+                cases.len(),
+                program.version,
+                found.misfit.meaning()
+            );
             println!("{transcript}\n{}", found.detail);
             Ok(false)
         }

@@ -14,7 +14,9 @@ use clap::Parser;
 const POOLS_OF_LAP: usize = 6;
 
 #[derive(Parser)]
-#[command(about = "Checks every reply to watched clients while hostile ones share their connections to servers")]
+#[command(
+    about = "Checks every reply to watched clients while hostile ones share their connections to servers"
+)]
 struct Arguments {
     /// What is sent follows from it, though not when; without it, from the time of day.
     #[arg(long)]
@@ -58,7 +60,9 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<bool, String> {
     let mut programs = Program::all()?;
     if !arguments.server.is_empty() {
-        programs.retain(|program| arguments.server.iter().any(|name| program.version.starts_with(name.as_str())));
+        programs.retain(|program| {
+            arguments.server.iter().any(|name| program.version.starts_with(name.as_str()))
+        });
     }
     let wants = |scenario: &&Scenario| {
         arguments.pool.is_empty() || arguments.pool.iter().any(|name| name == scenario.name)
@@ -85,7 +89,8 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     let mut random = Random::new(seed);
     while started.elapsed() < all {
         // All in turn, so that each has its share.
-        let chosen: Vec<_> = pools.iter().cycle().skip(next).take(POOLS_OF_LAP.min(pools.len())).cloned().collect();
+        let chosen: Vec<_> =
+            pools.iter().cycle().skip(next).take(POOLS_OF_LAP.min(pools.len())).cloned().collect();
         next = (next + chosen.len()) % pools.len();
         let lap = Lap {
             program: &gateway,
@@ -122,7 +127,9 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         tally.slowest.as_millis(),
         tally.memory >> 20
     );
-    let has_both = [Kind::Redis, Kind::Memcached].iter().all(|kind| pools.iter().any(|(pool, _)| pool.kind == *kind));
+    let has_both = [Kind::Redis, Kind::Memcached]
+        .iter()
+        .all(|kind| pools.iter().any(|(pool, _)| pool.kind == *kind));
     if tally.replies == 0 || (has_both && tally.sent == 0) {
         return Err("nothing was watched".to_owned());
     }

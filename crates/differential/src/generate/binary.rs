@@ -4,10 +4,18 @@ use super::mutated_bytes;
 use crate::case::Request;
 use crate::random::Random;
 
-const KEYS: &[&[u8]] = &[b"k1", b"k2", b"k3", b"n1", b"", b"\0\r\n \xff", b"k\r\nVALUE w0 0 6\r\nforged\r\nEND\r\n"];
+const KEYS: &[&[u8]] =
+    &[b"k1", b"k2", b"k3", b"n1", b"", b"\0\r\n \xff", b"k\r\nVALUE w0 0 6\r\nforged\r\nEND\r\n"];
 
 /// A packet of a request.
-pub fn packet(opcode: u8, extras: &[u8], key: &[u8], value: &[u8], opaque: u32, unique: u64) -> Vec<u8> {
+pub fn packet(
+    opcode: u8,
+    extras: &[u8],
+    key: &[u8],
+    value: &[u8],
+    opaque: u32,
+    unique: u64,
+) -> Vec<u8> {
     let mut bytes = vec![0x80, opcode];
     bytes.extend_from_slice(&(key.len() as u16).to_be_bytes());
     bytes.extend_from_slice(&[extras.len() as u8, 0, 0, 0]);
@@ -43,7 +51,11 @@ pub fn request(random: &mut Random) -> Request {
     let is_count = matches!(opcode, 5 | 6 | 0x15 | 0x16);
     let is_touch = matches!(opcode, 0x1c..=0x1e | 0x23 | 0x24);
     let is_join = matches!(opcode, 0x0e | 0x0f | 0x19 | 0x1a);
-    let has_key = is_store || is_count || is_touch || is_join || matches!(opcode, 0 | 4 | 9 | 0x0c | 0x0d | 0x14);
+    let has_key = is_store
+        || is_count
+        || is_touch
+        || is_join
+        || matches!(opcode, 0 | 4 | 9 | 0x0c | 0x0d | 0x14);
     let mut extras = Vec::new();
     if is_store {
         extras.extend_from_slice(&7u32.to_be_bytes());
@@ -56,8 +68,21 @@ pub fn request(random: &mut Random) -> Request {
         extras.extend_from_slice(&exptime.to_be_bytes());
     }
     let stats: &[u8] = random.pick(&[
-        b"" as &[u8], b"items", b"slabs", b"settings", b"sizes", b"detail on", b"detail off", b"detail dump", b"reset", b"conns",
-        b"cachedump 1 5", b"sizes_enable", b"sizes_disable", b"nonsense", b"detail",
+        b"" as &[u8],
+        b"items",
+        b"slabs",
+        b"settings",
+        b"sizes",
+        b"detail on",
+        b"detail off",
+        b"detail dump",
+        b"reset",
+        b"conns",
+        b"cachedump 1 5",
+        b"sizes_enable",
+        b"sizes_disable",
+        b"nonsense",
+        b"detail",
     ]);
     let sasl: &[u8] = random.pick(&[b"PLAIN" as &[u8], b"", b"NONSENSE"]);
     let (key, value) = match opcode {

@@ -4,7 +4,11 @@ use super::{ODD, number};
 use crate::random::Random;
 
 /// Changes some words: one is doubled, left out, exchanged, made longer, or another is put in.
-pub(crate) fn mutated_words(mut words: Vec<Vec<u8>>, vocabulary: &[&str], random: &mut Random) -> Vec<Vec<u8>> {
+pub(crate) fn mutated_words(
+    mut words: Vec<Vec<u8>>,
+    vocabulary: &[&str],
+    random: &mut Random,
+) -> Vec<Vec<u8>> {
     for _ in 0..=random.below(3) {
         if words.is_empty() {
             return words;
@@ -17,7 +21,8 @@ pub(crate) fn mutated_words(mut words: Vec<Vec<u8>>, vocabulary: &[&str], random
                 let other = random.below(words.len());
                 words.swap(at, other);
             }
-            3 | 4 => words.insert(random.below(words.len() + 1), random.pick(vocabulary).as_bytes().to_vec()),
+            3 | 4 => words
+                .insert(random.below(words.len() + 1), random.pick(vocabulary).as_bytes().to_vec()),
             5 => words[at] = random.pick(vocabulary).as_bytes().to_vec(),
             6 => words[at] = number(random),
             7 => insert(&mut words[at], ODD[random.below(ODD.len())], random),
@@ -43,13 +48,15 @@ pub(crate) fn mutated_bytes(mut bytes: Vec<u8>, random: &mut Random) -> Vec<u8> 
             2 | 3 => insert(&mut bytes, ODD[random.below(ODD.len())], random),
             4 => bytes.truncate(at),
             5 => {
-                let digits: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at].is_ascii_digit()).collect();
+                let digits: Vec<usize> =
+                    (0..bytes.len()).filter(|&at| bytes[at].is_ascii_digit()).collect();
                 if !digits.is_empty() {
                     bytes[random.pick(&digits)] = b'0' + random.below(10) as u8;
                 }
             }
             6 => {
-                let digits: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at].is_ascii_digit()).collect();
+                let digits: Vec<usize> =
+                    (0..bytes.len()).filter(|&at| bytes[at].is_ascii_digit()).collect();
                 if !digits.is_empty() {
                     let at = random.pick(&digits);
                     let put = random.pick(&[b'-', b'+', b'0', b' ', b'9', b'x']);
@@ -81,6 +88,10 @@ fn long(random: &mut Random) -> Vec<u8> {
 
 fn flip_case(word: &mut [u8]) {
     for byte in word {
-        *byte = if byte.is_ascii_lowercase() { byte.to_ascii_uppercase() } else { byte.to_ascii_lowercase() };
+        *byte = if byte.is_ascii_lowercase() {
+            byte.to_ascii_uppercase()
+        } else {
+            byte.to_ascii_lowercase()
+        };
     }
 }

@@ -81,15 +81,91 @@ SCRIPT DEBUG YES|SCRIPT DEBUG NO|SCRIPT SHOW e0e1f9fabfc9d4800c877a703b823ac0578
 
 /// Words that arguments are made of.
 const VOCABULARY: &[&str] = &[
-    "s1", "l1", "h1", "t1", "z1", "x1", "k1", "GET", "SET", "WITHSCORES", "COUNT", "LIMIT", "BLOCK", "STREAMS", "KEYS", "STORE",
-    "MATCH", "TYPE", "NX", "XX", "EX", "GT", "LT", "CH", "INCR", "FULL", "ID", "JUSTID", "LEFT", "RIGHT", "BY", "ASC", "ALPHA",
-    "AGGREGATE", "WEIGHTS", "REV", "BYSCORE", "BYLEX", "WITHVALUES", "FIELDS", "ANY", "HELP", "SKIP", "OFF", "ON", "yes", "no",
-    "*", "#", "-", "+", "$", ">", "~", "=", "0", "1", "-1", "2", "abc", "noreply", "server:s0", "MULTI", "EXEC", "ASYNC", "DB",
+    "s1",
+    "l1",
+    "h1",
+    "t1",
+    "z1",
+    "x1",
+    "k1",
+    "GET",
+    "SET",
+    "WITHSCORES",
+    "COUNT",
+    "LIMIT",
+    "BLOCK",
+    "STREAMS",
+    "KEYS",
+    "STORE",
+    "MATCH",
+    "TYPE",
+    "NX",
+    "XX",
+    "EX",
+    "GT",
+    "LT",
+    "CH",
+    "INCR",
+    "FULL",
+    "ID",
+    "JUSTID",
+    "LEFT",
+    "RIGHT",
+    "BY",
+    "ASC",
+    "ALPHA",
+    "AGGREGATE",
+    "WEIGHTS",
+    "REV",
+    "BYSCORE",
+    "BYLEX",
+    "WITHVALUES",
+    "FIELDS",
+    "ANY",
+    "HELP",
+    "SKIP",
+    "OFF",
+    "ON",
+    "yes",
+    "no",
+    "*",
+    "#",
+    "-",
+    "+",
+    "$",
+    ">",
+    "~",
+    "=",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "abc",
+    "noreply",
+    "server:s0",
+    "MULTI",
+    "EXEC",
+    "ASYNC",
+    "DB",
 ];
 
 const WORDS: &[&[u8]] = &[
-    b"a", b"b", b"word", b"12", b"3.5", b"", b"\r\n", b"a\r\nb", b"\0", b"\xff\xfe", b"$-1\r\n", b"+OK\r\n", b"*1\r\n:1\r\n", b"two words",
-    b"\"quoted\"", b"it's",
+    b"a",
+    b"b",
+    b"word",
+    b"12",
+    b"3.5",
+    b"",
+    b"\r\n",
+    b"a\r\nb",
+    b"\0",
+    b"\xff\xfe",
+    b"$-1\r\n",
+    b"+OK\r\n",
+    b"*1\r\n:1\r\n",
+    b"two words",
+    b"\"quoted\"",
+    b"it's",
 ];
 
 fn key(of: u8, random: &mut Random) -> Vec<u8> {
@@ -170,9 +246,11 @@ fn by_table(random: &mut Random) -> Vec<Vec<u8>> {
             break command;
         }
     };
-    let mut words: Vec<Vec<u8>> = command.name.split('|').map(|part| part.as_bytes().to_vec()).collect();
+    let mut words: Vec<Vec<u8>> =
+        command.name.split('|').map(|part| part.as_bytes().to_vec()).collect();
     let least = usize::from(command.arity.unsigned_abs());
-    let more = if command.arity < 0 || random.percent(8) { random.pick(&[0, 0, 1, 2, 3, 4]) } else { 0 };
+    let more =
+        if command.arity < 0 || random.percent(8) { random.pick(&[0, 0, 1, 2, 3, 4]) } else { 0 };
     let wanted = if random.percent(4) { least.saturating_sub(1) } else { least + more };
     let kind = match command.group.name() {
         "list" => b'l',
@@ -190,7 +268,9 @@ fn by_table(random: &mut Random) -> Vec<Vec<u8>> {
             Keys::None => false,
             Keys::Range { first, last, step } => {
                 let first = usize::from(first);
-                at >= first && (last < 0 || at <= last as usize) && (at - first).is_multiple_of(usize::from(step))
+                at >= first
+                    && (last < 0 || at <= last as usize)
+                    && (at - first).is_multiple_of(usize::from(step))
             }
             Keys::Pairs { .. } => at % 2 == 1,
             Keys::Numkeys { at: count, first, .. } => {
@@ -277,7 +357,9 @@ fn transaction(random: &mut Random) -> Request {
         let template = random.pick(templates());
         add(filled(template, random));
     }
-    add(vec![random.pick(&[b"EXEC" as &[u8], b"EXEC", b"EXEC", b"DISCARD", b"RESET", b"PING"]).to_vec()]);
+    add(vec![
+        random.pick(&[b"EXEC" as &[u8], b"EXEC", b"EXEC", b"DISCARD", b"RESET", b"PING"]).to_vec(),
+    ]);
     Request::Raw(bytes)
 }
 

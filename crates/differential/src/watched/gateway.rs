@@ -47,7 +47,11 @@ impl Gateway {
         for (name, scenario, servers) in pools {
             let socket = directory.0.join(name);
             let text = &mut yaml;
-            let written = writeln!(text, "  {name}:\n    listen: {}\n    distribution: modula", socket.display());
+            let written = writeln!(
+                text,
+                "  {name}:\n    listen: {}\n    distribution: modula",
+                socket.display()
+            );
             written.expect("a string takes all");
             for option in scenario.options {
                 text.push_str(&format!("    {option}\n"));
@@ -72,7 +76,10 @@ impl Gateway {
         for (name, ..) in pools {
             while UnixStream::connect(gateway.address(name)).is_err() {
                 if started.elapsed() > START_MAX || !gateway.is_running() {
-                    return Err(io::Error::other(format!("the gateway does not start: {}", gateway.log())));
+                    return Err(io::Error::other(format!(
+                        "the gateway does not start: {}",
+                        gateway.log()
+                    )));
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -110,10 +117,13 @@ impl Gateway {
         let mut total = 0;
         let mut processes = vec![self.child.id()];
         while let Some(process) = processes.pop() {
-            let of = |name: &str| std::fs::read_to_string(format!("/proc/{process}/{name}")).unwrap_or_default();
+            let of = |name: &str| {
+                std::fs::read_to_string(format!("/proc/{process}/{name}")).unwrap_or_default()
+            };
             let status = of("status");
             let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-            let kilobytes = resident.and_then(|text| text.trim().split(' ').next()?.parse::<u64>().ok());
+            let kilobytes =
+                resident.and_then(|text| text.trim().split(' ').next()?.parse::<u64>().ok());
             total += kilobytes.unwrap_or(0) * 1024;
             let children = of(&format!("task/{process}/children"));
             processes.extend(children.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));

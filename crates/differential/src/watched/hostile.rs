@@ -16,8 +16,18 @@ const KEPT: usize = 400;
 
 /// Words of requests that change what watched clients may expect, each by right: they empty the
 /// server, stop it, hold the pool, or close others' connections, as an administrator may.
-const LEFT_OUT: &[&str] =
-    &["flushall", "flushdb", "flush_all", "swapdb", "shutdown", "pause", "kill", "debug", "maxmemory", "reset"];
+const LEFT_OUT: &[&str] = &[
+    "flushall",
+    "flushdb",
+    "flush_all",
+    "swapdb",
+    "shutdown",
+    "pause",
+    "kill",
+    "debug",
+    "maxmemory",
+    "reset",
+];
 
 /// What was sent to one pool, the last at the end.
 #[derive(Default)]
@@ -48,7 +58,8 @@ fn sendable(protocol: Protocol, random: &mut Random) -> Vec<u8> {
             false => request(protocol, random).bytes(),
         };
         let text = String::from_utf8_lossy(&bytes).to_lowercase();
-        let is_flush = protocol == Protocol::Binary && bytes.windows(2).any(|two| matches!(two, [0x80, 8 | 0x18]));
+        let is_flush = protocol == Protocol::Binary
+            && bytes.windows(2).any(|two| matches!(two, [0x80, 8 | 0x18]));
         if !is_flush && !LEFT_OUT.iter().any(|word| text.contains(word)) {
             return bytes;
         }
@@ -114,7 +125,9 @@ fn drained(stream: &mut UnixStream, random: &mut Random) -> bool {
         match stream.read(&mut piece) {
             Ok(0) => return true,
             Ok(_) => {}
-            Err(error) => return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+            Err(error) => {
+                return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            }
         }
     }
     false

@@ -66,7 +66,10 @@ pub struct Finding {
 
 impl Finding {
     pub fn text(&self) -> String {
-        let mut text = format!("{}: a watched client {}\nseed: {}\n\n{}\n\n", self.pool, self.what, self.seed, self.detail);
+        let mut text = format!(
+            "{}: a watched client {}\nseed: {}\n\n{}\n\n",
+            self.pool, self.what, self.seed, self.detail
+        );
         match &self.least {
             Some(cases) => {
                 text.push_str("The least that shows it again:\n");
@@ -74,7 +77,9 @@ impl Finding {
                     text.push_str(&format!("  {}\n", excerpt(&case.bytes())));
                 }
             }
-            None => text.push_str("It did not show again when this was sent by one client after the other.\n"),
+            None => text.push_str(
+                "It did not show again when this was sent by one client after the other.\n",
+            ),
         }
         text.push_str("\nSent by hostile clients before, the last at the end:\n");
         for bytes in &self.transcript {
@@ -85,8 +90,10 @@ impl Finding {
 
     pub fn write(&self, directory: &Path) -> io::Result<PathBuf> {
         std::fs::create_dir_all(directory)?;
-        let kept = |character: char| if character.is_ascii_alphanumeric() { character } else { '-' };
-        let stem: String = format!("watched {} {}", self.pool, self.what).chars().map(kept).collect();
+        let kept =
+            |character: char| if character.is_ascii_alphanumeric() { character } else { '-' };
+        let stem: String =
+            format!("watched {} {}", self.pool, self.what).chars().map(kept).collect();
         let path = directory.join(format!("{stem}.txt"));
         std::fs::write(&path, self.text())?;
         Ok(path)
@@ -119,20 +126,30 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
         for (at, (scenario, program)) in lap.pools.iter().enumerate() {
             let address = gateway.address(&names[at]);
             for &protocol in scenario.hostile.iter().chain(scenario.hostile) {
-                let (address, random, transcript) = (address.clone(), Random::new(random.number()), &transcripts[at]);
+                let (address, random, transcript) =
+                    (address.clone(), Random::new(random.number()), &transcripts[at]);
                 let (runs, sent) = (&runs, &sent);
-                scope.spawn(move || hostile::run(protocol, &address, random, transcript, runs, sent));
+                scope.spawn(move || {
+                    hostile::run(protocol, &address, random, transcript, runs, sent)
+                });
             }
             let pool = format!("{} before {}", scenario.name, program.version);
             for &protocol in scenario.watched {
                 for _ in 0..2 {
                     let (address, pool) = (address.clone(), pool.clone());
-                    let (runs, tally, findings, known, transcript) = (&runs, &tally, &findings, &known, &transcripts[at]);
+                    let (runs, tally, findings, known, transcript) =
+                        (&runs, &tally, &findings, &known, &transcripts[at]);
                     let mut random = Random::new(random.number());
                     scope.spawn(move || {
                         while runs.load(Ordering::Relaxed) {
                             let name = format!("w{:x}", random.number() >> 32);
-                            let watcher = Watcher::connect(protocol, name, &address, lap.patience, random.clone());
+                            let watcher = Watcher::connect(
+                                protocol,
+                                name,
+                                &address,
+                                lap.patience,
+                                random.clone(),
+                            );
                             let Ok(mut watcher) = watcher else { continue };
                             random.number();
                             let trouble = watch(&mut watcher, &address, runs, &mut random);
@@ -143,16 +160,22 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
                                 ..Tally::default()
                             });
                             let Err(trouble) = trouble else { continue };
-                            let is_new = known.lock().expect("nobody panics with it").insert((at, trouble.what));
+                            let is_new = known
+                                .lock()
+                                .expect("nobody panics with it")
+                                .insert((at, trouble.what));
                             if is_new {
-                                findings.lock().expect("nobody panics with it").push((at, Finding {
-                                    pool: pool.clone(),
-                                    what: trouble.what.to_owned(),
-                                    detail: trouble.detail,
-                                    seed: lap.seed,
-                                    transcript: transcript.all(),
-                                    least: None,
-                                }));
+                                findings.lock().expect("nobody panics with it").push((
+                                    at,
+                                    Finding {
+                                        pool: pool.clone(),
+                                        what: trouble.what.to_owned(),
+                                        detail: trouble.detail,
+                                        seed: lap.seed,
+                                        transcript: transcript.all(),
+                                        least: None,
+                                    },
+                                ));
                             }
                         }
                     });
@@ -174,7 +197,10 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
     let mut of_gateway = |what: &str, detail: String| {
         let transcript = transcripts.iter().flat_map(Transcript::all).collect();
         let (pool, what) = ("the gateway".to_owned(), what.to_owned());
-        found.push((usize::MAX, Finding { pool, what, detail, seed: lap.seed, transcript, least: None }));
+        found.push((
+            usize::MAX,
+            Finding { pool, what, detail, seed: lap.seed, transcript, least: None },
+        ));
     };
     if !gateway.is_running() {
         of_gateway("loses the gateway", gateway.log());
@@ -203,7 +229,12 @@ fn case(bytes: &[u8]) -> Case {
     Case { requests: vec![Request::Raw(bytes.to_vec())], resp3: false, accompanied: false, cuts: 0 }
 }
 
-fn watch(watcher: &mut Watcher, address: &Path, runs: &AtomicBool, random: &mut Random) -> Result<(), Trouble> {
+fn watch(
+    watcher: &mut Watcher,
+    address: &Path,
+    runs: &AtomicBool,
+    random: &mut Random,
+) -> Result<(), Trouble> {
     while runs.load(Ordering::Relaxed) {
         watcher.turn()?;
         if random.percent(60) {

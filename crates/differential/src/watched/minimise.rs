@@ -72,7 +72,8 @@ pub(super) fn minimised(
     cases: Vec<Case>,
     random: &mut Random,
 ) -> io::Result<Option<Vec<Case>>> {
-    let servers = (0..scenario.servers).map(|_| Server::start(server)).collect::<io::Result<_>>()?;
+    let servers =
+        (0..scenario.servers).map(|_| Server::start(server)).collect::<io::Result<_>>()?;
     let until = Instant::now() + TIME_MAX;
     let random = Random::new(random.number());
     let mut bench = Bench { program, scenario, servers, gateway: None, random, until };

@@ -120,7 +120,8 @@ impl Watcher {
                     Taken::Reply => break,
                     Taken::Partly => {}
                     Taken::Other => {
-                        let wanted: Vec<String> = one.replies.iter().map(|reply| excerpt(reply)).collect();
+                        let wanted: Vec<String> =
+                            one.replies.iter().map(|reply| excerpt(reply)).collect();
                         let detail = format!(
                             "{} asked {} and got {}, not {}",
                             self.name,
@@ -131,7 +132,8 @@ impl Watcher {
                         let is_error = [&b"-"[..], b"SERVER_ERROR", b"ERROR", b"CLIENT_ERROR"]
                             .iter()
                             .any(|start| self.input.starts_with(start));
-                        let what = if is_error { "gets an error" } else { "gets what is not its reply" };
+                        let what =
+                            if is_error { "gets an error" } else { "gets what is not its reply" };
                         return trouble(what, detail);
                     }
                 }
@@ -140,10 +142,18 @@ impl Watcher {
                     Err(error) => return trouble("loses its connection", error.to_string()),
                 };
                 if !is_open {
-                    return trouble("loses its connection", format!("after {}", excerpt(&one.asked)));
+                    return trouble(
+                        "loses its connection",
+                        format!("after {}", excerpt(&one.asked)),
+                    );
                 }
                 if started.elapsed() > self.patience {
-                    let detail = format!("{} asked {} and has {} so far", self.name, excerpt(&one.asked), excerpt(&self.input));
+                    let detail = format!(
+                        "{} asked {} and has {} so far",
+                        self.name,
+                        excerpt(&one.asked),
+                        excerpt(&self.input)
+                    );
                     return trouble("waits too long", detail);
                 }
             }
@@ -164,7 +174,14 @@ impl Watcher {
                 self.input.extend_from_slice(&piece[..len]);
                 Ok(true)
             }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => Ok(true),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(true)
+            }
             Err(error) => Err(error),
         }
     }
@@ -179,7 +196,9 @@ impl Watcher {
         for (at, reply) in expected.replies.iter().enumerate() {
             if self.input.starts_with(reply) {
                 self.input.drain(..reply.len());
-                if at > 0 && let Some((key, value)) = &expected.missing {
+                if at > 0
+                    && let Some((key, value)) = &expected.missing
+                {
                     self.misses += 1;
                     if self.model.get(key) == Some(value) {
                         self.model.remove(key);
@@ -189,7 +208,11 @@ impl Watcher {
             }
             is_begun |= reply.starts_with(&self.input);
         }
-        if is_begun || (self.protocol == Protocol::Binary && self.input.len() < 24) { Taken::Partly } else { Taken::Other }
+        if is_begun || (self.protocol == Protocol::Binary && self.input.len() < 24) {
+            Taken::Partly
+        } else {
+            Taken::Other
+        }
     }
 
     fn key(&mut self) -> String {
@@ -230,12 +253,18 @@ impl Watcher {
             }
             2 => {
                 let was = self.model.remove(&key);
-                (words(&[b"DEL", key.as_bytes()]), format!(":{}\r\n", u8::from(was.is_some())).into_bytes())
+                (
+                    words(&[b"DEL", key.as_bytes()]),
+                    format!(":{}\r\n", u8::from(was.is_some())).into_bytes(),
+                )
             }
             3 => {
                 let other = self.key();
                 let (one, two) = (bulk(self.model.get(&key)), bulk(self.model.get(&other)));
-                (words(&[b"MGET", key.as_bytes(), other.as_bytes()]), [b"*2\r\n", &one[..], &two].concat())
+                (
+                    words(&[b"MGET", key.as_bytes(), other.as_bytes()]),
+                    [b"*2\r\n", &one[..], &two].concat(),
+                )
             }
             4 => {
                 let echo = self.value(&key);
@@ -248,28 +277,43 @@ impl Watcher {
 
     fn ask_text(&mut self, expected: &mut Vec<Expected>) {
         let key = self.key();
-        let block = |key: &str, value: &[u8]| [format!("VALUE {key} 0 {}\r\n", value.len()).as_bytes(), value, b"\r\n"].concat();
+        let block = |key: &str, value: &[u8]| {
+            [format!("VALUE {key} 0 {}\r\n", value.len()).as_bytes(), value, b"\r\n"].concat()
+        };
         let end = b"END\r\n".to_vec();
         let known = self.model.get(&key).cloned();
         let one = match self.random.below(8) {
             0 | 1 => {
                 let value = self.value(&key);
                 let noreply = self.random.percent(30);
-                let line = format!("set {key} 0 0 {}{}\r\n", value.len(), if noreply { " noreply" } else { "" });
+                let line = format!(
+                    "set {key} 0 0 {}{}\r\n",
+                    value.len(),
+                    if noreply { " noreply" } else { "" }
+                );
                 let asked = [line.as_bytes(), &value, b"\r\n"].concat();
                 self.model.insert(key, value);
-                Expected { asked, replies: vec![if noreply { Vec::new() } else { b"STORED\r\n".to_vec() }], missing: None }
+                Expected {
+                    asked,
+                    replies: vec![if noreply { Vec::new() } else { b"STORED\r\n".to_vec() }],
+                    missing: None,
+                }
             }
             2 => {
                 let value = self.value(&key);
-                let asked = [format!("ms {key} {}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat();
+                let asked =
+                    [format!("ms {key} {}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat();
                 self.model.insert(key, value);
                 Expected { asked, replies: vec![b"HD\r\n".to_vec()], missing: None }
             }
             3 => {
                 let mut replies = vec![b"EN\r\n".to_vec()];
                 if let Some(value) = &known {
-                    replies.insert(0, [format!("VA {} k{key}\r\n", value.len()).as_bytes(), value, b"\r\n"].concat());
+                    replies.insert(
+                        0,
+                        [format!("VA {} k{key}\r\n", value.len()).as_bytes(), value, b"\r\n"]
+                            .concat(),
+                    );
                 }
                 replies.push(format!("EN k{key}\r\n").into_bytes());
                 let missing = known.map(|value| (key.clone(), value.clone()));
@@ -280,18 +324,33 @@ impl Watcher {
                 let replies = vec![b"DELETED\r\n".to_vec(), b"NOT_FOUND\r\n".to_vec()];
                 Expected { asked: format!("delete {key}\r\n").into_bytes(), replies, missing: None }
             }
-            5 => Expected { asked: b"mn\r\n".to_vec(), replies: vec![b"MN\r\n".to_vec()], missing: None },
+            5 => Expected {
+                asked: b"mn\r\n".to_vec(),
+                replies: vec![b"MN\r\n".to_vec()],
+                missing: None,
+            },
             6 => {
                 let other = self.key();
                 let blocks: Vec<Vec<u8>> = [&key, &other]
                     .iter()
-                    .map(|key| self.model.get(*key).map(|value| block(key, value)).unwrap_or_default())
+                    .map(|key| {
+                        self.model.get(*key).map(|value| block(key, value)).unwrap_or_default()
+                    })
                     .collect();
-                let replies = [(true, true), (true, false), (false, true), (false, false)].map(|(one, two)| {
-                    let (one, two) = (if one { &blocks[0][..] } else { b"" }, if two { &blocks[1][..] } else { b"" });
-                    [one, two, &end[..]].concat()
-                });
-                Expected { asked: format!("get {key} {other}\r\n").into_bytes(), replies: replies.to_vec(), missing: None }
+                let replies = [(true, true), (true, false), (false, true), (false, false)].map(
+                    |(one, two)| {
+                        let (one, two) = (
+                            if one { &blocks[0][..] } else { b"" },
+                            if two { &blocks[1][..] } else { b"" },
+                        );
+                        [one, two, &end[..]].concat()
+                    },
+                );
+                Expected {
+                    asked: format!("get {key} {other}\r\n").into_bytes(),
+                    replies: replies.to_vec(),
+                    missing: None,
+                }
             }
             _ => {
                 let mut replies = vec![end.clone()];
@@ -321,7 +380,11 @@ impl Watcher {
                 self.model.insert(key, value);
                 Expected { asked, replies: vec![reply(0x01, 0, b"", b"", b"")], missing: None }
             }
-            2 => Expected { asked: packet(0x0a, b"", b"", b"", opaque, 0), replies: vec![reply(0x0a, 0, b"", b"", b"")], missing: None },
+            2 => Expected {
+                asked: packet(0x0a, b"", b"", b"", opaque, 0),
+                replies: vec![reply(0x0a, 0, b"", b"", b"")],
+                missing: None,
+            },
             _ => {
                 let mut replies = vec![
                     reply(0x0c, 1, b"", key.as_bytes(), b""),
@@ -332,7 +395,11 @@ impl Watcher {
                 if let Some(value) = known {
                     replies.insert(0, reply(0x0c, 0, &[0; 4], key.as_bytes(), value));
                 }
-                Expected { asked: packet(0x0c, b"", key.as_bytes(), b"", opaque, 0), replies, missing }
+                Expected {
+                    asked: packet(0x0c, b"", key.as_bytes(), b"", opaque, 0),
+                    replies,
+                    missing,
+                }
             }
         };
         expected.push(one);
