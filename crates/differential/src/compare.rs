@@ -176,7 +176,7 @@ fn smaller(mut finding: Finding, server: &mut Server) -> io::Result<Finding> {
             return false;
         }
         let played = play(setup, server, cases, PATIENCE_AGAIN);
-        let shows = match played.found {
+        match played.found {
             Ok(Some((at, found, transcript))) => {
                 let shows = found.misfit.is_like(misfit) && at + 1 == cases.len();
                 if shows {
@@ -192,8 +192,7 @@ fn smaller(mut finding: Finding, server: &mut Server) -> io::Result<Finding> {
                 trouble = Some(error);
                 false
             }
-        };
-        shows
+        }
     });
     if let Some(error) = trouble {
         return Err(error);

@@ -59,7 +59,7 @@ pub(crate) fn mutated_bytes(mut bytes: Vec<u8>, random: &mut Random) -> Vec<u8> 
                     (0..bytes.len()).filter(|&at| bytes[at].is_ascii_digit()).collect();
                 if !digits.is_empty() {
                     let at = random.pick(&digits);
-                    let put = random.pick(&[b'-', b'+', b'0', b' ', b'9', b'x']);
+                    let put = random.pick(b"-+0 9x");
                     bytes.insert(at, put);
                 }
             }

@@ -15,7 +15,8 @@ use crate::random::Random;
 const KEPT: usize = 400;
 
 /// Words of requests that change what watched clients may expect, each by right: they empty the
-/// server, stop it, hold the pool, or close others' connections, as an administrator may.
+/// server, stop it, hold the pool, close others' connections, as an administrator may, or keep the
+/// server busy for seconds.
 const LEFT_OUT: &[&str] = &[
     "flushall",
     "flushdb",

@@ -219,7 +219,8 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
     for (at, finding) in found.iter_mut().take(3) {
         if let Some((scenario, program)) = lap.pools.get(*at) {
             let cases: Vec<Case> = finding.transcript.iter().map(|bytes| case(bytes)).collect();
-            finding.least = minimised(lap.program, *scenario, program, cases, &mut random)?;
+            finding.least =
+                minimised(lap.program, *scenario, program, &finding.what, cases, &mut random)?;
         }
     }
     Ok((tally, found.into_iter().map(|(_, finding)| finding).collect()))

@@ -15,13 +15,15 @@ use super::Scenario;
 use super::gateway::Gateway;
 use super::watcher::Watcher;
 
-const PATIENCE: Duration = Duration::from_millis(700);
+const PATIENCE: Duration = Duration::from_secs(2);
 const TRIES: usize = 250;
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 struct Bench<'a> {
     program: &'a Path,
     scenario: Scenario,
+    /// What happened to the watched client.
+    what: &'a str,
     servers: Vec<Server>,
     gateway: Option<Gateway>,
     random: Random,
@@ -53,9 +55,10 @@ impl Bench<'_> {
                 let random = Random::new(self.random.number());
                 let mut watcher = Watcher::connect(protocol, name, &address, PATIENCE, random)?;
                 let turns = if protocol == Protocol::Redis { 2 } else { 3 };
-                if (0..turns).any(|_| watcher.turn().is_err()) {
-                    // What is wrong there stays wrong.
-                    return Ok(Some(at));
+                let trouble = (0..turns).find_map(|_| watcher.turn().err());
+                if let Some(trouble) = trouble {
+                    // What is wrong there stays wrong: the gateway is not used again.
+                    return Ok((trouble.what == self.what).then_some(at));
                 }
             }
         }
@@ -69,6 +72,7 @@ pub(super) fn minimised(
     program: &Path,
     scenario: Scenario,
     server: &Program,
+    what: &str,
     cases: Vec<Case>,
     random: &mut Random,
 ) -> io::Result<Option<Vec<Case>>> {
@@ -76,7 +80,7 @@ pub(super) fn minimised(
         (0..scenario.servers).map(|_| Server::start(server)).collect::<io::Result<_>>()?;
     let until = Instant::now() + TIME_MAX;
     let random = Random::new(random.number());
-    let mut bench = Bench { program, scenario, servers, gateway: None, random, until };
+    let mut bench = Bench { program, scenario, what, servers, gateway: None, random, until };
     let Some(at) = bench.first_trouble(&cases)? else { return Ok(None) };
     let cases = cases[..=at].to_vec();
     let mut trouble = None;

@@ -316,7 +316,7 @@ impl Watcher {
                     );
                 }
                 replies.push(format!("EN k{key}\r\n").into_bytes());
-                let missing = known.map(|value| (key.clone(), value.clone()));
+                let missing = known.map(|value| (key.clone(), value));
                 Expected { asked: format!("mg {key} v k\r\n").into_bytes(), replies, missing }
             }
             4 => {
@@ -357,7 +357,7 @@ impl Watcher {
                 if let Some(value) = &known {
                     replies.insert(0, [block(&key, value), end].concat());
                 }
-                let missing = known.map(|value| (key.clone(), value.clone()));
+                let missing = known.map(|value| (key.clone(), value));
                 Expected { asked: format!("get {key}\r\n").into_bytes(), replies, missing }
             }
         };
@@ -391,7 +391,7 @@ impl Watcher {
                     reply(0x0c, 1, b"", b"", b"Not found"),
                 ];
                 let known = self.model.get(&key);
-                let missing = known.map(|value| (key.clone(), value.clone()));
+                let missing = known.map(|value| (key.clone(), value));
                 if let Some(value) = known {
                     replies.insert(0, reply(0x0c, 0, &[0; 4], key.as_bytes(), value));
                 }
