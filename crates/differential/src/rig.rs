@@ -395,7 +395,12 @@ impl<'a> Rig<'a> {
                     }
                 }
                 Action::Ask { ticket, pool, by, request, .. } => {
-                    let place = |_| Place::UNKNOWN;
+                    let place = |conn: ConnId| Place {
+                        peer: format!("127.0.0.1:{}", conn.token()),
+                        local: "127.0.0.1:6000".to_owned(),
+                        is_unix: false,
+                        descriptor: 42,
+                    };
                     let own = self.engine.handle_question(pool, by, &request, &place, self.now);
                     self.engine.handle_answer(ticket, &own, Rest::None, self.now);
                 }

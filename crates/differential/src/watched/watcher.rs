@@ -391,7 +391,7 @@ impl Watcher {
                     reply(0x0c, 1, b"", b"", b"Not found"),
                 ];
                 let known = self.model.get(&key);
-                let missing = known.map(|value| (key.clone(), value));
+                let missing = known.map(|value| (key.clone(), value.clone()));
                 if let Some(value) = known {
                     replies.insert(0, reply(0x0c, 0, &[0; 4], key.as_bytes(), value));
                 }
