@@ -338,7 +338,13 @@ pub fn request(random: &mut Random) -> Request {
         }
         false => by_table(random),
     };
-    let words = if random.percent(30) { mutated_words(words, VOCABULARY, random) } else { words };
+    let mut words =
+        if random.percent(30) { mutated_words(words, VOCABULARY, random) } else { words };
+    if words.len() > 1 && random.percent(12) {
+        // Errors that repeat an argument as it is would be two replies.
+        let at = 1 + random.below(words.len() - 1);
+        words[at] = b"x\r\n+forged\r\n".to_vec();
+    }
     match random.below(20) {
         0 | 1 => Request::Raw(inline(&words, random)),
         2 => Request::Raw(mutated_bytes(Request::Words(words).bytes(), random)),
