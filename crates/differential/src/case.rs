@@ -36,7 +36,14 @@ impl Request {
             }
             Self::Raw(bytes) => bytes.split(|byte| b" \r\n".contains(byte)).collect(),
         };
-        let shown = words.into_iter().filter(|word| !word.is_empty()).take(2);
+        let mut words = words.into_iter().filter(|word| !word.is_empty()).peekable();
+        // Behind some there is a key.
+        const KEYED: [&[u8]; 14] = [
+            b"get", b"gets", b"set", b"add", b"replace", b"append", b"prepend", b"cas", b"mg",
+            b"ms", b"md", b"ma", b"me", b"GET",
+        ];
+        let count = if words.peek().is_some_and(|word| KEYED.contains(word)) { 1 } else { 2 };
+        let shown = words.take(count);
         let shown: Vec<String> =
             shown.map(|word| quoted(&word[..word.len().min(20)]).to_lowercase()).collect();
         shown.join(" ")
