@@ -126,3 +126,38 @@ pub(crate) const ODD: &[&[u8]] = &[
 ];
 
 pub(crate) use mutate::{mutated_bytes, mutated_words};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROTOCOLS: [Protocol; 3] = [Protocol::Redis, Protocol::Text, Protocol::Binary];
+
+    #[test]
+    fn a_seed_always_makes_the_same_cases() {
+        for protocol in PROTOCOLS {
+            let cases = |seed| -> Vec<Case> {
+                let mut random = Random::new(seed);
+                (0..300).map(|_| case(protocol, &mut random)).collect()
+            };
+            assert_eq!(cases(1), cases(1));
+            assert_ne!(cases(1), cases(2));
+        }
+    }
+
+    #[test]
+    fn requests_are_of_all_kinds_and_not_too_large() {
+        for protocol in PROTOCOLS {
+            let mut random = Random::new(3);
+            let requests: Vec<Vec<u8>> =
+                (0..20_000).map(|_| request(protocol, &mut random).bytes()).collect();
+            let mut openings: Vec<&[u8]> =
+                requests.iter().map(|bytes| &bytes[..bytes.len().min(12)]).collect();
+            openings.sort_unstable();
+            openings.dedup();
+            assert!(openings.len() > 100, "{protocol:?}: {}", openings.len());
+            let largest = requests.iter().map(Vec::len).max().unwrap_or(0);
+            assert!((250_000..4_000_000).contains(&largest), "{protocol:?}: {largest}");
+        }
+    }
+}

@@ -131,6 +131,8 @@ pub struct Counts {
     pub blocked: u64,
     /// Connections of one client alone that a server closed.
     pub own_closed: u64,
+    /// Answers that came too late once, and in time when the same was played again.
+    pub stalls: u64,
 }
 
 impl Counts {
@@ -140,6 +142,7 @@ impl Counts {
         self.requests += other.requests;
         self.blocked += other.blocked;
         self.own_closed += other.own_closed;
+        self.stalls += other.stalls;
     }
 }
 

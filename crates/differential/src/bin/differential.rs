@@ -140,7 +140,7 @@ fn run(
     for outcome in &outcomes {
         let times: u64 = outcome.seen.values().sum();
         total += outcome.counts.requests;
-        seen += times;
+        seen += times - outcome.counts.stalls.min(times);
         println!(
             "{:<18} {:<14} {:>9} {:>10} {:>8} {:>7} {:>8.1}",
             outcome.program.version,
