@@ -61,7 +61,7 @@ pub struct Finding {
     /// What was sent before, the last at the end.
     pub transcript: Vec<Vec<u8>>,
     /// The least that shows it again, if anything did.
-    pub least: Option<Vec<Case>>,
+    pub least: Option<(Vec<Case>, String)>,
 }
 
 impl Finding {
@@ -71,8 +71,8 @@ impl Finding {
             self.pool, self.what, self.seed, self.detail
         );
         match &self.least {
-            Some(cases) => {
-                text.push_str("The least that shows it again:\n");
+            Some((cases, detail)) => {
+                text.push_str(&format!("Again: {detail}\nThe least that shows it again:\n"));
                 for case in cases {
                     text.push_str(&format!("  {}\n", excerpt(&case.bytes())));
                 }

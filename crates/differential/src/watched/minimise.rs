@@ -28,6 +28,8 @@ struct Bench<'a> {
     gateway: Option<Gateway>,
     random: Random,
     until: Instant,
+    /// What was seen the last time that it showed again.
+    detail: String,
 }
 
 impl Bench<'_> {
@@ -58,7 +60,11 @@ impl Bench<'_> {
                 let trouble = (0..turns).find_map(|_| watcher.turn().err());
                 if let Some(trouble) = trouble {
                     // What is wrong there stays wrong: the gateway is not used again.
-                    return Ok((trouble.what == self.what).then_some(at));
+                    let shows = trouble.what == self.what;
+                    if shows {
+                        self.detail = trouble.detail;
+                    }
+                    return Ok(shows.then_some(at));
                 }
             }
         }
@@ -75,12 +81,21 @@ pub(super) fn minimised(
     what: &str,
     cases: Vec<Case>,
     random: &mut Random,
-) -> io::Result<Option<Vec<Case>>> {
+) -> io::Result<Option<(Vec<Case>, String)>> {
     let servers =
         (0..scenario.servers).map(|_| Server::start(server)).collect::<io::Result<_>>()?;
     let until = Instant::now() + TIME_MAX;
     let random = Random::new(random.number());
-    let mut bench = Bench { program, scenario, what, servers, gateway: None, random, until };
+    let mut bench = Bench {
+        program,
+        scenario,
+        what,
+        servers,
+        gateway: None,
+        random,
+        until,
+        detail: String::new(),
+    };
     let Some(at) = bench.first_trouble(&cases)? else { return Ok(None) };
     let cases = cases[..=at].to_vec();
     let mut trouble = None;
@@ -96,5 +111,5 @@ pub(super) fn minimised(
             }
         }
     });
-    trouble.map_or(Ok(Some(least)), Err)
+    trouble.map_or(Ok(Some((least, bench.detail))), Err)
 }
