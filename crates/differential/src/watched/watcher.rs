@@ -108,6 +108,10 @@ impl Watcher {
                 Protocol::Binary => self.ask_binary(&mut expected),
             }
         }
+        if self.protocol == Protocol::Text {
+            // What wants no reply is done before another connection is used.
+            expected.push(noop());
+        }
         let bytes: Vec<u8> = expected.iter().flat_map(|one| one.asked.clone()).collect();
         let trouble = |what, detail| Err(Trouble { what, detail });
         if let Err(error) = self.stream.write_all(&bytes) {
@@ -324,11 +328,7 @@ impl Watcher {
                 let replies = vec![b"DELETED\r\n".to_vec(), b"NOT_FOUND\r\n".to_vec()];
                 Expected { asked: format!("delete {key}\r\n").into_bytes(), replies, missing: None }
             }
-            5 => Expected {
-                asked: b"mn\r\n".to_vec(),
-                replies: vec![b"MN\r\n".to_vec()],
-                missing: None,
-            },
+            5 => noop(),
             6 => {
                 let other = self.key();
                 let blocks: Vec<Vec<u8>> = [&key, &other]
@@ -410,4 +410,8 @@ enum Taken {
     Reply,
     Partly,
     Other,
+}
+
+fn noop() -> Expected {
+    Expected { asked: b"mn\r\n".to_vec(), replies: vec![b"MN\r\n".to_vec()], missing: None }
 }
