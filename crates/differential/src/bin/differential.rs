@@ -26,6 +26,7 @@ struct Arguments {
 enum Command {
     /// Sends random requests to redis-server and memcached, and to the servers that
     /// CASHEW_REDIS_SERVERS and CASHEW_MEMCACHED_SERVERS name.
+    #[command(args_override_self = true)]
     Run {
         /// What is asked follows from it; without it, from the time of day.
         #[arg(long)]

@@ -15,6 +15,7 @@ const POOLS_OF_LAP: usize = 6;
 
 #[derive(Parser)]
 #[command(
+    args_override_self = true,
     about = "Checks every reply to watched clients while hostile ones share their connections to servers"
 )]
 struct Arguments {
