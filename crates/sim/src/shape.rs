@@ -218,8 +218,11 @@ fn value_line(line: &[u8]) -> Option<(&[u8], usize)> {
     (is_end && words.next().is_none()).then_some((key, size))
 }
 
+/// A key, and the block that names it.
+type Block<'b> = (&'b [u8], &'b [u8]);
+
 /// The blocks at the start of `bytes`, with their keys, and what is behind them.
-pub(crate) fn split_blocks(bytes: &[u8]) -> (Vec<(&[u8], &[u8])>, &[u8]) {
+pub(crate) fn split_blocks(bytes: &[u8]) -> (Vec<Block<'_>>, &[u8]) {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(end) = line_end(bytes, at)
         && let Some((key, size)) = value_line(&bytes[at..end - 2])
