@@ -38,7 +38,7 @@ pub(crate) struct Carry {
     ring_version: u64,
     /// As the client has them, which may be gone.
     variant: u16,
-    lane_choice: u32,
+    lane_choice: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -203,6 +203,7 @@ impl Engine {
         self.publish_lanes();
         let change = self.change.take().expect("an epoch is prepared before it is committed");
         self.commit(change, metrics);
+        self.settle_lost_marks();
     }
 
     /// Goes on by the epoch in use, as if no other had been prepared.
@@ -420,6 +421,7 @@ impl Engine {
             |action: &Action| matches!(action, Action::Prepared { .. } | Action::Paused { .. });
         self.actions.retain(|action| !is_answer(action));
         self.unblock_clients(|_| true);
+        self.settle_lost_marks();
     }
 
     /// Ends all connections of a pool, which then is no more.
@@ -475,7 +477,8 @@ impl Engine {
         let state = &mut self.pools[pool as usize].servers[server as usize];
         let private = std::mem::take(&mut state.private_lanes);
         let sessions = std::mem::take(&mut state.session_lanes);
-        let feed = state.feed.take().map(|feed| {
+        let feed = state.feed.take().map(|mut feed| {
+            self.lost_marks.append(&mut feed.give_up());
             self.lanes[feed.lane as usize].output.clear(&mut self.bufs);
             self.bufs.give(feed.partial);
             feed.lane
@@ -857,6 +860,7 @@ impl Engine {
                 self.now.micros_since(since) >= LINGER_US && self.requests_on_lanes(index) == 0;
             if self.pools[index as usize].clients == 0 && (is_over || is_quiet) {
                 self.dissolve(index);
+                self.settle_lost_marks();
             }
         }
         self.forget_gone();

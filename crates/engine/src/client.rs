@@ -26,7 +26,7 @@ pub(crate) struct Client {
     pub(crate) pool: u32,
     /// Which of a server's lanes this client uses, modulo their number: always the same one, so
     /// that its requests to a server run in order.
-    pub(crate) lane_choice: u32,
+    pub(crate) lane_choice: u16,
     /// Of which kind of lanes it is, by the pool's numbers: that of the session's dialect and
     /// database.
     pub(crate) variant: u16,
@@ -37,7 +37,7 @@ pub(crate) struct Client {
     /// When it last had nothing to wait for and asked: see [`Crowd`].
     pub(crate) asked_in: u32,
     /// Length of the chain.
-    pub(crate) requests: u32,
+    pub(crate) requests: u16,
     /// So many of its requests may be in flight: see [`crate::window`]. 0 where the next value is
     /// presumed to be large. Pipelines are never longer than fits into it.
     pub(crate) window: u16,
@@ -317,7 +317,7 @@ impl Client {
         no_more && self.requests == 0 && self.output.is_empty()
     }
 
-    pub(crate) fn new(pool: u32, lane_choice: u32, session: Session) -> Self {
+    pub(crate) fn new(pool: u32, lane_choice: u16, session: Session) -> Self {
         Self {
             pool,
             lane_choice,

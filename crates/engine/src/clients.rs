@@ -322,7 +322,7 @@ impl Engine {
         }
         if self.is_blocked(index) {
             let client = &self.clients[index];
-            if client.requests >= u32::from(client.window) && client.requests > 0 {
+            if client.requests >= client.window && client.requests > 0 {
                 self.wait_at_window(index);
             }
             self.pause(index);
@@ -371,7 +371,8 @@ impl Engine {
             || matches!(client.modes.turn, Turn::Waits | Turn::HeldBack)
             || client.modes.slowed_until.is_some()
             || (client.fenced && client.requests > 0)
-            || (client.requests >= u32::from(client.window) && client.requests >= self.pipeline_max(index))
+            || (client.requests >= client.window
+                && u32::from(client.requests) >= self.pipeline_max(index))
             || client.output.len() + client.held >= pool.limits.client_output_pause
     }
 

@@ -227,7 +227,7 @@ impl Engine {
         &mut self,
         (pool, server): (u32, u32),
         variant: u16,
-        choice: u32,
+        choice: u16,
         size: usize,
     ) -> Result<u32, Failure> {
         let pool = &self.pools[pool as usize];

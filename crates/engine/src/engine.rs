@@ -131,6 +131,8 @@ pub struct Engine {
     pub(crate) notes: Notes,
     /// Quotas of clients that are gone.
     pub(crate) departed: Vec<u32>,
+    /// Clients that wait for marks of feeds that are gone: see [`Engine::settle_lost_marks`].
+    pub(crate) lost_marks: Vec<ConnId>,
     pub(crate) clients_seen: u64,
     pub(crate) hearsay: Hearsay,
     pub(crate) draining: bool,
@@ -224,6 +226,7 @@ impl Engine {
             asking: Asking::default(),
             notes: Notes::default(),
             departed: Vec::new(),
+            lost_marks: Vec::new(),
             clients_seen: 0,
             hearsay: Hearsay::default(),
             draining: false,
@@ -264,7 +267,7 @@ impl Engine {
         let has_place = admission == Admission::Welcome;
         config.places_taken += u64::from(has_place);
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
-        let lane_choice = self.clients_seen as u32;
+        let lane_choice = self.clients_seen as u16;
         let undecided = self.is_undecided(pool);
         let client = Client {
             has_place,

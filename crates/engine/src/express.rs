@@ -204,7 +204,7 @@ impl Engine {
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
         let expiry = pool.expiry(self.now);
         let has_tags = R::TAGS && pool.has_tags();
-        while client.requests < u32::from(client.window)
+        while client.requests < client.window
             && let Some(plain) = R::request(buf, &pool.policy)
             && plain.bytes.len() <= size_max
         {
@@ -266,7 +266,7 @@ impl Engine {
         if is_idle && count > 0 {
             self.crowd.join(&mut client.asked_in, &mut client.asked);
         }
-        client.asked = client.asked.wrapping_add(count);
+        client.asked = client.asked.wrapping_add(count.into());
         self.metrics.add_pool(pool.metrics, PoolCounter::Requests, count.into());
         buf
     }

@@ -356,7 +356,7 @@ impl Engine {
         config.clients += 1;
         config.places_taken += 1;
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
-        let mut client = Client::new(pool, self.clients_seen as u32, session);
+        let mut client = Client::new(pool, self.clients_seen as u16, session);
         client.has_place = true;
         client.called = redis::CommandId::named(&parts.called);
         client.swallow = swallow;

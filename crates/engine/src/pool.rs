@@ -413,9 +413,9 @@ impl Server {
 
     /// The shared lane of a client.
     #[inline(always)]
-    pub(crate) fn lane(&self, variant: u16, choice: u32) -> u32 {
+    pub(crate) fn lane(&self, variant: u16, choice: u16) -> u32 {
         // A division takes longer than all the rest.
-        let offset = if self.lanes == 1 { 0 } else { choice % self.lanes };
+        let offset = if self.lanes == 1 { 0 } else { u32::from(choice) % self.lanes };
         self.first_of(variant) + offset
     }
 

@@ -83,7 +83,7 @@ impl Engine {
     pub(crate) fn is_heavy(&self, index: u32, shares: &Shares) -> bool {
         let client = &self.clients[index];
         let pool = &shares.pools[client.pool as usize];
-        let caused = shares.caused(client.pool, self.holding(index), client.requests);
+        let caused = shares.caused(client.pool, self.holding(index), client.requests.into());
         pool.is_over && caused > 0 && caused >= pool.total() / pool.clients
     }
 }

@@ -46,12 +46,12 @@ impl Engine {
     #[inline]
     pub(crate) fn widen(&mut self, index: u32) -> bool {
         let client = &self.clients[index];
-        if client.window == 0 || client.requests < u32::from(client.window) {
+        if client.window == 0 || client.requests < client.window {
             return false;
         }
         let max = self.pipeline_max(index);
         let client = &mut self.clients[index];
-        let is_wider = max > client.requests;
+        let is_wider = max > client.requests.into();
         if is_wider {
             client.window = narrowed(max);
         }
@@ -78,7 +78,7 @@ impl Engine {
         if client.window > 0 {
             let max = self.pools[client.pool as usize].limits.client_requests_max;
             let window = u32::from(client.window);
-            let answered = window.saturating_sub(client.requests);
+            let answered = window.saturating_sub(client.requests.into());
             client.window = narrowed((window + answered).max(allowed).min(max));
         }
     }

@@ -50,7 +50,7 @@ fn no_reply_has_a_line_end_in_its_key() {
     world.send(lane, "EN\r\nNF kYQpi b\r\nHD kYQpi b\r\n");
     world.expect(client, "EN\r\nNF kYQpi b\r\nHD kYQpi b\r\n");
     // Where clients speak text only, meta commands make such keys all the same: `ma YQpi b N0`.
-    let (mut world, client, lanes) = four_servers("protocol: text");
+    let (mut world, client, lanes) = four_servers("protocol: text\ncommand_policy: admin");
     world.send(client, "mg YQpi b k v\r\nme YQpi b\r\n");
     world.expect(client, error.repeat(2));
     let listed = "CLIENT_ERROR keys may have line feeds: ask in binary, or the server itself\r\n";
@@ -67,8 +67,10 @@ fn whatever_a_server_says_to_what_administers_it_nobody_elses_reply_follows() {
         (enabled, enabled),
         ("STAT sizes_status enabled\r\nEND\r\n", "STAT sizes_status enabled\r\nEND\r\n"),
     ] {
-        let (mut world, [lane]): (World, [ConnId; 1]) =
-            World::connected(&pool("preconnect: true\nserver_connections: 1", 1));
+        let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(
+            "preconnect: true\nserver_connections: 1\ncommand_policy: admin",
+            1,
+        ));
         let [client, other] = [world.client(), world.client()];
         world.send(client, "stats sizes_enable\r\n");
         world.send(other, "mg a v\r\n");

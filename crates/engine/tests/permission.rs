@@ -153,8 +153,8 @@ fn memcached_has_its_own() {
     assert_eq!(count(&world, PoolCounter::CommandsRefused), 7);
     let (mut world, client, lane) = one_server("command_policy: {base: cache, allow: [slabs]}");
     world.send(client, "flush_all\r\nslabs automove 0\r\n");
-    world.expect(lane, "slabs automove 0\r\n");
-    world.send(lane, "OK\r\n");
+    world.expect(lane, "slabs automove 0\r\nversion\r\n");
+    world.send(lane, "OK\r\nVERSION 1.6.18\r\n");
     world.expect(client, no("flush_all") + "OK\r\n");
 }
 

@@ -56,6 +56,12 @@ impl RedisServer {
                 session.authenticated = true;
                 return simple(OK);
             }
+            // What a handshake says behind an AUTH that was refused a moment ago.
+            (b"SELECT" | b"HELLO" | b"PING", _)
+                if self.password.is_some() && !session.authenticated =>
+            {
+                return simple(b"-NOAUTH Authentication required.\r\n");
+            }
             _ if self.password.is_some() && !session.authenticated => {
                 panic!("I1: a command before AUTH: {}", input.escape_ascii());
             }

@@ -85,6 +85,19 @@ impl Feed {
     fn is_settled(&self) -> bool {
         self.owed.is_empty() && self.unasked.is_empty()
     }
+
+    /// Gives up all that was asked. Returns the clients that wait for marks, once for each.
+    pub(crate) fn give_up(&mut self) -> Vec<ConnId> {
+        let owed = self.owed.drain(..).filter_map(|owed| match owed.answer {
+            Answer::Mark { client } => Some(client),
+            _ => None,
+        });
+        let unasked = self.unasked.drain(..).filter_map(|question| match question {
+            Question::Mark { client } => Some(client),
+            _ => None,
+        });
+        owed.chain(unasked).collect()
+    }
 }
 
 impl Engine {
@@ -360,15 +373,7 @@ impl Engine {
         let Source { home, server, is_coming } = self.source_of(index);
         self.lanes[index as usize].output.clear(&mut self.bufs);
         let feed = self.feed_on(index);
-        let owed = feed.owed.drain(..).filter_map(|owed| match owed.answer {
-            Answer::Mark { client } => Some(client),
-            _ => None,
-        });
-        let mut marks: Vec<ConnId> = owed.collect();
-        marks.extend(feed.unasked.drain(..).filter_map(|question| match question {
-            Question::Mark { client } => Some(client),
-            _ => None,
-        }));
+        let marks = feed.give_up();
         feed.is_oversized = false;
         let partial = std::mem::take(&mut feed.partial);
         self.bufs.give(partial);

@@ -171,6 +171,14 @@ impl Engine {
         }
     }
 
+    /// Servers that were asked for marks are gone: nothing more comes of what they published. To be called
+    /// when pools and servers stand where they are to be.
+    pub(crate) fn settle_lost_marks(&mut self) {
+        for client in std::mem::take(&mut self.lost_marks) {
+            self.marked(client);
+        }
+    }
+
     /// Takes the client out of the topics that it has left to others.
     fn finish_leaving(&mut self, client: u32) {
         let pool = self.clients[client].pool;
