@@ -49,7 +49,9 @@ def address(gateway):
 @pytest.mark.parametrize("count", [1, 3])
 def test_memccapable(place, count, protocol):
     servers = [place.memcached() for _ in range(count)]
-    gateway = place.cashew({"beta": {"servers": server_lines(servers)}}, {"worker_processes": 1})
+    # It calls `verbosity`.
+    pool = {"servers": server_lines(servers), "command_policy": "admin"}
+    gateway = place.cashew({"beta": pool}, {"worker_processes": 1})
     done = subprocess.run(
         ["memccapable", "-h", HOST, "-p", str(gateway.address), "-t", "30",
          "-a" if protocol == "ascii" else "-b"],

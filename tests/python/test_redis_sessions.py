@@ -393,12 +393,16 @@ def test_who_finds_no_connection_is_told(place):
         {"worker_processes": 1})
     gateway.servers = [server]
     with gateway.connect() as holder, gateway.connect() as late:
-        assert holder.call("WATCH", "a") == "OK"
+        # One that does nothing would have to give its connection up.
+        holder.send(resp("BLPOP", "held", "0"))
+        wait_until(lambda: blocked(server) == 1, "it waits")
         assert "session_connections of pool alpha" in late.error("BLPOP", "l", "0")
         assert late.call("MULTI") == "OK"
         assert "session_connections" in late.error("SET", "a", "1")
         assert late.error("EXEC").startswith("EXECABORT")
-        assert holder.call("UNWATCH") == "OK"
+        with server.connect() as direct:
+            direct.call("RPUSH", "held", "x")
+        assert holder.reply() == [b"held", b"x"]
         assert late.call("BLPOP", "l", "0.05") is None
     all_clean(gateway)
 

@@ -199,9 +199,15 @@ impl Engine {
         if complete {
             let dialect =
                 self.pools[lane.pool as usize].variants[usize::from(lane.variant)].dialect;
+            let is_sign = lane.asks && handshake.replies_owed == 1;
+            let is_of_redis = matches!(dialect, Dialect::Resp2 | Dialect::Resp3);
+            if is_sign && is_of_redis && !matches!(handshake.reply.first(), Some(b'+' | b'-')) {
+                self.misfit(index, "PONG, or an error", bytes);
+                return &[];
+            }
             let is_ok = match dialect {
                 // A sign of life, whatever it says.
-                _ if lane.asks && handshake.replies_owed == 1 => true,
+                _ if is_sign => true,
                 // A map, or an array, is the answer to HELLO.
                 Dialect::Resp2 | Dialect::Resp3 => {
                     matches!(handshake.reply.first(), Some(b'+' | b'%' | b'*'))
