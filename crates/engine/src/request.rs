@@ -180,23 +180,28 @@ impl Due {
             Self::Integer => Some(kind == b':'),
             Self::Status => Some(kind == b'+'),
             Self::Array(_) if kind != b'*' => Some(false),
-            Self::Array(count) => {
-                let end = start.iter().take(Self::START_MAX).position(|&byte| byte == b'\n');
-                match end {
-                    Some(end) => Some(array_header(&start[..=end]) == Some(count)),
-                    None if start.len() >= Self::START_MAX => Some(false),
-                    None => None,
-                }
-            }
+            Self::Array(count) => is_length(&start[1..], count),
         }
     }
 }
 
-/// Elements of the array that has this header.
-fn array_header(line: &[u8]) -> Option<u32> {
-    let digits = line.strip_prefix(b"*")?.strip_suffix(b"\r\n")?;
-    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
-    std::str::from_utf8(digits).ok().filter(|_| is_number)?.parse().ok()
+/// Whether a header's number, which `digits` begin with, is this one; `None` while that cannot be said.
+#[inline]
+fn is_length(digits: &[u8], count: u32) -> Option<bool> {
+    let mut number = 0u32;
+    for (at, &byte) in digits.iter().enumerate().take(Due::START_MAX - 2) {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            let is_number = at > 0 && byte == b'\r';
+            return match digits.get(at + 1) {
+                _ if !is_number || number != count => Some(false),
+                Some(&next) => Some(next == b'\n'),
+                None => None,
+            };
+        }
+        number = number.saturating_mul(10).saturating_add(digit.into());
+    }
+    if digits.len() + 2 > Due::START_MAX { Some(false) } else { None }
 }
 
 /// Which fragment answers which key.
