@@ -224,6 +224,7 @@ fn wait_for(channel: &ChildChannel, until: PollFlags, at_most: Option<Duration>)
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::io::Read;
     use std::net::TcpStream;
     use std::os::fd::AsFd;
@@ -246,7 +247,7 @@ mod tests {
         snapshot.epoch = number;
         let (metrics, _) = Segments::create(&Layout::new(&snapshot)).unwrap();
         let pools = vec![PoolState { quota: 0, ring_version: 1, live: vec![true] }];
-        (Epoch { snapshot, pools }.seal().unwrap(), metrics)
+        (Epoch { snapshot, pools, addresses: BTreeMap::new() }.seal().unwrap(), metrics)
     }
 
     fn answer(master: &mut MasterChannel) -> ToMaster {

@@ -34,7 +34,7 @@ pub(crate) fn rehearse() -> ExitCode {
 fn go_through() -> Result<Vec<String>, Box<dyn Error>> {
     let rehearsal = cashew_supervisor::rehearse(io::stdin().as_fd())?;
     // What a worker does with it, but for its connections.
-    let Epoch { snapshot, pools } = rehearsal.epoch;
+    let Epoch { snapshot, pools, .. } = rehearsal.epoch;
     let state = |state: &cashew_control::PoolState| PoolState {
         quota: state.quota,
         ring_version: state.ring_version,

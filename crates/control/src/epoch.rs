@@ -1,6 +1,8 @@
 //! What an epoch is made of, as the master hands it to its children.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use cashew_config::Snapshot;
@@ -14,6 +16,9 @@ pub struct Epoch {
     pub snapshot: Snapshot,
     /// One for each pool of the snapshot.
     pub pools: Vec<PoolState>,
+    /// What hosts of servers resolve to now: those that were looked up for this change, and found.
+    #[serde(default)]
+    pub addresses: BTreeMap<String, Vec<IpAddr>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

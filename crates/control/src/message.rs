@@ -135,6 +135,13 @@ pub enum ToMaster {
         pool: u32,
         server: u32,
     },
+    /// Has connections to addresses that the hosts of these servers do not resolve to any more, by the
+    /// epoch being prepared: their pool and their place there. Comes before [`ToMaster::Prepared`], if
+    /// at all, and more than once if there are many.
+    Moved {
+        epoch: u64,
+        servers: Vec<(u32, u32)>,
+    },
     /// Ready to switch to that epoch.
     Prepared {
         epoch: u64,

@@ -2,7 +2,8 @@
 //!
 //! It is prepared beside the epoch in use, which nothing is taken from before the commit: pools
 //! that come stand behind those in use, with lanes for the servers that are new. From one epoch to
-//! the other a pool is known by its name and protocol, a server by its name and endpoint.
+//! the other a pool is known by its name and protocol, a server by its name and endpoint, unless it
+//! has [moved](Plan::move_server).
 //!
 //! Only pools that may send a key elsewhere after the commit are *rerouted*: they dispatch nothing
 //! from the pause on. Servers that stay keep their lanes with all that is on them, though not if
@@ -903,6 +904,7 @@ fn lanes_alike(old: &Pool, new: &PlannedPool) -> bool {
 fn places_alike(old: &Pool, new: &PlannedPool) -> bool {
     let (was, is) = (&*old.config, &new.config);
     lanes_alike(old, new)
+        && new.moved.is_empty()
         && was.servers == is.servers
         && was.hash == is.hash
         && was.hash_tag == is.hash_tag
@@ -917,9 +919,9 @@ fn servers_kept(old: &Pool, new: &PlannedPool) -> Vec<Option<u32>> {
     let servers = old.config.servers.iter().zip(0..).filter(|_| alike);
     let by_name: HashMap<&str, (&snapshot::Server, u32)> =
         servers.map(|(server, index)| (&*server.name, (server, index))).collect();
-    let kept = |new: &snapshot::Server| {
-        let &(old, index) = by_name.get(&*new.name)?;
-        (old.endpoint == new.endpoint).then_some(index)
+    let kept = |(server, place): (&snapshot::Server, u32)| {
+        let &(old, index) = by_name.get(&*server.name)?;
+        (old.endpoint == server.endpoint && !new.moved.contains(&place)).then_some(index)
     };
-    new.config.servers.iter().map(kept).collect()
+    new.config.servers.iter().zip(0..).map(kept).collect()
 }

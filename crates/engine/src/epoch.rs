@@ -1,5 +1,7 @@
 //! Another epoch, made ready before it is used.
 
+use std::collections::BTreeSet;
+
 use cashew_config::Snapshot;
 use cashew_config::snapshot;
 
@@ -25,6 +27,8 @@ pub(crate) struct PlannedPool {
     pub(crate) quota: u32,
     /// Shared lanes of each server.
     pub(crate) lanes: u32,
+    /// Servers that are another one now, though they are configured as before.
+    pub(crate) moved: BTreeSet<u32>,
 }
 
 /// What is known of a pool's ring that is not configured. The control crate has the like, which the
@@ -60,6 +64,7 @@ impl Plan {
             quota: state.quota,
             lanes: lanes_here(config.server_connections, rank, workers),
             config: config.clone(),
+            moved: BTreeSet::new(),
         };
         Self {
             epoch: snapshot.epoch,
@@ -75,6 +80,11 @@ impl Plan {
     pub fn whole(snapshot: &Snapshot, rank: u32, workers: u32) -> Self {
         let states: Vec<PoolState> = snapshot.pools.iter().map(PoolState::whole).collect();
         Self::new(snapshot, &states, rank, workers)
+    }
+
+    /// What the server is connected to now is not it any more: it gets connections of its own.
+    pub fn move_server(&mut self, pool: u32, server: u32) {
+        self.pools[pool as usize].moved.insert(server);
     }
 
     pub fn epoch(&self) -> u64 {

@@ -53,6 +53,8 @@ pub(crate) enum Output {
     Condemn(Slot, &'static str),
     /// Everybody who lives serves by the new epoch.
     Done,
+    /// No worker had a use for it. The old epoch goes on.
+    Needless,
     Aborted(String),
 }
 
@@ -76,6 +78,8 @@ struct Change {
     is_mourning: bool,
     drain_ms: u64,
     unfinished: u64,
+    /// It is put into effect. If not, it ends when all have prepared it.
+    is_wanted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,9 +113,26 @@ impl Epochs {
             is_mourning: false,
             drain_ms,
             unfinished: 0,
+            is_wanted: true,
         });
         self.tell(Step::Prepare);
         self.advance(now);
+    }
+
+    /// Whether it is worth it only workers know, once they prepare: the change that was begun just now
+    /// ends when all have, unless one [wants](Self::wanted) it.
+    pub(crate) fn only_if_wanted(&mut self) {
+        if let Some(change) = &mut self.change {
+            change.is_wanted = false;
+        }
+    }
+
+    pub(crate) fn wanted(&mut self, epoch: u64) {
+        if let Some(change) = &mut self.change
+            && change.epoch == epoch
+        {
+            change.is_wanted = true;
+        }
     }
 
     pub(crate) fn is_changing(&self) -> bool {
@@ -235,6 +256,12 @@ impl Epochs {
             change.waiting.clone_from(&change.workers);
             change.is_mourning = false;
             match change.phase {
+                Phase::Preparing if !change.is_wanted => {
+                    self.tell(Step::Abort);
+                    self.change = None;
+                    self.outputs.push_back(Output::Needless);
+                    return;
+                }
                 Phase::Preparing => {
                     let drain_ms = change.drain_ms;
                     change.phase = Phase::Pausing;
@@ -304,6 +331,29 @@ mod tests {
         assert_eq!(outputs(&mut epochs), [Output::Done]);
         assert!(!epochs.is_changing());
         assert_eq!(epochs.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_change_that_nobody_wants_ends_when_all_have_prepared() {
+        let (mut epochs, now) = begun([0, 1]);
+        epochs.only_if_wanted();
+        outputs(&mut epochs);
+        epochs.wanted(1);
+        epochs.prepared(0, 2, now);
+        assert_eq!(outputs(&mut epochs), []);
+        epochs.prepared(1, 2, now);
+        let mut expected = tell([0, 1], Step::Abort);
+        expected.push(Output::Needless);
+        assert_eq!(outputs(&mut epochs), expected);
+        assert!(!epochs.is_changing());
+
+        let (mut epochs, now) = begun([0, 1]);
+        epochs.only_if_wanted();
+        outputs(&mut epochs);
+        epochs.wanted(2);
+        epochs.prepared(0, 2, now);
+        epochs.prepared(1, 2, now);
+        assert_eq!(outputs(&mut epochs), tell([0, 1], Step::Pause { drain_ms: DRAIN_MS }));
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod listeners;
 mod master;
 mod member;
 mod monitors;
+mod names;
 mod notify;
 mod pid_file;
 mod quotas;

@@ -201,8 +201,8 @@ impl Master {
         let metrics = (Rc::new(metrics), Rc::new(segments));
         let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
         let last_epoch = snapshot.epoch;
-        let current =
-            InEffect::new(snapshot, metrics, &quotas, &rings).step("seal the configuration")?;
+        let current = InEffect::new(snapshot, BTreeMap::new(), metrics, &quotas, &rings)
+            .step("seal the configuration")?;
         let ranks = (0..workers).map(|slot| (Role::Worker { slot }, slot));
         let admin = has_admin.then_some((Role::Admin, 0));
         let member = |(role, rank)| (role, Member::new(role, rank, now));
@@ -412,6 +412,9 @@ impl Master {
                     self.rings.server_up(pool, server, now);
                 }
             }
+            (ToMaster::Moved { epoch, servers }, Role::Worker { .. }) => {
+                self.servers_moved(epoch, servers);
+            }
             (ToMaster::Prepared { epoch }, Role::Worker { slot }) => {
                 self.epochs.prepared(slot, epoch, now);
             }
@@ -471,6 +474,7 @@ impl Master {
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
                 | ToMaster::ServerUp { .. }
+                | ToMaster::Moved { .. }
                 | ToMaster::Paused { .. }
                 | ToMaster::Monitors { .. }
                 | ToMaster::Watching { .. }

@@ -3,6 +3,7 @@
 //!
 //! `alone CONFIGURATION` serves the TCP pools of the file until it is killed.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -22,7 +23,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ring_version: 0,
         live: vec![true; pool.servers.len()],
     });
-    let sealed = Epoch { snapshot: snapshot.clone(), pools: pools.collect() }.seal()?;
+    let (pools, addresses) = (pools.collect(), BTreeMap::new());
+    let sealed = Epoch { snapshot: snapshot.clone(), pools, addresses }.seal()?;
     let (shared, _) = Shared::create()?;
     let (metrics, _segments) = Segments::create(&Layout::new(&snapshot))?;
     master.send(

@@ -84,6 +84,8 @@ pub(crate) struct Core {
     pub(crate) preparer_readable: bool,
     /// Connections being made to servers that go by name.
     pub(crate) attempts: HashMap<Token, Attempt>,
+    /// Where connections to servers that go by name lead.
+    pub(crate) peers: HashMap<Token, (Name, SocketAddr)>,
     /// Of these names, the address that was waited for in vain the last time.
     pub(crate) unheard: HashMap<Name, SocketAddr>,
     /// What files are for, listening sockets left out.
@@ -206,8 +208,9 @@ impl Core {
         }
     }
 
-    /// The connection is over. Both are empty as a rule, and cost a hash of the name otherwise.
+    /// The connection is over. All are empty as a rule, and cost a hash of the name otherwise.
     pub(crate) fn forget(&mut self, conn: Token) {
+        self.forget_peer(conn);
         if !self.attempts.is_empty()
             && let Some(attempt) = self.attempts.remove(&conn)
         {
@@ -219,6 +222,12 @@ impl Core {
         }
         if !self.detaching.is_empty() {
             self.detaching.remove(&conn);
+        }
+    }
+
+    pub(crate) fn forget_peer(&mut self, conn: Token) {
+        if !self.peers.is_empty() {
+            self.peers.remove(&conn);
         }
     }
 
@@ -269,7 +278,9 @@ impl Handler for Core {
 
     fn connected(&mut self, conn: Token) {
         // From here on its end is the end: another connection would know nothing of this one's.
-        self.attempts.remove(&conn);
+        if let Some(Attempt { name, address: Some(address), .. }) = self.attempts.remove(&conn) {
+            self.peers.insert(conn, (name, address));
+        }
         self.engine.handle_connected(ConnId::from_token(conn.0), self.now);
     }
 

@@ -1,6 +1,8 @@
 //! Reads another epoch and builds its rings on a thread of its own, since that may take long.
 
+use std::collections::BTreeMap;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -49,6 +51,8 @@ pub(crate) struct Next {
     pub(crate) rank: u32,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
+    /// What hosts of servers resolve to now, of those looked up.
+    pub(crate) addresses: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl Preparer {
@@ -94,7 +98,8 @@ fn read(order: Order) -> Result<(Next, Plan), String> {
     let Ok([sealed, metrics]) = <[OwnedFd; 2]>::try_from(descriptors) else {
         return Err("the epoch or its metrics are missing".to_owned());
     };
-    let (snapshot, states) = open_epoch(&sealed)?;
+    let Epoch { snapshot, pools, addresses } = open_sealed(&sealed)?;
+    let states = states_of(pools);
     if snapshot.epoch != epoch {
         return Err(format!("epoch {} was handed over for {epoch}", snapshot.epoch));
     }
@@ -106,22 +111,28 @@ fn read(order: Order) -> Result<(Next, Plan), String> {
     }
     let plan = Plan::new(&snapshot, &states, rank, workers);
     let (snapshot, segments) = (Arc::new(snapshot), Arc::new(segments));
-    Ok((Next { epoch, rank, snapshot, segments }, plan))
+    Ok((Next { epoch, rank, snapshot, segments, addresses }, plan))
 }
 
 /// The snapshot in the memfd, and what the engine has to know besides.
 pub(crate) fn open_epoch(sealed: &OwnedFd) -> Result<(Snapshot, Vec<PoolState>), String> {
-    let Epoch { snapshot, pools } = Epoch::unseal(sealed).map_err(|error| error.to_string())?;
-    if let Some(state) = pools.iter().find(|state| state.quota >= QUOTAS_MAX) {
-        return Err(format!("there is no quota {}", state.quota));
+    let Epoch { snapshot, pools, .. } = open_sealed(sealed)?;
+    Ok((snapshot, states_of(pools)))
+}
+
+fn open_sealed(sealed: &OwnedFd) -> Result<Epoch, String> {
+    let epoch = Epoch::unseal(sealed).map_err(|error| error.to_string())?;
+    match epoch.pools.iter().find(|state| state.quota >= QUOTAS_MAX) {
+        Some(state) => Err(format!("there is no quota {}", state.quota)),
+        None => Ok(epoch),
     }
-    let states = pools
-        .into_iter()
-        .map(|state| PoolState {
-            quota: state.quota,
-            ring_version: state.ring_version,
-            live: state.live,
-        })
-        .collect();
-    Ok((snapshot, states))
+}
+
+fn states_of(pools: Vec<cashew_control::PoolState>) -> Vec<PoolState> {
+    let state = |state: cashew_control::PoolState| PoolState {
+        quota: state.quota,
+        ring_version: state.ring_version,
+        live: state.live,
+    };
+    pools.into_iter().map(state).collect()
 }

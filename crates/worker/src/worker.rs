@@ -157,6 +157,7 @@ impl<D: Driver> Worker<D> {
             resolver_readable: false,
             preparer_readable: false,
             attempts: HashMap::new(),
+            peers: HashMap::new(),
             unheard: HashMap::new(),
             files: OpenFiles::of(&snapshot, u64::MAX),
             refused: Report::default(),

@@ -1,6 +1,8 @@
 //! Another configuration: loaded beside the loop, then put into effect.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use crate::CommandLine;
 use crate::child::{Role, Spawn};
 use crate::command::{self, Command, Nobody, Reply};
 use crate::errand::Errand;
+use crate::names::Names;
 use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
 use crate::status::Outcome;
 
@@ -37,7 +40,7 @@ enum Stage {
     },
     /// Until no ring of a single pool is being changed, and nobody is dying who could still serve
     /// by the old epoch when the others do not any more.
-    Quieting { askers: Vec<Asker>, snapshot: Box<Snapshot> },
+    Quieting { askers: Vec<Asker>, wanted: Box<Wanted> },
     /// The workers are being changed.
     Changing { askers: Vec<Asker> },
     /// All of them have changed. Who asks for the statistics once the reload is over is told of it.
@@ -50,6 +53,8 @@ const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the file may take to load. Reading one can last for ever, on a file system that hangs.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
+const NOTHING_CHANGES: &str = "nothing changes";
+
 struct Asker {
     dry_run: bool,
     reply: Box<dyn Reply>,
@@ -59,6 +64,17 @@ struct Loaded {
     snapshot: Snapshot,
     warnings: Vec<String>,
     difference: Difference,
+    /// Of servers; nothing in a dry run.
+    names: Names,
+}
+
+/// What is to be put into effect.
+struct Wanted {
+    snapshot: Snapshot,
+    /// What hosts of servers resolve to now, of those looked up.
+    addresses: BTreeMap<String, Vec<IpAddr>>,
+    /// It says what the one in effect does: it is only about servers whose addresses have changed.
+    is_same: bool,
 }
 
 impl Reload {
@@ -119,6 +135,18 @@ impl Reload {
         Ok(Self { waiting, stage: Stage::Idle })
     }
 
+    /// For those whose reload is under way.
+    pub(super) fn say(&mut self, line: &str) {
+        let askers = match &mut self.stage {
+            Stage::Idle => return,
+            Stage::Loading { askers, .. }
+            | Stage::Quieting { askers, .. }
+            | Stage::Changing { askers }
+            | Stage::Telling { askers, .. } => askers,
+        };
+        askers.iter_mut().for_each(|asker| asker.reply.say(line));
+    }
+
     fn take_askers(&mut self) -> Vec<Asker> {
         match std::mem::take(&mut self.stage) {
             Stage::Idle => Vec::new(),
@@ -158,13 +186,14 @@ impl Master {
                 let why = format!("{path}: neither read nor its names found in {seconds} seconds");
                 self.fail(askers, &why);
             }
-            Stage::Quieting { askers, snapshot }
+            Stage::Quieting { askers, wanted }
                 if self.rings.is_quiet() && !self.is_anybody_dying() =>
             {
-                match self.prepare_next(*snapshot) {
+                let Wanted { snapshot, addresses, is_same } = *wanted;
+                match self.prepare_next(snapshot, addresses) {
                     Ok(next) => {
                         self.reload.stage = Stage::Changing { askers };
-                        self.begin_switch(next, now);
+                        self.begin_switch(next, is_same, now);
                     }
                     Err(why) => {
                         self.reload.stage = Stage::Changing { askers };
@@ -189,12 +218,13 @@ impl Master {
     fn load(&mut self, now: Instant) {
         let askers = std::mem::take(&mut self.reload.waiting);
         info!("loading {}", self.conf_file.display());
-        if askers.iter().any(|asker| !asker.dry_run) {
+        let is_dry = askers.iter().all(|asker| asker.dry_run);
+        if !is_dry {
             self.notify.reloading();
         }
         let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
         let command_line = self.command_line.clone();
-        match Errand::start("load", move || load(&path, &command_line, &current)) {
+        match Errand::start("load", move || load(&path, &command_line, &current, is_dry)) {
             Ok(loading) => {
                 let deadline = now + LOAD_TIMEOUT;
                 self.reload.stage = Stage::Loading { askers, loading, deadline };
@@ -213,13 +243,17 @@ impl Master {
             Ok(loaded) => loaded,
             Err(why) => return self.fail(askers, &why),
         };
+        let failures = loaded.names.failures();
         for line in loaded.warnings.iter().chain(loaded.difference.lines()) {
             askers.iter_mut().for_each(|asker| asker.reply.say(line));
         }
+        let (mut dry, mut askers): (Vec<_>, Vec<_>) = askers.into_iter().partition(|it| it.dry_run);
         if loaded.difference.is_empty() {
-            askers.iter_mut().for_each(|asker| asker.reply.say("nothing changes"));
+            dry.iter_mut().for_each(|asker| asker.reply.say(NOTHING_CHANGES));
         }
-        let (dry, askers): (Vec<_>, Vec<_>) = askers.into_iter().partition(|it| it.dry_run);
+        for line in &failures {
+            askers.iter_mut().for_each(|asker| asker.reply.say(line));
+        }
         let allowed = self.check(&loaded.snapshot);
         if let Err(why) = allowed {
             return self.fail(dry.into_iter().chain(askers).collect(), &why);
@@ -228,15 +262,16 @@ impl Master {
         if askers.is_empty() {
             return;
         }
-        loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
-        if loaded.difference.is_empty() {
-            info!("the configuration is the one in effect already");
-            return self.succeed(askers);
+        loaded.warnings.iter().chain(&failures).for_each(|warning| warn!("{warning}"));
+        let addresses = loaded.names.addresses;
+        let is_same = loaded.difference.is_empty();
+        if is_same && addresses.is_empty() {
+            return self.nothing_changes(askers);
         }
         loaded.difference.lines().iter().for_each(|line| info!("{line}"));
         self.rings.freeze();
-        let snapshot = Box::new(loaded.snapshot);
-        self.reload.stage = Stage::Quieting { askers, snapshot };
+        let wanted = Box::new(Wanted { snapshot: loaded.snapshot, addresses, is_same });
+        self.reload.stage = Stage::Quieting { askers, wanted };
         self.advance_reload(now);
     }
 
@@ -280,6 +315,18 @@ impl Master {
         }
     }
 
+    /// The file says what it did, and no server has moved.
+    pub(super) fn reload_needless(&mut self) {
+        let askers = self.reload.take_askers();
+        self.nothing_changes(askers);
+    }
+
+    fn nothing_changes(&mut self, mut askers: Vec<Asker>) {
+        info!("the configuration is the one in effect already");
+        askers.iter_mut().for_each(|asker| asker.reply.say(NOTHING_CHANGES));
+        self.succeed(askers);
+    }
+
     pub(super) fn reload_failed(&mut self, why: &str) {
         let askers = self.reload.take_askers();
         self.fail(askers, why);
@@ -313,7 +360,12 @@ impl Master {
     }
 }
 
-fn load(path: &Path, command_line: &CommandLine, current: &Snapshot) -> Result<Loaded, String> {
+fn load(
+    path: &Path,
+    command_line: &CommandLine,
+    current: &Snapshot,
+    is_dry: bool,
+) -> Result<Loaded, String> {
     let loaded = cashew_config::load(path).map_err(|errors| errors.to_string())?;
     // Epochs are numbered by who puts them into effect.
     let mut snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
@@ -321,7 +373,8 @@ fn load(path: &Path, command_line: &CommandLine, current: &Snapshot) -> Result<L
     warnings.extend(command_line.overrule(&mut snapshot.global));
     warnings.extend(cashew_config::warnings_of_change(current, &snapshot));
     let difference = Difference::between(current, &snapshot);
-    Ok(Loaded { snapshot, warnings, difference })
+    let names = if is_dry { Names::default() } else { Names::look_up(current, &snapshot) };
+    Ok(Loaded { snapshot, warnings, difference, names })
 }
 
 fn finish(askers: Vec<Asker>) {

@@ -1,17 +1,19 @@
 //! Putting another epoch into effect.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Global, Pool};
+use cashew_config::snapshot::{Endpoint, Global, Pool};
 use cashew_control::{Epoch, PoolState, ToChild};
 use cashew_metrics::{Layout, Segments, monotonic_ms};
 use cashew_process::explain_limit;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::log::Destination;
 use super::{Master, workers_of};
@@ -21,6 +23,9 @@ use crate::listeners::Bound;
 use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
 use crate::unix_socket::UnixSocket;
+
+/// More servers whose addresses have changed are counted, not named.
+const MOVED_SHOWN_MAX: usize = 100;
 
 /// What all children work by.
 pub(super) struct InEffect {
@@ -41,11 +46,16 @@ pub(super) struct Next {
     /// Where the log goes from then on, unless it goes there.
     log: Option<Destination>,
     quotas: Quotas,
+    /// What hosts of servers resolve to now, of those looked up.
+    addresses: BTreeMap<String, Vec<IpAddr>>,
+    /// Servers whose hosts do not resolve any more to where some worker is connected.
+    moved: BTreeSet<(u32, u32)>,
 }
 
 impl InEffect {
     pub(super) fn new(
         snapshot: Snapshot,
+        addresses: BTreeMap<String, Vec<IpAddr>>,
         (metrics, segments): (Rc<OwnedFd>, Rc<Segments>),
         quotas: &Quotas,
         rings: &Rings,
@@ -56,7 +66,7 @@ impl InEffect {
             live: rings.live(index),
         };
         let pools = (0..).zip(&snapshot.pools).map(state).collect();
-        let epoch = Epoch { snapshot, pools };
+        let epoch = Epoch { snapshot, pools, addresses };
         let sealed = Rc::new(epoch.seal()?);
         Ok(Self { snapshot: Arc::new(epoch.snapshot), sealed, metrics, segments })
     }
@@ -72,7 +82,11 @@ impl InEffect {
 impl Master {
     /// Makes everything that the new epoch needs. Nothing is changed yet but that groups of sockets
     /// may have grown.
-    pub(super) fn prepare_next(&mut self, mut snapshot: Snapshot) -> Result<Next, String> {
+    pub(super) fn prepare_next(
+        &mut self,
+        mut snapshot: Snapshot,
+        addresses: BTreeMap<String, Vec<IpAddr>>,
+    ) -> Result<Next, String> {
         let workers = workers_of(&snapshot);
         let listeners = self.listeners.as_mut().ok_or("the instance is stopping")?;
         let bound = listeners.bind_new(&snapshot, workers).map_err(|error| error.to_string())?;
@@ -96,10 +110,11 @@ impl Master {
             .metrics_for(&snapshot)
             .map_err(explain_limit)
             .map_err(|error| format!("cannot make the shared memory of the metrics: {error}"))?;
-        let in_effect = InEffect::new(snapshot, metrics, &quotas, &rings)
+        let in_effect = InEffect::new(snapshot, addresses.clone(), metrics, &quotas, &rings)
             .map_err(explain_limit)
             .map_err(|error| format!("cannot seal the configuration: {error}"))?;
-        Ok(Next { in_effect, bound, control, log, quotas })
+        let moved = BTreeSet::new();
+        Ok(Next { in_effect, bound, control, log, quotas, addresses, moved })
     }
 
     /// Those in use, if the snapshot has the same pools and servers.
@@ -115,13 +130,16 @@ impl Master {
     }
 
     /// Has everybody who runs take part in the change.
-    pub(super) fn begin_switch(&mut self, next: Next, now: Instant) {
+    pub(super) fn begin_switch(&mut self, next: Next, only_if_moved: bool, now: Instant) {
         let runs = self.workers().filter(|(_, member)| member.running.is_some());
         let workers: Vec<u32> = runs.map(|(slot, _)| slot).collect();
         let snapshot = &next.in_effect.snapshot;
         let drain_ms = snapshot.global.reload_drain_timeout_ms;
         self.epochs.begin(snapshot.epoch, workers, drain_ms, now);
         self.next = Some(next);
+        if only_if_moved {
+            self.epochs.only_if_wanted();
+        }
         self.tell_prepare(Role::Admin, now);
     }
 
@@ -133,6 +151,7 @@ impl Master {
                     if unfinished > 0 {
                         warn!("{unfinished} requests were not answered in time before the change");
                     }
+                    self.tell_moved();
                     self.switch(now);
                 }
                 Output::Condemn(slot, why) => {
@@ -151,15 +170,58 @@ impl Master {
                     self.is_unsettled = true;
                     self.reload_done(now);
                 }
+                Output::Needless => {
+                    self.end_change(now);
+                    self.reload_needless();
+                }
                 Output::Aborted(why) => {
-                    self.next = None;
-                    self.tell(Role::Admin, Step::Abort, now);
-                    self.rings.thaw(now);
-                    // The fleet was left alone meanwhile.
-                    self.is_unsettled = true;
+                    self.end_change(now);
                     self.reload_failed(&why);
                 }
             }
+        }
+    }
+
+    /// The epoch in effect goes on.
+    fn end_change(&mut self, now: Instant) {
+        self.next = None;
+        self.tell(Role::Admin, Step::Abort, now);
+        self.rings.thaw(now);
+        // The fleet was left alone meanwhile.
+        self.is_unsettled = true;
+    }
+
+    pub(super) fn servers_moved(&mut self, epoch: u64, servers: Vec<(u32, u32)>) {
+        if let Some(next) = &mut self.next
+            && next.in_effect.snapshot.epoch == epoch
+        {
+            next.moved.extend(servers);
+            self.epochs.wanted(epoch);
+        }
+    }
+
+    /// Says which servers are connected anew, since their hosts resolve to other addresses.
+    fn tell_moved(&mut self) {
+        let Some(next) = &self.next else { return };
+        let pools = &next.in_effect.snapshot.pools;
+        let line = |&(pool, server): &(u32, u32)| {
+            let pool = pools.get(pool as usize)?;
+            let server = pool.servers.get(server as usize)?;
+            let Endpoint::Tcp { host, .. } = &server.endpoint else { return None };
+            let found: Vec<String> =
+                next.addresses.get(host)?.iter().map(IpAddr::to_string).collect();
+            let (name, pool, found) = (&server.name, &pool.name, found.join(", "));
+            Some(format!("server '{name}' of pool '{pool}': {host} now resolves to {found}"))
+        };
+        let mut lines: Vec<String> =
+            next.moved.iter().take(MOVED_SHOWN_MAX).filter_map(line).collect();
+        let more = next.moved.len().saturating_sub(MOVED_SHOWN_MAX);
+        if more > 0 {
+            lines.push(format!("{more} more servers are at other addresses now"));
+        }
+        for line in lines {
+            info!("{line}");
+            self.reload.say(&line);
         }
     }
 
@@ -186,7 +248,7 @@ impl Master {
     /// From here on the next epoch is in effect. The workers commit after this, so nothing may be
     /// posted to them yet that goes by it.
     fn switch(&mut self, now: Instant) {
-        let Next { in_effect, bound, control, log, quotas } =
+        let Next { in_effect, bound, control, log, quotas, .. } =
             self.next.take().expect("it was begun with one");
         self.deliver_rings(now);
         self.rings.switch(RingConfig::of(&in_effect.snapshot));

@@ -484,8 +484,9 @@ impl Master {
         }
         let workers = workers_of(&snapshot);
         let heartbeat_timeout_ms = snapshot.global.worker_heartbeat_timeout_ms;
-        let current = InEffect::new(snapshot, (metrics, Rc::new(segments)), &quotas, &rings)
-            .step("seal the configuration")?;
+        let current =
+            InEffect::new(snapshot, BTreeMap::new(), (metrics, Rc::new(segments)), &quotas, &rings)
+                .step("seal the configuration")?;
         let askers = state.askers.into_iter().map(|place| descriptors.copy(place));
         let askers = askers.collect::<Result<Vec<_>, _>>().map_err(Error::TakeOver)?;
         let reload = Reload::resume(state.wanted, descriptors).map_err(Error::TakeOver)?;

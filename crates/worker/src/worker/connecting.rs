@@ -1,15 +1,20 @@
 //! Connections to servers: from a name to its addresses, of which one after the other is tried.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use cashew_config::snapshot::Endpoint;
+use cashew_control::ToMaster;
 use cashew_driver::{Address, Driver, Token};
-use cashew_engine::{CloseReason, ConnId};
+use cashew_engine::{CloseReason, ConnId, Plan};
 
 use super::Worker;
 use crate::core::{Attempt, WATCH_RESOLVER};
-use crate::resolver::Resolver;
+use crate::preparer::Next;
+use crate::resolver::{Name, Resolver};
+
+/// Servers named in one message.
+const MOVED_TOLD_MAX: usize = 1000;
 
 impl<D: Driver> Worker<D> {
     pub(super) fn connect(&mut self, conn: ConnId, pool: u32, server: u32) {
@@ -53,6 +58,37 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    /// Has servers of the plan be connected anew whose hosts do not resolve any more to where
+    /// connections lead, or are being made.
+    pub(super) fn follow_names(&mut self, next: &Next, plan: &mut Plan) {
+        let is_left = |(host, _): &Name, address: &SocketAddr| {
+            next.addresses.get(host).is_some_and(|found| !found.contains(&address.ip()))
+        };
+        let connected = self.core.peers.values().map(|(name, address)| (name, address));
+        let connecting = self.core.attempts.values();
+        let connecting = connecting.filter_map(|it| Some((&it.name, it.address.as_ref()?)));
+        let left = connected.chain(connecting).filter(|(name, address)| is_left(name, address));
+        let left: HashSet<(&str, u16)> = left.map(|((host, port), _)| (&**host, *port)).collect();
+        if left.is_empty() {
+            return;
+        }
+        let mut moved = Vec::new();
+        for (pool, at) in next.snapshot.pools.iter().zip(0..) {
+            for (server, place) in pool.servers.iter().zip(0..) {
+                if let Endpoint::Tcp { host, port } = &server.endpoint
+                    && left.contains(&(&**host, *port))
+                {
+                    plan.move_server(at, place);
+                    moved.push((at, place));
+                }
+            }
+        }
+        for servers in moved.chunks(MOVED_TOLD_MAX) {
+            let servers = servers.to_vec();
+            self.outbox.say(ToMaster::Moved { epoch: next.epoch, servers });
+        }
+    }
+
     #[inline(never)]
     pub(super) fn take_addresses(&mut self) {
         let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
@@ -87,6 +123,7 @@ impl<D: Driver> Worker<D> {
     #[inline(never)]
     pub(super) fn retry_connects(&mut self) {
         while let Some((conn, why)) = self.core.failed_connects.pop() {
+            self.core.forget_peer(conn);
             let attempt = self.core.attempts.get_mut(&conn);
             let next = attempt.and_then(|attempt| attempt.next(why));
             match next {

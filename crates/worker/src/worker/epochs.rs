@@ -72,7 +72,8 @@ impl<D: Driver> Worker<D> {
                 _ => continue,
             };
             match answer.result {
-                Ok((next, plan)) => {
+                Ok((next, mut plan)) => {
+                    self.follow_names(&next, &mut plan);
                     self.change = Change::Ready(next);
                     self.core.engine.handle_prepare(plan, self.core.now);
                 }

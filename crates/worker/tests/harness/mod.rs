@@ -1,6 +1,7 @@
 //! Workers in threads, with a master, clients and servers played by the test.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,7 +55,8 @@ impl Instance {
     }
 
     pub fn sealed(&self) -> OwnedFd {
-        let epoch = Epoch { snapshot: self.snapshot.clone(), pools: self.states.clone() };
+        let (snapshot, pools) = (self.snapshot.clone(), self.states.clone());
+        let epoch = Epoch { snapshot, pools, addresses: BTreeMap::new() };
         epoch.seal().unwrap()
     }
 }
