@@ -517,16 +517,19 @@ mod tests {
     fn no_two_workers_ever_dispatch_by_different_epochs() {
         let mut changes = 0;
         let mut aborts = 0;
+        let mut needless = 0;
         let mut condemned = 0;
         for seed in 1..=300 {
             let mut simulation = Simulation::new(seed);
             simulation.run();
             changes += simulation.changes;
             aborts += simulation.aborts;
+            needless += simulation.needless;
             condemned += simulation.condemned;
         }
-        let happened = (changes, aborts, condemned);
-        assert!(changes > 1000 && aborts > 1000 && condemned > 100, "too little: {happened:?}");
+        let happened = (changes, aborts, needless, condemned);
+        let enough = changes > 1000 && aborts > 1000 && needless > 100 && condemned > 100;
+        assert!(enough, "too little: {happened:?}");
     }
 
     struct Simulation {
@@ -540,6 +543,7 @@ mod tests {
         workers: [Option<Worker>; 3],
         changes: u32,
         aborts: u32,
+        needless: u32,
         condemned: u32,
     }
 
@@ -562,6 +566,7 @@ mod tests {
                 workers: [(); 3].map(|()| None),
                 changes: 0,
                 aborts: 0,
+                needless: 0,
                 condemned: 0,
             }
         }
@@ -590,6 +595,9 @@ mod tests {
                     let alive = (0..).zip(&self.workers).filter(|(_, worker)| worker.is_some());
                     let alive: Vec<Slot> = alive.map(|(slot, _)| slot).collect();
                     self.epochs.begin(self.last, alive, DRAIN_MS, self.now);
+                    if self.below(4) == 0 {
+                        self.epochs.only_if_wanted();
+                    }
                 }
                 8 => {
                     let pause = Duration::from_millis(self.below(6000) as u64);
@@ -620,6 +628,7 @@ mod tests {
                         self.kill(slot as usize);
                     }
                     Output::Done => self.changes += 1,
+                    Output::Needless => self.needless += 1,
                     Output::Aborted(_) => self.aborts += 1,
                 }
             }
