@@ -85,6 +85,40 @@ fn connections_to_new_servers_are_waited_for_half_a_second() {
 }
 
 #[test]
+fn a_server_that_has_moved_gets_other_connections_in_its_turn() {
+    let (mut world, [a, b]): (World, [ConnId; 2]) = World::connected(&pool(REDIS, 2));
+    let client = world.client();
+    world.send(client, redis("MGET a b c d"));
+    let [first, _] = [a, b].map(|lane| world.received(lane));
+    assert!(!first.is_empty());
+    let mut next = pool(REDIS, 2);
+    next.epoch += 1;
+    let mut plan = Plan::whole(&next, 0, 1);
+    plan.move_server(0, 1);
+    world.engine.handle_prepare(plan, world.now);
+    world.tick();
+    let fresh = world.accept(1);
+    assert_eq!(world.epoch_answers(), [Action::Prepared { epoch: 2 }]);
+    world.pause(5000);
+    // What comes now waits for what is on its way, and takes none of the old connections.
+    world.send(client, redis("MGET a b c d"));
+    world.send(a, "*2\r\n$-1\r\n$-1\r\n");
+    assert_eq!(world.epoch_answers(), []);
+    world.send(b, "*2\r\n$-1\r\n$-1\r\n");
+    assert_eq!(world.epoch_answers(), [Action::Paused { epoch: 2, unfinished: 0 }]);
+    world.expect(client, format!("*4\r\n{}", "$-1\r\n".repeat(4)));
+    world.expect(b, "");
+    world.commit(&next);
+    assert_eq!(world.closed, [b]);
+    for lane in [a, fresh] {
+        assert!(!world.received(lane).is_empty());
+        world.send(lane, "*2\r\n$-1\r\n$-1\r\n");
+    }
+    world.expect(client, format!("*4\r\n{}", "$-1\r\n".repeat(4)));
+    world.assert_idle();
+}
+
+#[test]
 fn an_aborted_change_leaves_no_trace() {
     let (mut world, [a]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
     let client = world.client();

@@ -69,6 +69,21 @@ impl Attempt {
     }
 }
 
+/// How long an answer is good for: a server that cannot be reached is tried many times in a second.
+const FOUND_MAX: Duration = Duration::from_secs(1);
+
+/// The addresses of a name.
+pub(crate) struct Found {
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) at: Time,
+}
+
+impl Found {
+    pub(crate) fn is_fresh(&self, now: Time) -> bool {
+        now - self.at < FOUND_MAX
+    }
+}
+
 /// Everything of a worker but its driver, so that the driver can call it.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
@@ -86,6 +101,8 @@ pub(crate) struct Core {
     pub(crate) attempts: HashMap<Token, Attempt>,
     /// Where connections to servers that go by name lead.
     pub(crate) peers: HashMap<Token, (Name, SocketAddr)>,
+    /// What names were found to be a moment ago: nothing, if they could not be looked up.
+    pub(crate) found: HashMap<Name, Found>,
     /// Of these names, the address that was waited for in vain the last time.
     pub(crate) unheard: HashMap<Name, SocketAddr>,
     /// What files are for, listening sockets left out.
@@ -141,7 +158,7 @@ impl Core {
                 None => Listener::Removed(name.clone()),
             };
         }
-        self.unheard = HashMap::new();
+        (self.unheard, self.found) = (HashMap::new(), HashMap::new());
         self.has_quickack = snapshot.pools.iter().any(|pool| pool.tcp_quickack);
         self.snapshot = snapshot;
     }

@@ -158,6 +158,7 @@ impl<D: Driver> Worker<D> {
             preparer_readable: false,
             attempts: HashMap::new(),
             peers: HashMap::new(),
+            found: HashMap::new(),
             unheard: HashMap::new(),
             files: OpenFiles::of(&snapshot, u64::MAX),
             refused: Report::default(),

@@ -9,7 +9,7 @@ use cashew_driver::{Address, Driver, Token};
 use cashew_engine::{CloseReason, ConnId, Plan};
 
 use super::Worker;
-use crate::core::{Attempt, WATCH_RESOLVER};
+use crate::core::{Attempt, Found, WATCH_RESOLVER};
 use crate::preparer::Next;
 use crate::resolver::{Name, Resolver};
 
@@ -32,6 +32,11 @@ impl<D: Driver> Worker<D> {
     }
 
     fn resolve(&mut self, conn: Token, host: &str, port: u16) {
+        let name = (host.to_owned(), port);
+        let found = self.core.found.get(&name).filter(|found| found.is_fresh(self.core.now));
+        if let Some(addresses) = found.map(|found| found.addresses.clone()) {
+            return self.try_addresses(conn, name, addresses);
+        }
         if self.resolver.is_none() {
             let started = Resolver::start().and_then(|resolver| {
                 self.driver.watch(WATCH_RESOLVER, resolver.wake())?;
@@ -44,7 +49,6 @@ impl<D: Driver> Worker<D> {
         }
         match &self.resolver {
             Some(resolver) => {
-                let name = (host.to_owned(), port);
                 let attempt =
                     Attempt { name, address: None, others: VecDeque::new(), failure: None };
                 self.core.attempts.insert(conn, attempt);
@@ -69,6 +73,17 @@ impl<D: Driver> Worker<D> {
         let connecting = connecting.filter_map(|it| Some((&it.name, it.address.as_ref()?)));
         let left = connected.chain(connecting).filter(|(name, address)| is_left(name, address));
         let left: HashSet<(&str, u16)> = left.map(|((host, port), _)| (&**host, *port)).collect();
+        // All workers go to where the master has found the names to lead.
+        let servers = next.snapshot.pools.iter().flat_map(|pool| &pool.servers);
+        for server in servers {
+            if let Endpoint::Tcp { host, port } = &server.endpoint
+                && let Some(found) = next.addresses.get(host)
+            {
+                let addresses = found.iter().map(|&ip| SocketAddr::new(ip, *port)).collect();
+                let found = Found { addresses, at: self.core.now };
+                self.core.found.insert((host.clone(), *port), found);
+            }
+        }
         if left.is_empty() {
             return;
         }
@@ -94,22 +109,27 @@ impl<D: Driver> Worker<D> {
         let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
         for answer in answers {
             // An attempt that was given up meanwhile is not listed any more.
-            let Some(attempt) = self.core.attempts.get_mut(&answer.conn) else { continue };
-            let mut addresses = VecDeque::from(answer.addresses);
-            let unheard = self.core.unheard.get(&attempt.name);
-            let unheard = addresses.iter().position(|address| Some(address) == unheard);
-            if let Some(at) = unheard {
-                addresses.rotate_left(at + 1);
-            }
-            let Some(first) = addresses.pop_front() else {
-                self.core.attempts.remove(&answer.conn);
-                let conn = ConnId::from_token(answer.conn.0);
-                self.core.engine.handle_closed(conn, CloseReason::Unresolved, self.core.now);
-                continue;
-            };
-            (attempt.address, attempt.others) = (Some(first), addresses);
-            self.start_connecting(answer.conn, &Address::Tcp(first));
+            let Some(attempt) = self.core.attempts.remove(&answer.conn) else { continue };
+            let found = Found { addresses: answer.addresses.clone(), at: self.core.now };
+            self.core.found.insert(attempt.name.clone(), found);
+            self.try_addresses(answer.conn, attempt.name, answer.addresses);
         }
+    }
+
+    fn try_addresses(&mut self, conn: Token, name: Name, addresses: Vec<SocketAddr>) {
+        let mut others = VecDeque::from(addresses);
+        let unheard = self.core.unheard.get(&name);
+        if let Some(at) = others.iter().position(|address| Some(address) == unheard) {
+            others.rotate_left(at + 1);
+        }
+        let Some(first) = others.pop_front() else {
+            let conn = ConnId::from_token(conn.0);
+            self.core.engine.handle_closed(conn, CloseReason::Unresolved, self.core.now);
+            return;
+        };
+        let attempt = Attempt { name, address: Some(first), others, failure: None };
+        self.core.attempts.insert(conn, attempt);
+        self.start_connecting(conn, &Address::Tcp(first));
     }
 
     fn start_connecting(&mut self, conn: Token, address: &Address) {

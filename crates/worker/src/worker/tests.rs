@@ -3,6 +3,7 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use cashew_config::Context;
@@ -442,6 +443,41 @@ fn with_name(addresses: [SocketAddr; 3]) -> Worker<Fake> {
     let resolver = Resolver::with(move |_| addresses.to_vec()).unwrap();
     worker.resolver = Some(resolver);
     worker
+}
+
+#[test]
+fn a_name_is_looked_up_once_in_a_second() {
+    let looked_up = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&looked_up);
+    let options = "name.test:2:1\n  preconnect: true\n  server_connections: 1";
+    let mut worker = worker_of(Fake::default(), options);
+    let address = SocketAddr::from(([127, 0, 0, 1], 2));
+    let resolver = Resolver::with(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        vec![address]
+    });
+    worker.resolver = Some(resolver.unwrap());
+    let (mut first, mut soon) = (None, 0);
+    loop {
+        let (conn, to) = next_attempt(&mut worker);
+        assert!(matches!(to, Address::Tcp(to) if to == address));
+        let now = worker.core.now;
+        if now - *first.get_or_insert(now) >= Duration::from_secs(1) {
+            break;
+        }
+        assert_eq!(looked_up.load(Ordering::Relaxed), 1);
+        soon += 1;
+        worker.core.closed(conn, CloseKind::Refused);
+        worker.retry_connects();
+        // Until the lane's backoff is over.
+        while worker.driver.connects.is_empty() && worker.core.attempts.is_empty() {
+            worker.core.now = worker.core.now.plus_millis(10);
+            worker.core.engine.handle_timeout(worker.core.now);
+            worker.end_tick();
+        }
+    }
+    assert!(soon > 2, "{soon} attempts within a second");
+    assert_eq!(looked_up.load(Ordering::Relaxed), 2);
 }
 
 /// The next address that the worker connects to.
