@@ -109,11 +109,10 @@ impl Names {
 /// Names that servers go by.
 fn hosts(snapshot: &Snapshot) -> BTreeSet<&str> {
     let servers = snapshot.pools.iter().flat_map(|pool| &pool.servers);
-    let host = |endpoint| match endpoint {
-        &Endpoint::Tcp { ref host, .. } => Some(host.as_str()),
+    let hosts = servers.filter_map(|server| match &server.endpoint {
+        Endpoint::Tcp { host, .. } => Some(host.as_str()),
         Endpoint::Unix(_) => None,
-    };
-    let hosts = servers.filter_map(|server| host(&server.endpoint));
+    });
     hosts.filter(|host| host.parse::<IpAddr>().is_err()).collect()
 }
 
