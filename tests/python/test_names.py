@@ -186,3 +186,27 @@ def test_what_is_in_flight_is_answered_by_the_old_server_and_the_wait_has_an_end
         assert conn.call("GET", "a") == b"second"
         one.process.signal(signal.SIGCONT)
     assert "3 requests were not answered in time before the change" in gateway.log()
+
+
+def test_who_waits_or_has_subscribed_goes_along(place, names):
+    """With either, the gateway has connections of its own kind to the server."""
+    port = free_port()
+    one, two = (place.redis(port=port, bind=bind) for bind in (FIRST, SECOND))
+    names.say(server=[FIRST])
+    pools = {"alpha": {"redis": True, "servers": [f"{NAME}:{port}:1 one"]}}
+    gateway = place.cashew(pools, {"worker_processes": 2}, binary=names.program)
+    with gateway.connect() as waiting, gateway.connect() as subscriber, gateway.connect() as conn:
+        assert subscriber.call("SUBSCRIBE", "news") == [b"subscribe", b"news", 1]
+        conn.call("PUBLISH", "news", "old")
+        assert subscriber.reply() == [b"message", b"news", b"old"]
+        waiting.send(b"*3\r\n$5\r\nBLPOP\r\n$4\r\nlist\r\n$1\r\n0\r\n")
+        wait_until(lambda: b"cmd=blpop" in one.call("CLIENT", "LIST"), "it waits there")
+        names.say(server=[SECOND])
+        assert moved(SECOND) in gateway.reload()
+        wait_until(lambda: b"cmd=blpop" in two.call("CLIENT", "LIST"), "it waits at the next one")
+        assert conn.call("PUBLISH", "news", "new") == 1
+        assert subscriber.reply() == [b"message", b"news", b"new"]
+        conn.call("RPUSH", "list", "item")
+        assert waiting.reply() == [b"list", b"item"]
+        wait_until(lambda: connections(one) == 1, "the gateway has left the first")
+    assert gateway.stats()["alpha"]["forward_error"] == 0
