@@ -148,13 +148,14 @@ pub enum Action {
         server: u32,
         why: Failure,
     },
-    /// News for the log: a server sent what is no reply to what it was asked, so that a connection was
-    /// closed. Said every ten seconds at most of each server.
+    /// News for the log: a server sent what is no reply to what it was asked. Said every ten seconds at
+    /// most of each server.
     ServerMisfit {
         pool: u32,
         server: u32,
         expected: &'static str,
         excerpt: Vec<u8>,
+        sequel: Sequel,
     },
     /// News for the log: a server that let requests wait for too long gives no sign of life.
     ServerSilent {
@@ -190,4 +191,12 @@ pub enum Scope {
     /// This one.
     Here,
     Everywhere,
+}
+
+/// What became of a connection whose server sent what does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sequel {
+    Closed,
+    /// It goes on: where the next reply begins is known.
+    Dropped,
 }

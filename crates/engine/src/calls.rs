@@ -439,8 +439,10 @@ impl Engine {
         self.drop_reply(index);
         let second = self.add_fragment(index, NONE);
         let fragments = self.add_fragment(index, second);
-        self.send(lane, fragments, Payload::Bytes(first));
-        self.send(lane, second, Payload::Bytes(&call.text));
+        for (fragment, text) in [(fragments, first), (second, &call.text)] {
+            self.send(lane, fragment, Payload::Bytes(text));
+            self.seal(lane);
+        }
         // What follows might go by another lane.
         self.clients[client].fenced = true;
         self.begin_stage(index, fragments, 2, Merge::Last);

@@ -28,6 +28,7 @@ use crate::pressure::Pressure;
 use crate::request::Gather;
 use crate::requests::Requests;
 use crate::rng::Rng;
+use crate::seal::Secret;
 use crate::slab::Slab;
 use crate::spares::Spares;
 use crate::tally::{Answered, Tally};
@@ -114,6 +115,7 @@ pub struct Engine {
     pub(crate) tally: Tally,
     pub(crate) pressure: Pressure,
     pub(crate) rng: Rng,
+    pub(crate) secret: Secret,
     pub(crate) timers: Timers,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) dirty_clients: Fifo<ConnId>,
@@ -212,6 +214,7 @@ impl Engine {
             tally: Tally::default(),
             pressure: Pressure::new(None),
             rng: Rng::new(seed),
+            secret: Secret::new([seed, slot.into()]),
             timers: Timers::default(),
             actions: VecDeque::new(),
             dirty_clients: Fifo::new(),

@@ -223,7 +223,7 @@ impl Engine {
             | Fan::AnyOk
             | Fan::Info
             | Fan::PerServer
-            | Fan::AnyServer => self.fan_out(client, fan, bytes, args, way),
+            | Fan::AnyServer => self.fan_out(client, command, fan, bytes, args, way),
         };
         if let (Some(sha), Plan::Done) = (loaded, &plan) {
             self.watch_loads(client, sha);
@@ -262,7 +262,15 @@ impl Engine {
     }
 
     /// Sends the same bytes to every server of the ring.
-    fn fan_out(&mut self, client: u32, fan: Fan, text: &[u8], args: &[Span], way: Way) -> Plan {
+    fn fan_out(
+        &mut self,
+        client: u32,
+        command: &Command,
+        fan: Fan,
+        text: &[u8],
+        args: &[Span],
+        way: Way,
+    ) -> Plan {
         let pool = self.clients[client].pool;
         let live = self.live_servers(pool);
         let mut lanes = Vec::with_capacity(live.len());
@@ -297,6 +305,9 @@ impl Engine {
                 Ok(lane) => {
                     pending += 1;
                     self.send(lane, fragment, Payload::Bytes(text));
+                    if command.is_sealed() {
+                        self.seal(lane);
+                    }
                 }
                 Err(failure) => self.fail_fragment(fragment, failure),
             }

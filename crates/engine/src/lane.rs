@@ -212,6 +212,15 @@ impl Scanner {
         }
     }
 
+    /// Whether no byte of a reply has come whose end has not.
+    #[inline]
+    pub(crate) fn at_start(&self) -> bool {
+        match self {
+            Self::Redis(scanner) => scanner.at_start(),
+            Self::Memcached(_) | Self::Binary(_) => true,
+        }
+    }
+
     /// Whether what goes on, or begins, with these bytes answers no request.
     #[inline]
     pub(crate) fn is_push(&self, bytes: &[u8]) -> bool {

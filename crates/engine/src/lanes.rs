@@ -139,6 +139,11 @@ impl Engine {
                 bytes = self.feed_received(index, bytes);
                 continue;
             }
+            if self.is_sealed(index) {
+                bytes = self.sealed_received(index, bytes);
+                continue;
+            }
+            let lane = &mut self.lanes[index as usize];
             if lane.scanner.is_push(bytes) {
                 bytes = self.push_received(index, bytes);
                 continue;

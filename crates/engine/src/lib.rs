@@ -67,6 +67,7 @@ mod requests;
 mod rng;
 mod router;
 mod scripts;
+mod seal;
 mod session;
 mod shares;
 mod silence;
@@ -83,7 +84,7 @@ mod vacant;
 mod variant;
 mod window;
 
-pub use action::{Action, Scope, SlowEnd};
+pub use action::{Action, Scope, Sequel, SlowEnd};
 pub use client::Profile;
 pub use client_pause::ClientPause;
 pub use crowd::Crowd;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use cashew_metrics::ServerCounter;
 use cashew_protocol::memcached::{Answer, Expect, is_refused_set, value_key};
 
-use crate::action::Action;
+use crate::action::{Action, Sequel};
 use crate::bulk::Mark;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
@@ -37,6 +37,20 @@ impl Engine {
     /// `expected`.
     #[cold]
     pub(crate) fn misfit(&mut self, index: u32, expected: &'static str, bytes: &[u8]) {
+        self.tell_misfit(index, expected, Sequel::Closed, bytes);
+        self.lane_down(index, Failure::BadReply, Closed::ByUs);
+    }
+
+    /// Counts and tells that a server has sent `bytes`, or what they go on, in the place of what is
+    /// `expected`.
+    #[cold]
+    pub(crate) fn tell_misfit(
+        &mut self,
+        index: u32,
+        expected: &'static str,
+        sequel: Sequel,
+        bytes: &[u8],
+    ) {
         let Lane { pool, server: server_index, .. } = self.lanes[index as usize];
         let now = self.now;
         let server = self.server_of(index);
@@ -44,11 +58,11 @@ impl Engine {
         if server.misfit_at.is_none_or(|at| now - at >= LOGGED_AGAIN) {
             server.misfit_at = Some(now);
             let excerpt = bytes[..bytes.len().min(EXCERPT_SIZE)].to_vec();
-            let news = Action::ServerMisfit { pool, server: server_index, expected, excerpt };
+            let news =
+                Action::ServerMisfit { pool, server: server_index, expected, excerpt, sequel };
             self.actions.push_back(news);
         }
         self.metrics.add_server(id, ServerCounter::ProtocolErrors, 1);
-        self.lane_down(index, Failure::BadReply, Closed::ByUs);
     }
 
     /// The same for a reply to the lane's head.

@@ -9,7 +9,7 @@ use cashew_protocol::{Span, redis as table};
 
 use crate::client::State;
 use crate::clients::Plan;
-use crate::dispatch::FragmentText;
+use crate::dispatch::{FragmentText, Payload};
 use crate::engine::Engine;
 use crate::notice::Notice;
 use crate::request::Merge;
@@ -54,9 +54,19 @@ impl Engine {
         {
             return self.refuse_command(client, command);
         }
-        match self.pools[self.clients[client].pool as usize].is_monitored {
+        let plan = match self.pools[self.clients[client].pool as usize].is_monitored {
             true => self.plan_overheard(client, lookup, bytes, args),
             false => self.plan_redis(client, lookup, bytes, args),
+        };
+        match (&plan, lookup) {
+            (&Plan::Forward { lane, request }, Lookup::Found(command))
+                if command.is_sealed() && !self.is_queueing(client) =>
+            {
+                self.send(lane, request, Payload::Bytes(bytes));
+                self.seal(lane);
+                Plan::Done
+            }
+            _ => plan,
         }
     }
 

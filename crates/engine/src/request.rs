@@ -13,6 +13,7 @@ use crate::fan::{Named, Newest, Page, Round};
 use crate::memcached::{Aggregate, Asked};
 use crate::pubsub::Correction;
 use crate::scripts::Sha;
+use crate::seal::Seal;
 use crate::slab::NONE;
 use crate::time::Time;
 
@@ -99,6 +100,8 @@ pub(crate) enum Own {
     Demand { lane: u32 },
     /// CLIENT ID.
     PeerId { lane: u32 },
+    /// ECHO behind a request: see [`crate::seal`].
+    Seal(Seal),
 }
 
 /// How the replies of fragments become one. An error of any fragment is the answer of all.

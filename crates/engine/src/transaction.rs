@@ -50,6 +50,8 @@ pub(crate) struct Transaction {
     has_watched: bool,
     /// Some command in it may write.
     is_writing: bool,
+    /// What EXEC says has to be sealed.
+    is_sealed: bool,
     /// Commands that were taken for queued.
     queued: u32,
     /// The lease, or [`NONE`].
@@ -92,6 +94,7 @@ impl Transaction {
             is_begun: false,
             has_watched: false,
             is_writing: false,
+            is_sealed: false,
             queued: 0,
             lane: NONE,
             early: Vec::new(),
@@ -340,6 +343,9 @@ impl Engine {
         }
         if may_write(command) && !self.only_reads(client, command, bytes, args) {
             self.transaction(client).is_writing = true;
+        }
+        if command.is_sealed() {
+            self.transaction(client).is_sealed = true;
         }
         match command.rule {
             Rule::Session(SessionRule::Exec) => self.exec(client),
@@ -637,11 +643,17 @@ impl Engine {
         };
         self.overhear_queued(client);
         let effects = std::mem::take(&mut self.transaction(client).effects);
+        let is_sealed = self.transaction(client).is_sealed;
         self.close_transaction(client);
-        match effects.is_empty() {
+        let plan = match effects.is_empty() {
             true => self.send_last(client, lane, EXEC),
             false => self.send_affecting(client, lane, EXEC, effects),
+        };
+        if is_sealed {
+            // The lane is nobody else's until this is answered, too.
+            self.seal(lane);
         }
+        plan
     }
 
     fn discard(&mut self, client: u32) -> Plan {

@@ -106,7 +106,9 @@ impl Engine {
     ) -> Begun {
         let args = parser.args();
         let command = parser.announced().and_then(|count| redis::find_begun(bytes, args, count));
-        let Some(command) = command.filter(|command| command.rule == Rule::Forward) else {
+        let Some(command) =
+            command.filter(|command| command.rule == Rule::Forward && !command.is_sealed())
+        else {
             return Begun::No;
         };
         let key = command.single_key().and_then(|key| args.get(key));

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, ConnId};
+use cashew_engine::{Action, ConnId, Sequel};
 use cashew_metrics::ServerCounter;
 use world::{World, pool, redis};
 
@@ -23,7 +23,7 @@ fn counted(world: &World) -> u64 {
 /// What the log is told: what was expected, and what came.
 fn told(world: &World) -> Vec<(&'static str, Vec<u8>)> {
     let actions = world.actions.iter().filter_map(|action| match action {
-        Action::ServerMisfit { pool: 0, server: 0, expected, excerpt } => {
+        Action::ServerMisfit { pool: 0, server: 0, expected, excerpt, sequel: Sequel::Closed } => {
             Some((*expected, excerpt.clone()))
         }
         _ => None,

@@ -9,6 +9,7 @@ mod notices;
 mod orders;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use cashew_control::{ChildChannel, Session, ToMaster};
 use cashew_driver::{Driver, Token};
-use cashew_engine::{Action, ConnId, Engine, Identity, OpenFiles, Setup, SlowEnd, Time};
+use cashew_engine::{Action, ConnId, Engine, Identity, OpenFiles, Sequel, Setup, SlowEnd, Time};
 use cashew_metrics::monotonic_ms;
 
 use rustix::thread::set_current_timer_slack;
@@ -128,7 +129,7 @@ impl<D: Driver> Worker<D> {
         writer.set_started_at(wall_us() / 1_000_000);
         let mut processors = Processors::of_this_thread();
         processors.pin(&snapshot.global.worker_cpu_affinity, rank);
-        let engine = Engine::new(Setup {
+        let mut engine = Engine::new(Setup {
             plan,
             metrics: segments.writer(slot),
             seed: wall_us() ^ u64::from(slot) << 48 ^ u64::from(std::process::id()),
@@ -139,6 +140,8 @@ impl<D: Driver> Worker<D> {
             },
             now,
         });
+        let noise = RandomState::new();
+        engine.set_secret([noise.hash_one(0), noise.hash_one(1)]);
         let mut pools = BTreeMap::new();
         for (listener, pool, socket) in listeners {
             driver.listen(listener, socket).map_err(Error::Io)?;
@@ -493,12 +496,16 @@ impl<D: Driver> Worker<D> {
                     why.text()
                 );
             }
-            Action::ServerMisfit { pool, server, expected, excerpt } => {
+            Action::ServerMisfit { pool, server, expected, excerpt, sequel } => {
                 let (pool, server) = self.names(pool, server);
                 let excerpt: String = excerpt.iter().map(|byte| format!("{byte:02x}")).collect();
+                let sequel = match sequel {
+                    Sequel::Closed => "so a connection to it was closed",
+                    Sequel::Dropped => "behind an error, so that much was dropped",
+                };
                 tracing::warn!(
-                    "pool {pool}: server {server} sent what does not fit, so a connection to it was \
-                     closed: expected {expected}, got {excerpt} (hex)"
+                    "pool {pool}: server {server} sent what does not fit, {sequel}: expected \
+                     {expected}, got {excerpt} (hex)"
                 );
             }
             Action::ServerSilent { pool, server } => {

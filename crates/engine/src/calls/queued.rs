@@ -84,6 +84,7 @@ impl Engine {
         let request = self.hidden_request(client);
         self.begin_call(request, What::Text(sha), Vec::new(), server);
         self.send(lane, request, Payload::Bytes(&load));
+        self.seal(lane);
         Ok(true)
     }
 

@@ -13,6 +13,7 @@ use cashew_engine::{
     Setup, Time,
 };
 use cashew_metrics::{Segments, ServerGauge, Writer};
+use cashew_protocol::resp::{ReplyScanner, Scan};
 
 /// The configuration in `yaml`, a flat file.
 pub(crate) fn snapshot(yaml: &str) -> Snapshot {
@@ -78,6 +79,9 @@ pub(crate) struct World {
     pub(crate) has_others: bool,
     /// Clients that come from another host than the rest.
     pub(crate) elsewhere: Vec<ConnId>,
+    /// What is behind requests that are sealed is shown to the test, which has to answer it.
+    pub(crate) shows_seals: bool,
+    has_seals: bool,
 }
 
 impl World {
@@ -122,6 +126,8 @@ impl World {
             is_unconfirmed: false,
             has_others: false,
             elsewhere: Vec::new(),
+            shows_seals: false,
+            has_seals: false,
         };
         world.tick();
         world
@@ -254,9 +260,26 @@ impl World {
             if bytes.is_empty() {
                 return;
             }
-            self.received.entry(conn).or_default().extend_from_slice(&bytes);
+            let shown = self.without_seals(&bytes);
+            self.received.entry(conn).or_default().extend_from_slice(&shown);
             self.engine.handle_sent(conn, bytes.len() as u64, self.now);
         }
+    }
+
+    /// What is sent, but for seals, which are answered in [`World::send`].
+    fn without_seals(&mut self, bytes: &[u8]) -> Vec<u8> {
+        const ECHO: &[u8] = b"*2\r\n$4\r\nECHO\r\n$16\r\n";
+        let mut rest = bytes;
+        let mut kept = Vec::new();
+        while !self.shows_seals
+            && let Some(at) = rest.windows(ECHO.len()).position(|window| window == ECHO)
+        {
+            kept.extend_from_slice(&rest[..at]);
+            rest = &rest[at + ECHO.len() + 16 + 2..];
+            self.has_seals = true;
+        }
+        kept.extend_from_slice(rest);
+        kept
     }
 
     /// Writes only the first `bytes` bytes of what waits.
@@ -293,7 +316,22 @@ impl World {
     }
 
     pub(crate) fn send(&mut self, conn: ConnId, bytes: impl AsRef<[u8]>) {
-        self.engine.handle_received_buffer(conn, &mut bytes.as_ref().to_vec(), self.now);
+        let mut bytes = bytes.as_ref();
+        if self.has_seals && conn.is_lane() {
+            // One reply after the other, with what seals are owed behind them.
+            let mut scanner = ReplyScanner::default();
+            scanner.set_resp3(true);
+            while let Scan::Complete(len) = scanner.scan(bytes) {
+                self.engine.handle_received_buffer(conn, &mut bytes[..len].to_vec(), self.now);
+                while let Some(mut seal) = self.engine.seal_awaited(conn) {
+                    self.engine.handle_received_buffer(conn, &mut seal, self.now);
+                }
+                bytes = &bytes[len..];
+            }
+        }
+        if !bytes.is_empty() {
+            self.engine.handle_received_buffer(conn, &mut bytes.to_vec(), self.now);
+        }
         self.tick();
     }
 

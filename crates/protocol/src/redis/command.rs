@@ -304,6 +304,14 @@ impl Command {
         self.facts.flags.split_whitespace().any(|of_it| of_it == flag)
     }
 
+    /// Whether a server may repeat in an error, line ends and all, what a client has sent or what a
+    /// script has made. That scripts and libraries do is known of Redis up to 8.2, of Valkey up to 9.0
+    /// and in part of later ones; what a module of the servers does nobody knows.
+    #[inline]
+    pub const fn is_sealed(&self) -> bool {
+        matches!(self.group, Group::Scripting) || self.id == CUSTOM_ID
+    }
+
     /// Whether it may name another database than the one its client has.
     #[inline]
     pub const fn names_database(&self) -> bool {
