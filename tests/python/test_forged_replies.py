@@ -73,7 +73,7 @@ def gateway(request, place, servers):
         server.reset()
         server.call("FUNCTION", "FLUSH")
     pool = {"redis": True, "hash": "murmur", "server_connections": 1, "session_connections": 1,
-            "command_policy": "admin", "servers": server_lines(servers[:request.param])}
+            "servers": server_lines(servers[:request.param])}
     gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
     gateway.redis = servers[:request.param]
     return gateway
