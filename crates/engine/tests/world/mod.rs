@@ -323,16 +323,24 @@ impl World {
             scanner.set_resp3(true);
             while let Scan::Complete(len) = scanner.scan(bytes) {
                 self.engine.handle_received_buffer(conn, &mut bytes[..len].to_vec(), self.now);
-                while let Some(mut seal) = self.engine.seal_awaited(conn) {
-                    self.engine.handle_received_buffer(conn, &mut seal, self.now);
-                }
+                self.answer_seals(conn);
                 bytes = &bytes[len..];
             }
         }
         if !bytes.is_empty() {
             self.engine.handle_received_buffer(conn, &mut bytes.to_vec(), self.now);
         }
+        if self.has_seals && conn.is_lane() {
+            // The end of a reply that came in pieces.
+            self.answer_seals(conn);
+        }
         self.tick();
+    }
+
+    fn answer_seals(&mut self, conn: ConnId) {
+        while let Some(mut seal) = self.engine.seal_awaited(conn) {
+            self.engine.handle_received_buffer(conn, &mut seal, self.now);
+        }
     }
 
     /// All that the connection's peer received since the last call.
