@@ -282,3 +282,86 @@ def test_a_reply_that_does_not_fit_ends_the_connection_and_is_told(place):
 
             wait_until(works, "a new connection serves")
         assert gateway.log().count("sent what does not fit") == 1
+
+
+STAT = struct.Struct(">BBHBBHIIQ")
+
+
+def packet(opcode, key=b"", opaque=0):
+    return STAT.pack(0x80, opcode, len(key), 0, 0, 0, len(key), opaque, 0) + key
+
+
+def statistics(conn, key):
+    """The status of the last packet of a request for statistics, and how many there were."""
+    conn.send(packet(0x10, key, 7))
+    count = 0
+    while True:
+        _, _, key_size, _, _, status, size, opaque, _ = STAT.unpack(conn.read(24))
+        conn.read(size)
+        assert opaque == 7
+        count += 1
+        if status or not key_size:
+            return status, count
+
+
+@pytest.mark.parametrize("protocol", ["auto", "binary"])
+def test_statistics_are_asked_for_by_known_keys(place, protocol):
+    server = place.memcached()
+    pool = {"command_policy": "admin", "protocol": protocol, "server_connections": 1,
+            "servers": server_lines([server])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
+    with gateway.connect() as conn, gateway.connect() as other:
+        for key in (b"sizes_enable", b"sizes_disable", b"resetx", b"x", b"detail", b"items\0", b" reset"):
+            assert statistics(conn, key) == (1, 1), key
+            # Nothing is owed on the connection that both share.
+            other.send(packet(0x0b, opaque=9))
+            assert STAT.unpack(other.read(24))[-2] == 9
+            other.socket.recv(100)
+        for key in (b"", b"settings", b"detail on", b"detail off", b"reset", b"sizes"):
+            assert statistics(conn, key)[0] == 0, key
+
+
+def test_an_abbreviated_reset_is_no_way_around_the_policy(place):
+    server = place.memcached()
+    gateway = place.cashew({"alpha": {"servers": server_lines([server])}}, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        assert statistics(conn, b"reset")[0] == 0x81
+        for key in (b"resetx", b"reset ", b"detail on x"):
+            assert statistics(conn, key)[0] in (1, 0x81), key
+
+
+def test_a_flag_that_a_server_does_not_know_ends_nobodys_requests(place):
+    """memcached 1.6.18 does not know `E` of `ms`; later versions do."""
+    server = place.memcached()
+    pool = {"server_connections": 1, "timeout": 5000, "servers": server_lines([server])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
+    ended = threading.Event()
+    wrong, rounds = [], [0]
+
+    def watch():
+        with gateway.connect() as conn:
+            while not ended.is_set() and not wrong:
+                conn.send(b"".join(b"set w%d 0 0 2\r\nw%d\r\nget w%d\r\n" % (at, at, at) for at in range(9)))
+                for at in range(9):
+                    expected = b"STORED\r\nVALUE w%d 0 2\r\nw%d\r\nEND\r\n" % (at, at)
+                    try:
+                        conn.expect(expected)
+                    except (AssertionError, OSError) as error:
+                        wrong.append(error)
+                        return
+                rounds[0] += 1
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        with gateway.connect() as conn:
+            for _ in range(3):
+                before = rounds[0]
+                conn.send(b"ms k 5 E5\r\nvalue\r\nms l 5\r\nvalue\r\n")
+                assert conn.read_line() is not None
+                assert conn.read_line() == b"HD"
+                wait_until(lambda: rounds[0] > before + 1 or wrong, "the watched client goes on")
+    finally:
+        ended.set()
+        thread.join()
+    assert not wrong and rounds[0], wrong

@@ -36,7 +36,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Redis,
         hostile: &[Redis],
         watched: &[Redis],
-        options: &["redis: true"],
+        options: &["redis: true", "command_policy: admin"],
         servers: 1,
     },
     Scenario {
@@ -44,7 +44,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Redis,
         hostile: &[Redis],
         watched: &[Redis],
-        options: &["redis: true"],
+        options: &["redis: true", "command_policy: admin"],
         servers: 3,
     },
     Scenario {
@@ -52,7 +52,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Memcached,
         hostile: &[Text, Binary],
         watched: &[Text, Binary],
-        options: &[],
+        options: &["command_policy: admin"],
         servers: 1,
     },
     Scenario {
@@ -60,7 +60,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Memcached,
         hostile: &[Text, Binary],
         watched: &[Text, Binary],
-        options: &[],
+        options: &["command_policy: admin"],
         servers: 3,
     },
     Scenario {
@@ -68,7 +68,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Memcached,
         hostile: &[Text],
         watched: &[Text],
-        options: &["protocol: text"],
+        options: &["protocol: text", "command_policy: admin"],
         servers: 1,
     },
     Scenario {
@@ -76,7 +76,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Memcached,
         hostile: &[Text],
         watched: &[Text],
-        options: &["protocol: text"],
+        options: &["protocol: text", "command_policy: admin"],
         servers: 3,
     },
     Scenario {
@@ -84,7 +84,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Memcached,
         hostile: &[Binary],
         watched: &[Binary],
-        options: &["protocol: binary"],
+        options: &["protocol: binary", "command_policy: admin"],
         servers: 1,
     },
     Scenario {
@@ -92,7 +92,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Memcached,
         hostile: &[Binary],
         watched: &[Binary],
-        options: &["protocol: binary"],
+        options: &["protocol: binary", "command_policy: admin"],
         servers: 3,
     },
 ];

@@ -160,6 +160,34 @@ impl Engine {
         }
     }
 
+    /// Sends a request that stores on a connection that nobody else has meanwhile: that one is closed
+    /// if the server does not know what is asked.
+    #[cold]
+    pub(crate) fn forward_alone(&mut self, client: u32, key: &[u8], expect: Expect) -> Plan {
+        let Client { requests, pool, variant, .. } = self.clients[client];
+        if requests > 0 {
+            return Plan::Wait;
+        }
+        let Some(server) = self.route(pool, key, Access::Write) else {
+            return self.fail(client, Failure::NoServer);
+        };
+        match self.private_lane(pool, server, variant) {
+            Ok(Some(lane)) => {
+                self.clients[client].fenced = true;
+                let plan = self.forward_on(client, lane, expect);
+                if let Plan::Forward { request, .. } = plan {
+                    self.requests[request].mark = Mark::of(key);
+                }
+                plan
+            }
+            Ok(None) => {
+                self.await_private_lane(client, server);
+                Plan::Wait
+            }
+            Err(failure) => self.fail(client, failure),
+        }
+    }
+
     /// Sends a request to a server as it is.
     #[inline]
     pub(crate) fn forward_to(

@@ -94,7 +94,6 @@ fn a_server_that_does_not_know_ms_is_not_sent_it_again() {
             "CLIENT_ERROR invalid flag\r\n",
             "SERVER_ERROR the server is too old for ms\r\n",
         ),
-        ("ms a 1 E5\r\nx\r\n", "CLIENT_ERROR invalid flag\r\n", "CLIENT_ERROR invalid flag\r\n"),
     ] {
         let (mut world, [lane]): (World, [ConnId; 1]) =
             World::connected(&pool("preconnect: true\nserver_connections: 1", 1));

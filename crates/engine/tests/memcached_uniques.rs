@@ -80,7 +80,7 @@ const EXCHANGES: [[&str; 4]; 17] = [
     ["mg a c k q\r\n", "mg a c k\r\n", "HD c17 ka\r\n", "HD cA<17> ka\r\n"],
     ["mg a v Oc17\r\n", "mg a v Oc17\r\n", "VA 1 Oc17\r\nx\r\n", "VA 1 Oc17\r\nx\r\n"],
     ["ms a 1 CA<17> c\r\nx\r\n", "ms a 1 C17 c\r\nx\r\n", "HD c18\r\n", "HD cA<18>\r\n"],
-    ["ms a 1 q EA<5> CA<17>\r\nx\r\n", "ms a 1 E5 C17\r\nx\r\n", "EX\r\n", "EX\r\n"],
+    ["ms a 1 q CA<17>\r\nx\r\n", "ms a 1 C17\r\nx\r\n", "EX\r\n", "EX\r\n"],
     ["md a CA<17>\r\n", "md a C17\r\n", "HD\r\n", "HD\r\n"],
     ["md a q CA<17>\r\n", "md a q C17\r\nmn\r\n", "EX\r\nMN\r\n", "EX\r\n"],
     ["ma a v c\r\n", "ma a v c\r\n", "VA 1 c17\r\n5\r\n", "VA 1 cA<17>\r\n5\r\n"],
@@ -110,6 +110,19 @@ fn uniques_are_tagged_on_the_way_out_and_untagged_on_the_way_in() {
     world.expect(a, sent);
     world.send(a, reply);
     world.expect(client, answers);
+    world.assert_idle();
+}
+
+/// On a connection of its own, which is closed if the server does not know it.
+#[test]
+fn a_unique_that_is_given_is_untagged() {
+    let (mut world, client, _) = four_servers("");
+    world.send(client, seen("ms a 1 q EA<5> CA<17>\r\nx\r\n"));
+    let server = (0..4).find(|&server| world.connects_to(server)).expect("it is sent alone");
+    let alone = world.accept(server);
+    world.expect(alone, "ms a 1 E5 C17\r\nx\r\n");
+    world.send(alone, "EX\r\n");
+    world.expect(client, "EX\r\n");
     world.assert_idle();
 }
 

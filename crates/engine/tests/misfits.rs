@@ -170,3 +170,26 @@ fn what_does_not_fit_in_redis_is_told_alike() {
         assert_eq!(told(&world)[0].0, expected);
     }
 }
+
+#[test]
+fn a_flag_that_an_old_server_does_not_know_closes_nobody_elses_connection() {
+    let (mut world, lane, [hostile, other, _]) = one_lane("");
+    world.send(other, "get a\r\n");
+    world.expect(lane, "get a\r\n");
+    world.send(hostile, "ms k 1 E5\r\nx\r\n");
+    world.expect(lane, "");
+    let alone = world.accept(0);
+    world.expect(alone, "ms k 1 E5\r\nx\r\n");
+    world.send(alone, "CLIENT_ERROR invalid flag\r\n");
+    world.expect(hostile, ERROR);
+    assert_eq!(world.closed, [alone]);
+    world.send(lane, "END\r\n");
+    world.expect(other, "END\r\n");
+    world.send(hostile, "ms k 1 E5\r\nx\r\n");
+    world.expect(hostile, "CLIENT_ERROR invalid flag\r\n");
+    world.send(hostile, "ms k 1\r\nx\r\n");
+    world.expect(lane, "ms k 1\r\nx\r\n");
+    world.send(lane, "HD\r\n");
+    world.expect(hostile, "HD\r\n");
+    world.assert_idle();
+}

@@ -4,10 +4,10 @@
 //! but not all of them can: a key of more than 186 bytes that is not text has no form there, and a
 //! server older than 1.6 knows no meta commands.
 
-use cashew_protocol::memcached::Expect;
 use cashew_protocol::memcached::binary::{
     HEADER_SIZE, Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
 };
+use cashew_protocol::memcached::{Expect, knows_statistics};
 use cashew_protocol::redis::Access;
 
 use super::Asked;
@@ -253,6 +253,12 @@ impl Engine {
                 plan
             }
             Opcode::Verbosity => self.verbosity_by_binary(client, parser, bytes),
+            // As servers say of what they do not know.
+            Opcode::Stat if !knows_statistics(parser.key().of(bytes)) => {
+                let status = Status::NotFound;
+                self.answer_binary(client, parser, status, status.text().as_bytes());
+                Plan::Done
+            }
             Opcode::Stat => self.stats_by_binary(client, parser.key().of(bytes)),
             Opcode::SaslList | Opcode::SaslAuth | Opcode::SaslStep => {
                 self.sasl(client, parser, bytes);

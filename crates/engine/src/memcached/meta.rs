@@ -60,7 +60,11 @@ impl Engine {
         if parser.verb() == Verb::MetaGet && pool.misses {
             write_meta_miss(parser.line().of(bytes), &mut self.asking.miss);
         }
-        let plan = self.forward_key(client, key, access, expect, bytes.len() + FENCE.len());
+        let is_given = parser.expect() == Expect::Answer(Answer::MetaSetGiven);
+        let plan = match is_given {
+            true => self.forward_alone(client, key, expect),
+            false => self.forward_key(client, key, access, expect, bytes.len() + FENCE.len()),
+        };
         if let Plan::Forward { request, .. } = plan {
             self.note_miss(request);
         }

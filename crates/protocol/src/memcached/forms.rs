@@ -108,6 +108,22 @@ pub(super) fn stats(words: &[&[u8]]) -> Result<usize, &'static [u8]> {
     }
 }
 
+/// Whether a packet that asks for statistics by this key is answered alike by all servers: with packets
+/// of which the last one is empty, or with an error. Servers take what begins with a word that they know
+/// for the word, and some answer `sizes_enable` and `sizes_disable` with one packet that is not empty.
+pub fn knows_statistics(key: &[u8]) -> bool {
+    if key.is_empty() {
+        return true;
+    }
+    let words: Vec<&[u8]> = [b"stats"]
+        .into_iter()
+        .map(|word| &word[..])
+        .chain(key.split(|&byte| byte == b' '))
+        .take(6)
+        .collect();
+    !matches!(words[1], b"sizes_enable" | b"sizes_disable") && stats(&words) == Ok(words.len())
+}
+
 /// The words of the first form that these have, or what is said of their numbers.
 fn find(
     forms: &[Form],
@@ -183,6 +199,34 @@ mod tests {
             ("lru_crawler enable noreply", Err(ERROR)),
         ] {
             assert_eq!(admin(&words(line)), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn knows_keys_of_statistics() {
+        for key in ["", "items", "settings", "reset", "detail on", "detail dump", "cachedump 1 100"]
+        {
+            assert!(knows_statistics(key.as_bytes()), "{key}");
+        }
+        for key in [
+            "x",
+            "resetx",
+            "reset ",
+            " reset",
+            "reset x",
+            "detail",
+            "detailx",
+            "detail  on",
+            "detail on x",
+            "items\0",
+            "sizes_enable",
+            "sizes_disable",
+            "cachedump",
+            "cachedump 1 x",
+            "items\r\nreset",
+            " ",
+        ] {
+            assert!(!knows_statistics(key.as_bytes()), "{key:?}");
         }
     }
 

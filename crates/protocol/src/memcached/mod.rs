@@ -24,6 +24,7 @@ mod words;
 
 pub use answer::{Answer, is_refused_set};
 pub use base64::{KeyBuf, decode_key, encode_key};
+pub use forms::knows_statistics;
 pub use meta::{Meta, write_meta_miss};
 pub use plain::{PlainRequest, plain_block, plain_key, plain_reply, plain_request, plain_values};
 pub use policy::{ChorePolicy, chores};
