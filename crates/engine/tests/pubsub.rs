@@ -5,7 +5,7 @@ mod world;
 use std::sync::Arc;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, CloseReason, ConnId};
+use cashew_engine::{Action, CloseReason, ConnId, Plan};
 use cashew_metrics::{Layout, PoolCounter, PoolGauge, Segments};
 use world::{World, pool, redis};
 
@@ -648,6 +648,98 @@ fn there_is_a_most_of_subscriptions() {
     world.expect(other, array("subscribe a :1"));
     world.send(other, redis(&format!("PSUBSCRIBE {}", "x".repeat(65_537))));
     world.expect(other, "-ERR max number of subscriptions reached\r\n");
+}
+
+/// Has two workers go on by another snapshot; `meanwhile` happens to the first one when it is prepared.
+fn change_both(
+    [one, other]: [&mut World; 2],
+    next: &mut Snapshot,
+    meanwhile: impl FnOnce(&mut World),
+) {
+    next.epoch += 1;
+    let segments = Arc::new(Segments::in_memory(&Layout::new(next), 2));
+    one.engine.handle_prepare(Plan::whole(next, 0, 2), one.now);
+    other.engine.handle_prepare(Plan::whole(next, 1, 2), other.now);
+    one.tick();
+    other.tick();
+    meanwhile(one);
+    for (slot, world) in [(0, one), (1, other)] {
+        world.pause(0);
+        world.metrics = segments.writer(slot);
+        world.engine.handle_commit(world.metrics.clone(), world.now);
+        world.tick();
+    }
+}
+
+/// What a client is told that publishes, where the server counts one.
+fn heard(world: &mut World, lane: ConnId, channel: &str) -> String {
+    let client = world.client();
+    world.send(client, redis(&format!("PUBLISH {channel} x")));
+    world.expect(lane, redis(&format!("PUBLISH {channel} x")));
+    world.send(lane, ":1\r\n");
+    String::from_utf8(world.received(client)).unwrap()
+}
+
+#[test]
+fn subscribers_are_counted_by_other_workers_though_only_the_next_server_has_them() {
+    let snapshot = pool(REDIS, 1);
+    let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), 2));
+    let [mut one, mut other] = [0, 1].map(|slot| World::of_worker(&snapshot, &segments, slot, 2));
+    for world in [&mut one, &mut other] {
+        world.accept(0);
+    }
+    let clients = [one.client(), one.client()];
+    for client in clients {
+        one.send(client, redis("PSUBSCRIBE n*"));
+    }
+    let feed = one.accept(0);
+    one.send(feed, array("psubscribe n* :1"));
+    let mut next = pool(REDIS, 1);
+    next.pools[0].servers[0].name = "other".to_owned();
+    change_both([&mut one, &mut other], &mut next, |one| {
+        let fresh = [one.accept(0), one.accept(0)];
+        let asked = confirm(one, &fresh);
+        assert_eq!(asked, ["psubscribe n*"]);
+        // What is prepared stands, what is in use does not.
+        one.close(feed, CloseReason::Reset);
+    });
+    let lane = other.accept(0);
+    assert_eq!(heard(&mut other, lane, "news"), ":2\r\n");
+}
+
+#[test]
+fn who_has_left_by_that_name_does_not_hide_who_has_come() {
+    let snapshot = pool(REDIS, 1);
+    let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), 2));
+    let [mut one, mut other] = [0, 1].map(|slot| World::of_worker(&snapshot, &segments, slot, 2));
+    for world in [&mut one, &mut other] {
+        world.accept(0);
+    }
+    let (leaves, feed) = subscriber(&mut one, 0, "news");
+    one.send(leaves, redis("UNSUBSCRIBE news"));
+    // The server does not say so before the channel is another one's.
+    one.expect(feed, redis("unsubscribe news"));
+    let mut next = pool(REDIS, 2);
+    next.pools[0].servers.reverse();
+    change_both([&mut one, &mut other], &mut next, |one| {
+        one.accept(0);
+    });
+    let clients = [one.client(), one.client()];
+    for client in clients {
+        one.send(client, redis("SUBSCRIBE news"));
+    }
+    let fresh = one.accept(0);
+    one.send(fresh, array("subscribe news :1"));
+    for client in clients {
+        one.expect(client, array("subscribe news :1"));
+    }
+    let lane = other.accept(0);
+    assert_eq!(heard(&mut other, lane, "news"), ":2\r\n");
+    one.expect(leaves, "");
+    one.close(leaves, CloseReason::Eof);
+    assert_eq!(heard(&mut other, lane, "news"), ":2\r\n");
+    one.send(feed, array("unsubscribe news :0"));
+    assert_eq!(heard(&mut other, lane, "news"), ":2\r\n");
 }
 
 fn prepare(world: &mut World, next: &mut Snapshot) {

@@ -147,9 +147,10 @@ impl Engine {
         if state.is_wanted() || state.is_leaving {
             return None;
         }
-        topics.begin_leaving(topic);
+        // While it has its name.
         self.tell_audience(home, topic);
         let topics = &mut self.pools[home as usize].pubsub.topics;
+        topics.begin_leaving(topic);
         let id = topics.id(topic);
         for place in topics.get(topic).places.clone() {
             let Place { server, is_coming, standing, .. } = place;
@@ -225,6 +226,7 @@ impl Engine {
         for topic in self.pools[home as usize].pubsub.topics.indices() {
             self.place_topic(home, topic);
         }
+        self.tell_audiences(home);
         for id in self.pools[home as usize].pubsub.topics.ids() {
             let topics = &self.pools[home as usize].pubsub.topics;
             if topics.is_current(id) && !topics.get(id.index).waiting.is_empty() {
@@ -258,12 +260,11 @@ impl Engine {
 
     /// The pool has been replaced: servers have other numbers, and topics are where they will be.
     pub(crate) fn commit_topics(&mut self, home: u32) {
-        for topic in self.pools[home as usize].pubsub.topics.indices() {
-            self.tell_audience(home, topic);
-        }
         let pubsub = &mut self.pools[home as usize].pubsub;
         pubsub.home = NONE;
-        let Some(Next { kept, .. }) = pubsub.next.take() else { return };
+        let Some(Next { kept, .. }) = pubsub.next.take() else {
+            return self.tell_audiences(home);
+        };
         let new_place = |old: u32| kept.iter().position(|&kept| kept == Some(old));
         for topic in pubsub.topics.indices() {
             pubsub.topics.get_mut(topic).places.retain_mut(|place| {
@@ -280,6 +281,13 @@ impl Engine {
             self.forget_if_gone(home, topic);
         }
         self.place_topics(home);
+    }
+
+    /// Tells other workers of all topics: they are on other servers, or it is told elsewhere from now on.
+    fn tell_audiences(&self, home: u32) {
+        for topic in self.pools[home as usize].pubsub.topics.indices() {
+            self.tell_audience(home, topic);
+        }
     }
 
     /// Forgets all topics of a pool that has no clients any more.

@@ -110,8 +110,11 @@ impl Engine {
             return;
         }
         let topic = pubsub.topics.get(topic);
-        let is_told = topic.is_subscribed() && !topic.is_leaving;
-        let more = if is_told { topic.audience().saturating_sub(1) } else { 0 };
+        // Its name may be that of another topic by now.
+        if topic.is_leaving {
+            return;
+        }
+        let more = if topic.is_subscribed() { topic.audience().saturating_sub(1) } else { 0 };
         match topic.kind {
             Kind::Pattern => self.metrics.set_pattern(pubsub.seed as u16, &topic.name, more),
             Kind::Channel | Kind::Shard => {
