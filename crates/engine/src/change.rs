@@ -378,13 +378,14 @@ impl Engine {
         false
     }
 
-    /// Whether something is on its way to a server of the pool and has prospects: what waits for
-    /// the next connection to a server that fails would only hold the change up.
+    /// Whether something is on its way to a server of the pool and has prospects. To a server that fails
+    /// that is what waits for a connection that is being made, which does not take long: it would be sent
+    /// after the change to where its keys were before. What waits for a later one would only hold the change up.
     fn is_awaited(&self, pool: u32) -> bool {
         self.pools[pool as usize].servers.iter().any(|server| {
             server.all_lanes().any(|index| {
                 let lane = self.lane(index);
-                let has_prospects = server.is_up() || matches!(lane.link, Link::Ready { .. });
+                let has_prospects = server.is_up() || lane.has_connection();
                 self.is_busy(index) && has_prospects && !server.ejected
             })
         })

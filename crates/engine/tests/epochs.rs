@@ -61,6 +61,40 @@ fn what_is_on_its_way_ends_before_a_pause_is_confirmed() {
 }
 
 #[test]
+fn what_waits_for_a_connection_to_a_server_that_failed_ends_before_a_pause_is_confirmed() {
+    for is_back in [true, false] {
+        let (mut world, [lane]): (World, [ConnId; 1]) = World::connected(&pool(REDIS, 1));
+        let client = world.client();
+        world.send(client, redis("GET a"));
+        world.close(lane, CloseReason::Reset);
+        world.received(client);
+        world.wait_ms(50);
+        world.send(client, redis("GET a"));
+        assert!(world.connects_to(0));
+        let mut next = pool(REDIS, 2);
+        prepare(&mut world, &mut next);
+        world.accept(1);
+        assert_eq!(world.epoch_answers(), [Action::Prepared { epoch: 2 }]);
+        world.pause(5000);
+        // It could be sent after the change to where its key was before.
+        assert_eq!(world.epoch_answers(), []);
+        if is_back {
+            let lane = world.accept(0);
+            world.expect(lane, redis("PING"));
+            world.send(lane, "+PONG\r\n");
+            assert_eq!(world.epoch_answers(), []);
+            world.expect(lane, redis("GET a"));
+            world.send(lane, "$-1\r\n");
+            world.expect(client, "$-1\r\n");
+        } else {
+            world.refuse(0);
+            assert!(world.received(client).starts_with(b"-"));
+        }
+        assert_eq!(world.epoch_answers(), [Action::Paused { epoch: 2, unfinished: 0 }]);
+    }
+}
+
+#[test]
 fn connections_to_new_servers_are_waited_for_half_a_second() {
     let options = "redis: true\npreconnect: true";
     let mut world = World::new(&pool(options, 1));
