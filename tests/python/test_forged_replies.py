@@ -1,6 +1,6 @@
 """Errors in which a server repeats a client's line ends: what follows these is nobody's reply.
 
-Redis up to 8.2 and Valkey up to 9.0 do so with what a script raises (CVE-2025-67733), all of them with a
+Redis up to 8.2 and Valkey up to 9.0 do so with what a script raises, all of them with a
 library that does not compile, and newer ones with an unknown argument of FUNCTION LIST."""
 
 import contextlib

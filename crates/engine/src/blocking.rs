@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::fan;
 use crate::lane::Link;
 use crate::lease::{Lease, Turn};
-use crate::request::{Own, Role};
+use crate::request::{Due, Own, Role};
 use crate::slab::NONE;
 use crate::time::Time;
 use crate::variant::Dialect;
@@ -112,7 +112,8 @@ impl Engine {
             if !engine.tours.is_empty() {
                 engine.tours.remove(&client);
             }
-            engine.block_on(client, lane, command.wait(bytes, args), bytes, bytes);
+            let wait = (command.wait(bytes, args), Due::of_wait(command.name));
+            engine.block_on(client, lane, wait, bytes, bytes);
             if engine.leased(client, server).is_none() {
                 // Until it is answered nobody else gets the lane.
                 engine.release(lane);
@@ -125,21 +126,21 @@ impl Engine {
     /// wrote by others: from its last command (up to 7.0), or from its last one that replicas get.
     /// That one nobody sees who does not subscribe to this channel.
     pub(crate) fn catch_up(&mut self, lane: u32) {
-        self.ask(lane, Own::Whatever, &["PING"]);
-        self.ask(lane, Own::Whatever, &["SPUBLISH", "cashew:wait", ""]);
+        self.ask(lane, Own::Whatever, Due::Status, &["PING"]);
+        self.ask(lane, Own::Whatever, Due::Integer, &["SPUBLISH", "cashew:wait", ""]);
     }
 
-    /// Sends `sent`, which the server may let wait; `bytes` is what the client has sent.
+    /// Sends `sent`, which the server may let wait before it answers what is due; `bytes` is what the client has sent.
     pub(crate) fn block_on(
         &mut self,
         client: u32,
         lane: u32,
-        wait: Wait,
+        (wait, due): (Wait, Due),
         bytes: &[u8],
         sent: &[u8],
     ) {
         if self.lane(lane).peer_id == 0 {
-            self.ask(lane, Own::PeerId { lane }, &["CLIENT", "ID"]);
+            self.ask(lane, Own::PeerId { lane }, Due::Integer, &["CLIENT", "ID"]);
         }
         let pool = &self.pools[self.clients[client].pool as usize];
         let (until, ends) = match wait {
@@ -153,7 +154,7 @@ impl Engine {
         let request = self.new_request(client);
         let slot = &mut self.requests[request];
         slot.expect = Expect::Line;
-        slot.role = Role::Blocked;
+        (slot.role, slot.due) = (Role::Blocked, due);
         let blocking = Blocking {
             lane,
             request,
@@ -316,7 +317,7 @@ impl Engine {
             Ending::Error => "ERROR",
         };
         let words = ["CLIENT", "UNBLOCK", &peer, how];
-        self.ask(messenger, Own::Whatever, &words);
+        self.ask(messenger, Own::Whatever, Due::Integer, &words);
         if let Some(blocking) = self.clients[client].modes.blocking() {
             blocking.is_marked = true;
         }

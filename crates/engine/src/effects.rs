@@ -20,7 +20,7 @@ use crate::clients::Plan;
 use crate::dispatch::Payload;
 use crate::engine::Engine;
 use crate::fan::Aggregate;
-use crate::request::{Own, Role};
+use crate::request::{Due, Own, Role};
 use crate::session::NO_VARIANT;
 use crate::slab::NONE;
 use crate::transaction::UNWATCH;
@@ -217,14 +217,15 @@ impl Engine {
     ) -> Plan {
         let selects = effects.database().is_some();
         let request = self.new_request(client);
-        self.requests[request].role = Role::Affecting(Box::new(effects));
+        let slot = &mut self.requests[request];
+        (slot.role, slot.due) = (Role::Affecting(Box::new(effects)), Due::Elements);
         self.send(lane, request, Payload::Bytes(exec));
         if selects {
             let state = &self.lanes[lane as usize];
             let variant = self.pools[state.pool as usize].variants[usize::from(state.variant)];
             let mut text = Vec::new();
             write_select(variant.database.into(), &mut text);
-            self.ask_with(lane, Own::Demand { lane }, &text);
+            self.ask_with(lane, Own::Demand { lane }, Due::OK, &text);
         }
         self.release(lane);
         Plan::Done

@@ -290,6 +290,8 @@ impl Engine {
         let pool = &self.pools[lane.pool as usize];
         let is_clear = matches!(lane.link, Link::Ready { .. })
             && pool.large_replies.is_empty()
+            // There it is looked at whether a reply can be what is due.
+            && !lane.is_session
             && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;

@@ -8,7 +8,7 @@ use crate::action::Action;
 use crate::engine::{Closed, Engine};
 use crate::failure::Failure;
 use crate::id::ConnId;
-use crate::lane::{Lane, Link, Scan, Scanner};
+use crate::lane::{Handshake, Lane, Link, Scan, Scanner};
 use crate::low_water::LowWater;
 use crate::memcached::{greet, is_greeted};
 use crate::silence::question;
@@ -72,7 +72,7 @@ impl Engine {
         lane.progress_at = self.now;
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
-        handshake.replies_owed = 0;
+        (handshake.replies_owed, handshake.greetings) = (0, 0);
         if let Some(credentials) = &pool.config.memcached.server_auth {
             handshake.replies_owed += 1;
             handshake.output.write_with(&mut self.bufs, 0, |out| greet(dialect, credentials, out));
@@ -84,7 +84,7 @@ impl Engine {
             });
         }
         if dialect == Dialect::Resp3 {
-            handshake.replies_owed += 1;
+            handshake.owe_greeting();
             handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"HELLO", b"3"]);
             });
@@ -126,14 +126,14 @@ impl Engine {
         let handshake = &mut lane.handshake;
         if let Link::Ready { .. } = lane.link {
             lane.link = Link::Handshaking { deadline: pool.connect_deadline(self.now) };
-            handshake.replies_owed = 0;
+            (handshake.replies_owed, handshake.greetings) = (0, 0);
         }
         if was.dialect != is.dialect {
             if let Scanner::Redis(scanner) = &mut lane.scanner {
                 scanner.set_resp3(is.dialect == Dialect::Resp3);
             }
             let version: &[u8] = if is.dialect == Dialect::Resp3 { b"3" } else { b"2" };
-            handshake.replies_owed += 1;
+            handshake.owe_greeting();
             handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"HELLO", version]);
             });
@@ -208,10 +208,11 @@ impl Engine {
             let is_ok = match dialect {
                 // A sign of life, whatever it says.
                 _ if is_sign => true,
-                // A map, or an array, is the answer to HELLO.
-                Dialect::Resp2 | Dialect::Resp3 => {
-                    matches!(handshake.reply.first(), Some(b'+' | b'%' | b'*'))
+                // A map, or an array, is the answer to HELLO, and to nothing else.
+                Dialect::Resp2 | Dialect::Resp3 if handshake.greetings & 1 == 1 => {
+                    matches!(handshake.reply.first(), Some(b'%' | b'*'))
                 }
+                Dialect::Resp2 | Dialect::Resp3 => handshake.reply == b"+OK\r\n",
                 Dialect::Text | Dialect::Binary => is_greeted(dialect, &handshake.reply),
             };
             if !is_ok {
@@ -221,6 +222,7 @@ impl Engine {
             }
             handshake.reply.clear();
             handshake.replies_owed -= 1;
+            handshake.greetings >>= 1;
             if handshake.replies_owed == 0 {
                 self.lane_ready(index);
             }
@@ -252,5 +254,12 @@ impl Engine {
         } else {
             Failure::HandshakeRefused
         }
+    }
+}
+
+impl Handshake {
+    fn owe_greeting(&mut self) {
+        self.greetings |= 1u64.checked_shl(self.replies_owed).unwrap_or(0);
+        self.replies_owed += 1;
     }
 }

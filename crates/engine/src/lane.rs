@@ -145,6 +145,8 @@ pub(crate) enum Link {
 pub(crate) struct Handshake {
     pub(crate) output: Output,
     pub(crate) replies_owed: u32,
+    /// By bit, which of these answer HELLO, that of the next one lowest.
+    pub(crate) greetings: u64,
     /// The reply that is arriving.
     pub(crate) reply: Vec<u8>,
 }

@@ -220,14 +220,17 @@ impl Engine {
         self.tell_queues(index);
     }
 
-    /// Whether a fragment's reply can be what is due to it, by its start. What cannot answers another
-    /// request, and so does all that follows it.
+    /// Whether a reply can be what is due to its request, by its start: to a fragment, or to what is
+    /// said on a connection for sessions. What cannot answers another request, and so does all that
+    /// follows it.
     fn is_due(&mut self, index: u32, request: u32, bytes: &[u8]) -> bool {
         let slot = &mut self.requests[request];
-        let is_of_redis = matches!(self.lanes[index as usize].scanner, Scanner::Redis(_));
-        if slot.due == Due::Anything || !is_of_redis || !matches!(slot.role, Role::Fragment { .. })
-        {
+        let lane = &self.lanes[index as usize];
+        if slot.due == Due::Anything || !matches!(lane.scanner, Scanner::Redis(_)) {
             return true;
+        }
+        if !matches!(slot.role, Role::Fragment { .. }) {
+            return slot.due.goes_on(bytes);
         }
         let is_met = match slot.reply.is_empty() {
             true => slot.due.is_met_by(bytes),

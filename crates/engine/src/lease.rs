@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::id::ConnId;
 use crate::lane::{Counted, Link};
 use crate::pool::{Pool, Queues};
-use crate::request::{Own, Role};
+use crate::request::{Due, Own, Role};
 use crate::slab::NONE;
 use crate::slow::{TELL_US, is_due};
 use crate::time::Time;
@@ -197,21 +197,21 @@ impl Engine {
         }
     }
 
-    /// Says something of the gateway's own on a lane.
-    pub(crate) fn ask(&mut self, lane: u32, own: Own, words: &[&str]) {
+    /// Says something of the gateway's own on a lane, to which an answer is due.
+    pub(crate) fn ask(&mut self, lane: u32, own: Own, due: Due, words: &[&str]) {
         let mut text = String::new();
         use std::fmt::Write;
         let _ = write!(text, "*{}\r\n", words.len());
         for word in words {
             let _ = write!(text, "${}\r\n{word}\r\n", word.len());
         }
-        self.ask_with(lane, own, text.as_bytes());
+        self.ask_with(lane, own, due, text.as_bytes());
     }
 
-    pub(crate) fn ask_with(&mut self, lane: u32, own: Own, text: &[u8]) {
+    pub(crate) fn ask_with(&mut self, lane: u32, own: Own, due: Due, text: &[u8]) {
         let pool = self.lanes[lane as usize].pool;
         let (request, slot) = self.requests.add(pool, NONE, self.now);
-        slot.role = Role::Own(own);
+        (slot.role, slot.due) = (Role::Own(own), due);
         self.send(lane, request, Payload::Bytes(text));
     }
 

@@ -82,7 +82,7 @@ impl Engine {
             }
         }
         let expected = match self.lanes[index as usize].scanner {
-            Scanner::Redis(_) => "a reply of RESP",
+            Scanner::Redis(_) => self.requests[self.lanes[index as usize].head].due.describe(),
             Scanner::Memcached(_) | Scanner::Binary(_) => describe(expect),
         };
         self.misfit(index, expected, bytes);

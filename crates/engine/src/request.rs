@@ -47,7 +47,7 @@ pub(crate) struct Request {
     pub(crate) expect: Expect,
     /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
     pub(crate) asked: Asked,
-    /// Only of Redis' fragments.
+    /// Only of Redis' fragments, and on connections for sessions.
     pub(crate) due: Due,
     /// When the request was complete.
     pub(crate) started: Time,
@@ -146,19 +146,58 @@ pub(crate) enum Merge {
     Last,
 }
 
-/// What the reply of Redis to a fragment must be for the replies of all to become one. An error is
-/// as good. A reply that is something else answers another request.
+/// What the reply of Redis must be: to a fragment, for the replies of all to become one, and on a
+/// connection that clients have one after the other. An error is as good. A reply that is something
+/// else answers another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Anything,
     Integer,
     Status,
     Array(u32),
+    /// The line, of which so many bytes have come.
+    Said(Said, u8),
+    /// Elements, or none: what EXEC is answered, and a call that waits for elements with their names.
+    Elements,
+    /// One element, or none: what a call is answered that waits to move one.
+    Element,
+}
+
+/// A reply that is always the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    Ok,
+    Queued,
+    NoElement,
+}
+
+impl Said {
+    const fn line(self) -> &'static [u8] {
+        match self {
+            Self::Ok => b"+OK\r\n",
+            Self::Queued => b"+QUEUED\r\n",
+            Self::NoElement => b"*-1\r\n",
+        }
+    }
 }
 
 impl Due {
     /// So much of a reply tells.
     pub(crate) const START_MAX: usize = 16;
+
+    pub(crate) const OK: Self = Self::Said(Said::Ok, 0);
+    pub(crate) const QUEUED: Self = Self::Said(Said::Queued, 0);
+
+    /// What a command is answered that may wait.
+    pub(crate) fn of_wait(command: &str) -> Self {
+        match command {
+            "blpop" | "brpop" | "blmpop" | "bzpopmin" | "bzpopmax" | "bzmpop" | "xread"
+            | "xreadgroup" | "waitaof" => Self::Elements,
+            "blmove" | "brpoplpush" => Self::Element,
+            "wait" => Self::Integer,
+            _ => Self::Anything,
+        }
+    }
 
     pub(crate) fn of(merge: &Merge, keys: u32) -> Self {
         match merge {
@@ -182,8 +221,57 @@ impl Due {
             Self::Anything => Some(true),
             Self::Integer => Some(kind == b':'),
             Self::Status => Some(kind == b'+'),
+            Self::Elements => Some(matches!(kind, b'*' | b'%' | b'_')),
+            Self::Element | Self::Said(..) => unreachable!("they are met bit by bit"),
             Self::Array(_) if kind != b'*' => Some(false),
             Self::Array(count) => is_length(&start[1..], count),
+        }
+    }
+}
+
+impl Due {
+    /// Whether a reply can be it that begins, or goes on, with `bytes`, of which nothing need be kept.
+    pub(crate) fn goes_on(&mut self, bytes: &[u8]) -> bool {
+        let Some(&first) = bytes.first() else { return true };
+        let is_error = matches!(first, b'-' | b'!');
+        *self = match *self {
+            Self::Anything => return true,
+            Self::Said(_, 0) if is_error => Self::Anything,
+            Self::Said(said, at) => {
+                let rest = &said.line()[usize::from(at)..];
+                let len = rest.len().min(bytes.len());
+                if rest[..len] != bytes[..len] {
+                    return false;
+                }
+                match len == rest.len() {
+                    true => Self::Anything,
+                    false => Self::Said(said, at + len as u8),
+                }
+            }
+            Self::Element if is_error || matches!(first, b'$' | b'_') => Self::Anything,
+            Self::Element => {
+                *self = Self::Said(Said::NoElement, 0);
+                return self.goes_on(bytes);
+            }
+            due => match due.is_met_by(bytes) {
+                Some(true) => Self::Anything,
+                is_met => return is_met.is_none(),
+            },
+        };
+        true
+    }
+
+    /// In the words of the log.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Self::Anything => "a reply of RESP",
+            Self::Integer => "a number, or an error",
+            Self::Status => "a line of success, or an error",
+            Self::Array(_) => "an array with an element for each key, or an error",
+            Self::Said(Said::Ok, _) => "OK, or an error",
+            Self::Said(Said::Queued, _) => "QUEUED, or an error",
+            Self::Elements => "an array, null or an error",
+            Self::Said(Said::NoElement, _) | Self::Element => "a string, null or an error",
         }
     }
 }
@@ -309,6 +397,7 @@ impl Request {
         self.is_noted = false;
         self.is_tagged = false;
         self.expect = Expect::Line;
+        self.due = Due::Anything;
         self.started = started;
         self.wire_len = 0;
         self.arrived = 0;

@@ -1,7 +1,7 @@
 //! Seals behind requests whose replies a server may fail to keep in one line.
 //!
 //! Some servers repeat in an error, line ends and all, what a client has sent, or what its script has
-//! made: the text of an error that a script raises (CVE-2025-67733), an unknown argument of FUNCTION
+//! made: the text of an error that a script raises, an unknown argument of FUNCTION
 //! LIST, a word of a library that does not compile, or whatever a module says. What stands behind the
 //! first line end would be taken for the replies of those who ask next on the connection. So such a
 //! request ([`Command::is_sealed`]) is followed by ECHO of a number that nobody can guess. What comes
@@ -18,7 +18,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use crate::action::Sequel;
 use crate::engine::Engine;
 use crate::lane::Lane;
-use crate::request::{Own, Role};
+use crate::request::{Due, Own, Role};
 use crate::slab::NONE;
 
 /// What the ECHO's argument, and its reply, begins with.
@@ -108,7 +108,7 @@ impl Engine {
         let mut text = [0; ECHO.len() + SIZE];
         text[..ECHO.len()].copy_from_slice(ECHO);
         text[ECHO.len()..].copy_from_slice(&seal.reply());
-        self.ask_with(lane, Own::Seal(seal), &text);
+        self.ask_with(lane, Own::Seal(seal), Due::Anything, &text);
     }
 
     /// Whether a seal is what the lane waits for. What comes before it answers nothing.

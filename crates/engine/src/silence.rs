@@ -138,7 +138,7 @@ impl Engine {
                 Link::Handshaking { deadline }
             }
             Link::Idle | Link::Backoff { .. } | Link::Ready { .. } => {
-                lane.handshake.replies_owed = 1;
+                (lane.handshake.replies_owed, lane.handshake.greetings) = (1, 0);
                 lane.handshake.output.push(text, &mut self.bufs);
                 Link::Handshaking { deadline }
             }

@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::fan::{self, Walk};
 use crate::lease::Lease;
+use crate::request::Due;
 use crate::time::Time;
 
 /// A client's way from server to server.
@@ -84,7 +85,7 @@ impl Engine {
             }
         };
         self.catch_up(lane);
-        self.block_on(client, lane, wait, bytes, &leg);
+        self.block_on(client, lane, (wait, Due::of_wait(command.name)), bytes, &leg);
         if self.leased(client, server).is_none() {
             // Until it is answered nobody else gets the lane.
             self.release(lane);

@@ -24,7 +24,7 @@ use crate::effects::Effects;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::lease::{Lease, UNSENT_MAX};
-use crate::request::Own;
+use crate::request::{Due, Own};
 use crate::session::NO_DATABASE;
 use crate::slab::NONE;
 
@@ -258,20 +258,28 @@ impl Engine {
             engine.align(client, lane);
             let transaction = engine.transaction(client);
             (transaction.lane, transaction.has_watched) = (lane, true);
-            engine.forward_on(client, lane, Expect::Line)
+            engine.forward_due(client, lane, Due::OK)
         })
     }
 
     fn unwatch(&mut self, client: u32) -> Plan {
         match self.close_transaction(client) {
             NONE => self.say(client, OK),
-            lane => self.send_last(client, lane, UNWATCH),
+            lane => self.send_last(client, lane, UNWATCH, Due::OK),
         }
     }
 
-    /// Sends the last request of a lease.
-    fn send_last(&mut self, client: u32, lane: u32, text: &[u8]) -> Plan {
+    fn forward_due(&mut self, client: u32, lane: u32, due: Due) -> Plan {
         let request = self.new_request(client);
+        let slot = &mut self.requests[request];
+        (slot.expect, slot.due) = (Expect::Line, due);
+        Plan::Forward { lane, request }
+    }
+
+    /// Sends the last request of a lease.
+    fn send_last(&mut self, client: u32, lane: u32, text: &[u8], due: Due) -> Plan {
+        let request = self.new_request(client);
+        self.requests[request].due = due;
         self.send(lane, request, Payload::Bytes(text));
         self.release(lane);
         Plan::Done
@@ -538,7 +546,7 @@ impl Engine {
             return Plan::Wait;
         }
         self.transaction(client).queued += 1;
-        self.forward_on(client, lane, Expect::Line)
+        self.forward_due(client, lane, Due::QUEUED)
     }
 
     /// Makes the server know of the transaction, all that was queued so far included, and gives it
@@ -584,10 +592,10 @@ impl Engine {
             let ends = std::mem::take(&mut transaction.early_ends);
             transaction.early_calls = Vec::new();
             self.align(client, lane);
-            self.ask_with(lane, Own::Demand { lane }, MULTI);
+            self.ask_with(lane, Own::Demand { lane }, Due::OK, MULTI);
             let mut start = 0;
             for &end in &ends {
-                self.ask_with(lane, Own::Whatever, &early[start..end as usize]);
+                self.ask_with(lane, Own::Whatever, Due::QUEUED, &early[start..end as usize]);
                 start = end as usize;
             }
             self.bufs.discharge(size);
@@ -646,7 +654,7 @@ impl Engine {
         let is_sealed = self.transaction(client).is_sealed;
         self.close_transaction(client);
         let plan = match effects.is_empty() {
-            true => self.send_last(client, lane, EXEC),
+            true => self.send_last(client, lane, EXEC, Due::Elements),
             false => self.send_affecting(client, lane, EXEC, effects),
         };
         if is_sealed {
@@ -660,7 +668,7 @@ impl Engine {
         let transaction = self.transaction(client);
         if transaction.is_begun && transaction.lane != NONE {
             let lane = self.close_transaction(client);
-            return self.send_last(client, lane, DISCARD);
+            return self.send_last(client, lane, DISCARD, Due::OK);
         }
         self.end_transaction(client);
         self.say(client, OK)
@@ -681,7 +689,7 @@ impl Engine {
     pub(crate) fn clean_up(&mut self, lane: u32, is_begun: bool) {
         // What its client has asked is still answered.
         let text = if is_begun { DISCARD } else { UNWATCH };
-        self.ask_with(lane, Own::Demand { lane }, text);
+        self.ask_with(lane, Own::Demand { lane }, Due::OK, text);
         self.release(lane);
     }
 

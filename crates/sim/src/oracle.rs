@@ -26,7 +26,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) pool: u32,
     pub(crate) server: u32,
     pub(crate) gateway: u32,
-    /// The gateway had given the connection up before the server looked at what was on it.
+    /// The gateway had given the connection up before the server looked at what was on it, or took
+    /// another reply for the one to this.
     pub(crate) late: bool,
     /// What the connection had agreed on.
     pub(crate) variant: Variant,
@@ -364,6 +365,13 @@ impl Oracle {
         part.told = Some(Outcome { reply: shown, refused: is_refused });
     }
 
+    /// The gateway has read this error behind what it has read of these parts.
+    pub(crate) fn tell_error(&mut self, parts: impl Iterator<Item = PartRef>, error: &[u8]) {
+        for part in parts {
+            self.request_of(part).ended_by.push(error.to_vec());
+        }
+    }
+
     /// The gateway has read this as the reply to all of the request.
     pub(crate) fn tell_whole(&mut self, told: PartRef, reply: &[u8]) {
         self.request_of(told).told = Some(reply.to_vec());
@@ -484,6 +492,7 @@ impl Oracle {
             share.is_some_and(|outcome| outcome.refused && outcome.reply == reply)
         };
         let refusal = entry.request.parts.iter().any(is_refusal)
+            || entry.request.ended_by.iter().any(|error| error == reply)
             || (self.has_surprises && is_surprise(&entry.request, reply))
             // Nobody knows whose it is.
             || (self.counts.unjudged > 0 && matches!(entry.request.answer, Answer::Constant(_)));
@@ -842,7 +851,8 @@ fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
 }
 
 fn is_gateway_error(reply: &[u8]) -> bool {
-    const TEXTS: [&str; 13] = [
+    const TEXTS: [&str; 14] = [
+        "the server is too old for ms",
         "Connection was taken back, since it was not used while others waited",
         "DB index is out of range",
         "Connection refused",

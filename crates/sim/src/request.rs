@@ -121,6 +121,8 @@ pub(crate) struct Request {
     pub(crate) began: Option<u64>,
     /// What a client is told goes by what the gateway reads, not by what servers do.
     pub(crate) by_wire: bool,
+    /// Errors that servers have said behind values of some of the parts.
+    pub(crate) ended_by: Vec<Vec<u8>>,
     /// What the gateway has read in its turn, where one server has all of it.
     pub(crate) told: Option<Vec<u8>>,
 }
@@ -139,6 +141,7 @@ impl Request {
             last: false,
             began: None,
             by_wire: false,
+            ended_by: Vec::new(),
             told: None,
         }
     }

@@ -272,7 +272,7 @@ impl Server {
             pool: self.pool,
             server: self.index,
             gateway: fabric.network.conn(conn).gateway,
-            late: fabric.network.is_closed(conn, Side::Gateway),
+            late: fabric.network.is_closed(conn, Side::Gateway) || fabric.oracle.is_touched(conn),
             variant: self.sessions.get(&conn).map_or_else(Variant::default, |s| s.variant),
             tag,
             key,

@@ -56,8 +56,7 @@ pub(crate) enum Kind {
 /// Kinds of replies of which the engine does not find every misfit yet: where one of these does not fit,
 /// nobody judges what becomes of its connection and of the clients on it. Crashes and waits without
 /// end are found all the same.
-pub(crate) const NOT_YET_STRICT: &[Kind] =
-    &[Kind::Blocks, Kind::Line, Kind::Meta, Kind::Fence, Kind::Packet, Kind::Opening];
+pub(crate) const NOT_YET_STRICT: &[Kind] = &[Kind::Blocks, Kind::Fence, Kind::Opening];
 
 pub(crate) fn is_strict(kind: Kind) -> bool {
     !NOT_YET_STRICT.contains(&kind)

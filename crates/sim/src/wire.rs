@@ -251,6 +251,10 @@ fn tell(asked: &Asked, reply: &[u8], oracle: &mut Oracle) {
 fn tell_blocks(asked: &Asked, reply: &[u8], is_over: bool, oracle: &mut Oracle) {
     let Shape::Blocks(keys) = &asked.shape else { return };
     let (mut found, rest) = shape::split_blocks(reply);
+    if is_over && rest != b"END\r\n" {
+        // It stands for all, values that came before it included.
+        oracle.tell_error(asked.parts.iter().copied(), rest);
+    }
     for (&part, key) in asked.parts.iter().zip(keys) {
         match found.iter().position(|(named, _)| named == key) {
             Some(at) => oracle.tell(part, found.remove(at).1, false),

@@ -73,7 +73,8 @@ impl Engine {
             }
             Expect::Told => {
                 let reply = request.reply.strip_suffix(b"\n").unwrap_or_default();
-                let len = reply.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+                // One answer, however many lines there are: a client is owed no more than that.
+                let len = reply.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1);
                 request.expect = Expect::Line;
                 self.cut_reply(index, len);
                 if len == 0 {

@@ -86,7 +86,8 @@ pub fn is_refused_set(opening: &[u8]) -> bool {
 
 /// Whether a line opens with one of these codes of two letters.
 pub(super) fn is_meta(opening: &[u8], codes: &[&[u8]]) -> bool {
-    matches!(opening.get(2), Some(b' ' | b'\r')) && codes.contains(&&opening[..2])
+    let is_ended = matches!(opening.get(2..), Some([b' ', ..] | [b'\r'] | [b'\r', b'\n', ..]));
+    is_ended && codes.contains(&&opening[..2])
 }
 
 /// Whether a line is an error, by its first bytes.

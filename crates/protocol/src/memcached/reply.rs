@@ -602,6 +602,7 @@ mod tests {
             (Expect::Meta, "MN\r\n"),
             (Expect::Meta, "MNX\r\n"),
             (Expect::Meta, "HDX\r\n"),
+            (Expect::Meta, "EN\rHD\r\n"),
             (Expect::Meta, "NF\r\n"),
             (Expect::Meta, "\n"),
             (Expect::Meta, "VALUE a 0 1\r\n"),
