@@ -94,8 +94,10 @@ impl<'a> Listeners<'a> {
     /// Whether who connects to one address gets to a listener at another one.
     fn leads(&self, to: IpAddr, listener: IpAddr) -> bool {
         let is_here = || to.is_loopback() || to.is_unspecified() || (self.is_local)(to);
+        // Who listens at `[::]` is connected to by IPv4 as well.
+        let is_taken = to.is_ipv4() == listener.is_ipv4() || listener.is_ipv6();
         to == listener
-            || listener.is_unspecified() && to.is_ipv4() == listener.is_ipv4() && is_here()
+            || listener.is_unspecified() && is_taken && is_here()
             || to.is_unspecified() && to.is_ipv4() == listener.is_ipv4() && listener.is_loopback()
     }
 }

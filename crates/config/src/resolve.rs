@@ -271,14 +271,23 @@ fn check_listen_address(
     report: &mut Report<'_>,
 ) {
     let (Listen::Tcp(address), Some(listen)) = (&pool.listen, &section.listen) else { return };
-    match owners.entry(*address) {
+    // Who listens at `[::]` takes IPv4 as well.
+    let place = match address.ip().is_unspecified() {
+        true => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()),
+        false => *address,
+    };
+    match owners.entry(place) {
         Entry::Vacant(entry) => {
             entry.insert((listen.value.clone(), pool.name.clone()));
         }
         Entry::Occupied(owner) => {
             let (text, name) = owner.get();
             if *text != listen.value {
-                report.error(listen.pos, taken(name).hint(format!("both are {address}")));
+                let hint = match address.ip().is_unspecified() {
+                    true => format!("[::]:{0} takes IPv4 as well, 0.0.0.0:{0}", address.port()),
+                    false => format!("both are {address}"),
+                };
+                report.error(listen.pos, taken(name).hint(hint));
             }
         }
     }

@@ -156,13 +156,15 @@ impl Engine {
             return self.refuse_queued(client, "ERR too many CLIENT PAUSEs in one transaction");
         }
         match Question::parse(command, bytes, args) {
-            Ok(question @ Question::Pause { .. })
-                if let Some(text) = self.refusal_of_question(client, &question) =>
-            {
-                self.refuse_queued(client, &text)
-            }
             Ok(Question::Pause { millis, writes_only }) => {
-                self.queue_effect(client, UNWATCH, Some(Kind::Pause { millis, writes_only }))
+                let question = Question::Pause { millis, writes_only };
+                match self.refusal_of_question(client, &question) {
+                    Some(text) => self.refuse_queued(client, &text),
+                    None => {
+                        let pause = Kind::Pause { millis, writes_only };
+                        self.queue_effect(client, UNWATCH, Some(pause))
+                    }
+                }
             }
             Ok(Question::Unpause) => self.queue_effect(client, UNWATCH, Some(Kind::Unpause)),
             // The server is to refuse it in Redis's words. Should it not it holds nobody back.

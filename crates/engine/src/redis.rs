@@ -1,5 +1,7 @@
 //! What to do with each Redis command.
 
+use std::borrow::Cow;
+
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{
     self, Command, CommandId, Fan, Group, Local, Lookup, Rule, SessionRule,
@@ -79,6 +81,16 @@ impl Engine {
         Plan::Done
     }
 
+    /// Why a subscriber or a monitor may not call this command now.
+    #[cold]
+    fn refused_by_mode(&self, client: u32, command: &Command) -> Option<Cow<'static, str>> {
+        if !self.clients[client].session.authenticated && !is_open_to_all(command) {
+            return None;
+        }
+        let refused = self.refused_while_subscribed(client, command).map(Cow::Owned);
+        refused.or_else(|| self.refused_while_monitoring(client, command).map(Cow::Borrowed))
+    }
+
     #[inline]
     pub(crate) fn plan_redis(
         &mut self,
@@ -97,6 +109,11 @@ impl Engine {
             if self.is_queueing(client) {
                 return self.queue_redis(client, lookup, bytes, args);
             }
+            if let Lookup::Found(command) = lookup
+                && let Some(text) = self.refused_by_mode(client, command)
+            {
+                return self.say_error(client, &text);
+            }
         }
         match lookup {
             // As Redis: whether there is such a command comes first.
@@ -104,18 +121,6 @@ impl Engine {
                 if !self.clients[client].session.authenticated && !is_open_to_all(command) =>
             {
                 self.say(client, NOT_AUTHENTICATED)
-            }
-            Lookup::Found(command)
-                if self.clients[client].special
-                    && let Some(text) = self.refused_while_subscribed(client, command) =>
-            {
-                self.say_error(client, &text)
-            }
-            Lookup::Found(command)
-                if self.clients[client].special
-                    && let Some(text) = self.refused_while_monitoring(client, command) =>
-            {
-                self.say_error(client, text)
             }
             Lookup::Found(command) => match command.rule {
                 Rule::Forward | Rule::Single(_)

@@ -189,7 +189,7 @@ fn a_server_that_dies_is_told_of() {
 fn a_large_reply_arrives_whole() {
     let (mut world, client, _) = one_server();
     let lane = blocked(&mut world, client, "XREAD BLOCK 0 STREAMS a $", 0);
-    let reply = format!("${}\r\n{}\r\n", 300_000, "x".repeat(300_000));
+    let reply = format!("*1\r\n${}\r\n{}\r\n", 300_000, "x".repeat(300_000));
     for piece in reply.as_bytes().chunks(40_000) {
         world.send(lane, piece);
     }
@@ -262,8 +262,8 @@ fn a_change_does_not_wait_for_a_call_that_cannot_be_withdrawn() {
     assert!(world.closed.contains(&lane));
     let lane = world.accept(1);
     world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
-    world.send(lane, ":9\r\n$-1\r\n");
-    world.expect(client, "$-1\r\n");
+    world.send(lane, ":9\r\n*-1\r\n");
+    world.expect(client, "*-1\r\n");
     world.assert_idle();
 }
 
@@ -299,8 +299,8 @@ fn an_ejection_sends_calls_anew() {
     world.tick();
     let lane = world.accept(1);
     world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
-    world.send(lane, ":9\r\n$-1\r\n");
-    world.expect(client, "$-1\r\n");
+    world.send(lane, ":9\r\n*-1\r\n");
+    world.expect(client, "*-1\r\n");
     world.assert_idle();
 }
 
@@ -427,8 +427,8 @@ fn what_the_server_has_not_got_yet_is_taken_back_at_once() {
     world.commit(&next);
     let lane = world.accept(1);
     world.expect(lane, all(&["CLIENT ID", "BLPOP c 0"]));
-    world.send(lane, ":9\r\n$-1\r\n");
-    world.expect(client, "$-1\r\n");
+    world.send(lane, ":9\r\n*-1\r\n");
+    world.expect(client, "*-1\r\n");
     world.assert_idle();
     // A worker that stops forgets who asked for it.
     let (mut world, client, _) = two_servers();
@@ -575,8 +575,9 @@ fn replicas_are_waited_for_anew_for_what_is_left_of_the_time() {
         world.expect(client, "");
         let lane = world.accept(0);
         world.expect(lane, asks(anew));
-        world.send(lane, format!("{WAITS}:7\r\n"));
-        world.expect(client, ":7\r\n");
+        let reply = if anew.starts_with("WAITAOF") { "*2\r\n:1\r\n:2\r\n" } else { ":7\r\n" };
+        world.send(lane, format!("{WAITS}{reply}"));
+        world.expect(client, reply);
         world.assert_idle();
     }
 }

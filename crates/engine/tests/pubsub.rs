@@ -650,6 +650,18 @@ fn there_is_a_most_of_subscriptions() {
     world.expect(other, "-ERR max number of subscriptions reached\r\n");
 }
 
+/// Each message is held against all patterns.
+#[test]
+fn patterns_are_short() {
+    let (mut world, [_]): (World, [ConnId; 1]) =
+        World::connected(&pool("redis: true\npreconnect: true", 1));
+    let client = world.client();
+    world.send(client, redis(&format!("PSUBSCRIBE {}", "*".repeat(1025))));
+    world.expect(client, "-ERR pattern is too long\r\n");
+    world.send(client, redis(&format!("SUBSCRIBE {}", "x".repeat(65_537))));
+    world.expect(client, "-ERR channel name is too long\r\n");
+}
+
 /// Has two workers go on by another snapshot; `meanwhile` happens to the first one when it is prepared.
 fn change_both(
     [one, other]: [&mut World; 2],

@@ -73,8 +73,14 @@ impl Engine {
             }
             Expect::Told => {
                 let reply = request.reply.strip_suffix(b"\n").unwrap_or_default();
-                // One answer, however many lines there are: a client is owed no more than that.
-                let len = reply.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+                // One answer, however many lines there are: a client is owed no more than that. Only
+                // statistics have several.
+                let mut ends = reply.iter();
+                let end = match reply.starts_with(b"STAT ") {
+                    true => ends.rposition(|&byte| byte == b'\n'),
+                    false => ends.position(|&byte| byte == b'\n'),
+                };
+                let len = end.map_or(0, |end| end + 1);
                 request.expect = Expect::Line;
                 self.cut_reply(index, len);
                 if len == 0 {

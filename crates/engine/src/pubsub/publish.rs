@@ -59,6 +59,13 @@ impl Engine {
         if topics.has_leaving(kind, channel) && self.must_wait_to_publish(client) {
             return Plan::Wait;
         }
+        if kind == Kind::Channel {
+            // It is held against every pattern, now and when it is answered.
+            let topics = &self.pools[pool as usize].pubsub.topics;
+            let patterns = topics.patterns().map(|topic| topics.get(topic).name.len());
+            let looked_at: usize = patterns.map(|size| size + channel.len()).sum();
+            self.exert(2 * looked_at);
+        }
         let server = self.channel_server(pool, channel);
         let plan = self.forward_to(client, server, Expect::Line, bytes.len());
         if let (Plan::Forward { request, .. }, Some(server)) = (&plan, server) {

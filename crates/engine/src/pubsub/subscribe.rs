@@ -16,6 +16,8 @@ use crate::variant::Dialect;
 /// The longest name of a channel or pattern. Redis has no limit, but here names are kept and sent
 /// again.
 pub(crate) const NAME_MAX: usize = 64 * 1024;
+/// Longest pattern: each message that is published is held against all of them.
+const PATTERN_MAX: usize = 1024;
 
 /// What a client that is subscribed to anything has more than others.
 pub(crate) struct Subscriber {
@@ -164,7 +166,7 @@ impl Engine {
         kind: Kind,
         names: impl ExactSizeIterator<Item = &'n [u8]> + Clone,
     ) -> Plan {
-        if let Some(text) = self.too_many(client, names.clone()) {
+        if let Some(text) = self.too_many(client, kind, names.clone()) {
             return self.say_error(client, text);
         }
         let pool = self.clients[client].pool;
@@ -184,6 +186,7 @@ impl Engine {
     fn too_many<'n>(
         &self,
         client: u32,
+        kind: Kind,
         mut names: impl ExactSizeIterator<Item = &'n [u8]>,
     ) -> Option<&'static str> {
         let pool = &self.pools[self.clients[client].pool as usize];
@@ -197,7 +200,11 @@ impl Engine {
         if all + more as u64 > u64::from(limits.subscriptions_max) {
             return Some("ERR max number of subscriptions reached");
         }
-        names.any(|name| name.len() > NAME_MAX).then_some("ERR channel name is too long")
+        let (max, text) = match kind {
+            Kind::Pattern => (PATTERN_MAX, "ERR pattern is too long"),
+            Kind::Channel | Kind::Shard => (NAME_MAX, "ERR channel name is too long"),
+        };
+        names.any(|name| name.len() > max).then_some(text)
     }
 
     /// Of the topics that the client leaves, those in `left` have other subscribers.

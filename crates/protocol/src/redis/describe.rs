@@ -204,6 +204,10 @@ impl Answer<'_> {
             0 => all.collect(),
             3 if is(0, "filterby") && is(1, "pattern") => {
                 let pattern = filter[2].of(buf);
+                // It is held against every name.
+                if pattern.len() > PATTERN_MAX {
+                    return write_error(self.out, b"ERR pattern is too long");
+                }
                 all.filter(|command| matches(pattern, command.name.as_bytes())).collect()
             }
             3 if is(0, "filterby") && is(1, "aclcat") => {
@@ -319,6 +323,9 @@ impl Group {
         }
     }
 }
+
+/// Longest pattern of COMMAND LIST, several times the longest name.
+const PATTERN_MAX: usize = 256;
 
 /// Glob matching in any case with `*` and `?`; the names of commands need no more.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
@@ -450,6 +457,8 @@ mod tests {
         assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN xg*")).len(), 7);
         assert_eq!(elements(&answer("COMMAND LIST FILTERBY PATTERN g?T")).len(), 1);
         assert_eq!(answer("COMMAND LIST FILTERBY PATTERN *"), answer("COMMAND LIST"));
+        let long = format!("COMMAND LIST FILTERBY PATTERN {}", "*".repeat(257));
+        assert_eq!(answer(&long), b"-ERR pattern is too long\r\n");
         assert_eq!(elements(&answer("COMMAND LIST FILTERBY ACLCAT geo")).len(), 10);
         assert_eq!(
             answer("COMMAND GETKEYSANDFLAGS LMOVE a b LEFT LEFT"),
