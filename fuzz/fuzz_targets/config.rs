@@ -19,6 +19,11 @@ pub fn judge(data: &[u8]) {
             memory: Some(1 << 30),
             resolve: &resolve,
             is_directory: &|path| path.as_os_str().len() % 2 == 0,
+            is_root: text.len() % 2 == 0,
+            has_account: &|_, name| name.len() % 2 == 0,
+            account_names: &|_| vec!["nobody".to_owned()],
+            is_local: &|address| address.is_loopback(),
+            read_secret: &|_| Err(std::io::ErrorKind::NotFound.into()),
         },
     ) {
         Ok(loaded) => {

@@ -99,8 +99,13 @@ d:
 
 static SNAPSHOTS: LazyLock<[Snapshot; 2]> = LazyLock::new(|| {
     let resolve = |_: &str, port| Ok(SocketAddr::from(([127, 0, 0, 1], port)));
-    let context =
-        Context { processors: 1, memory: None, resolve: &resolve, is_directory: &|_| true };
+    let context = Context {
+        processors: 1,
+        memory: None,
+        resolve: &resolve,
+        is_directory: &|_| true,
+        ..Context::of_system()
+    };
     [CONFIG, OTHER_CONFIG]
         .map(|config| cashew_config::parse("f", config, &context).expect("a good file").snapshot)
 });
@@ -542,7 +547,12 @@ impl World {
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
                 | Action::Pressed { .. }
+                | Action::HeldBack { .. }
                 | Action::Shed { .. }
+                | Action::LargeWaits { .. }
+                | Action::SessionsWait { .. }
+                | Action::SlowClient { .. }
+                | Action::ServerMisfit { .. }
                 | Action::ServerFailing { .. }
                 | Action::ServerHindered { .. }
                 | Action::ServerSilent { .. }
