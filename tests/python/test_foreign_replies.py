@@ -365,3 +365,15 @@ def test_a_flag_that_a_server_does_not_know_ends_nobodys_requests(place):
         ended.set()
         thread.join()
     assert not wrong and rounds[0], wrong
+
+
+def test_addresses_at_a_unix_socket_are_not_told_in_text(place):
+    """memcached tells them with whatever is behind them in its memory, line ends included. So nothing is
+    asked: no server need be there."""
+    nobody = place.directory / "nobody.sock"
+    pools = {"alpha": {"servers": [f"{nobody}:1"], "command_policy": "admin"}}
+    gateway = place.cashew(pools, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        conn.send(b"stats conns\r\nmn\r\n")
+        conn.expect(b"CLIENT_ERROR addresses at Unix sockets may have line feeds: ask in binary, or the"
+                    b" server itself\r\nMN\r\n")

@@ -13,6 +13,9 @@ use crate::servers::{Directory, Server};
 
 use super::Scenario;
 
+/// Lines of the gateway's log that a finding tells.
+const WARNINGS_MAX: usize = 40;
+
 const START_MAX: Duration = Duration::from_secs(30);
 
 pub(super) struct Gateway {
@@ -100,6 +103,16 @@ impl Gateway {
         let read = |name| std::fs::read(self.directory.0.join(name)).unwrap_or_default();
         let bytes = [read("log"), read("output")].concat();
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Lines of its log that warn, the last of them.
+    pub(super) fn warnings(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log
+            .lines()
+            .filter(|line| line.contains(" WARN ") || line.contains(" ERROR "))
+            .collect();
+        lines[lines.len().saturating_sub(WARNINGS_MAX)..].join("\n")
     }
 
     /// Lines that tell of a crash.

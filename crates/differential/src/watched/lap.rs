@@ -212,6 +212,12 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
     if tally.memory > MEMORY_MAX {
         of_gateway("sees memory grow", format!("{} bytes", tally.memory));
     }
+    // What the gateway itself has to say about it.
+    let warnings = gateway.warnings();
+    for (_, finding) in &mut found {
+        finding.detail.push_str("\n\n");
+        finding.detail.push_str(&warnings);
+    }
     drop(gateway);
     drop(pools);
     drop(servers);

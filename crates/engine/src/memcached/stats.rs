@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use cashew_config::snapshot::Endpoint;
 use cashew_protocol::memcached::binary::{
     Opcode, Packets, Response, Status, write_request, write_response,
 };
@@ -71,6 +72,10 @@ impl Engine {
             self.answer(client, |out| out.extend_from_slice(UNTELLABLE_KEYS));
             return Plan::Done;
         }
+        if words(line).nth(1) == Some(b"conns") && self.has_unix_servers(client) {
+            self.answer(client, |out| out.extend_from_slice(UNTELLABLE_ADDRESSES));
+            return Plan::Done;
+        }
         if matches!(words(line).nth(1), Some(b"sizes_enable" | b"sizes_disable")) {
             // Some versions answer them with one line, and nothing that closes it.
             return self.administer(client, &[line, b"\r\n"].concat());
@@ -78,6 +83,11 @@ impl Engine {
         let line = if kind == Kind::Servers { b"stats" } else { line };
         let merge = Merge::Stats(self.aggregate(client, kind));
         self.tell_all(client, &[line, b"\r\n"].concat(), Expect::Stats, merge)
+    }
+
+    fn has_unix_servers(&self, client: u32) -> bool {
+        let servers = &self.pools[self.clients[client].pool as usize].config.servers;
+        servers.iter().any(|server| matches!(server.endpoint, Endpoint::Unix(_)))
     }
 
     pub(super) fn stats_by_binary(&mut self, client: u32, key: &[u8]) -> Plan {
@@ -101,6 +111,11 @@ impl Engine {
         Box::new(Aggregate { kind, servers, ejected, process_id: self.identity.process_id })
     }
 }
+
+/// memcached (1.6.18) tells the address of a client at a Unix socket from memory that nobody has
+/// written to, line ends included.
+const UNTELLABLE_ADDRESSES: &[u8] =
+    b"CLIENT_ERROR addresses at Unix sockets may have line feeds: ask in binary, or the server itself\r\n";
 
 /// Whether the reply tells keys, or what they start with, as they are: those that are not text, which
 /// the binary protocol and meta commands can store, may have line ends.
