@@ -175,7 +175,9 @@ def test_small_replies_that_wait_for_an_earlier_one(place):
     """They lie on the heap by the thousand, each in a buffer of its own."""
     quick, slow = place.redis(), place.keep(FakeServer(silent))
     servers = server_lines([quick, slow.port], names=["quick", "slow"])
-    gateway = place.cashew({"alpha": {"redis": True, "servers": servers, **LIMITS}}, SETTINGS)
+    # Otherwise none of them could ask for so much.
+    pool = {"redis": True, "servers": servers, "pipeline_start": 0, **LIMITS}
+    gateway = place.cashew({"alpha": pool}, SETTINGS)
     keys = [f"some:{n}" for n in range(64)]
     for key in keys:
         quick.call("SET", key, "x" * 2500)

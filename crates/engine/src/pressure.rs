@@ -93,6 +93,11 @@ impl Engine {
         self.pressure.max.saturating_add(self.requests.kept()).saturating_sub(requests)
     }
 
+    /// Whether there is room for what may as well wait at the client: half of the share is not held.
+    pub(crate) fn has_ample_room(&self) -> bool {
+        self.held_bytes() <= self.pressure.max / 2
+    }
+
     /// Acts if a limit is passed. Clients may be gone afterwards.
     #[inline(always)]
     pub(crate) fn check_pressure(&mut self) {

@@ -207,7 +207,7 @@ impl Engine {
                 self.pools[pool as usize].large_replies.learn(Mark::of(key), true);
                 lane
             }
-            Ok((server, None)) if extent.need as u64 <= COLLECTED_MAX => {
+            Ok((server, None)) if extent.need as u64 <= COLLECTED_MAX && self.has_ample_room() => {
                 // Whole it goes by the lane of large requests, which nobody has for long.
                 self.tell_want(pool, server);
                 return Begun::No;
