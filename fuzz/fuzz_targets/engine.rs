@@ -497,8 +497,8 @@ impl World {
             self.engine.handle_timeout(self.now);
         }
         self.engine.settle(self.now);
-        if let Some(overheard) = self.engine.take_overheard() {
-            self.engine.return_overheard(overheard);
+        if let Some(observed) = self.engine.take_observed() {
+            self.engine.return_observed(observed);
         }
         self.act();
         while let Some(conn) = self.engine.poll_dirty() {

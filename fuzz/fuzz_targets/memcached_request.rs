@@ -80,14 +80,14 @@ fn untagged(parser: &RequestParser, request: &[u8], tag: Tag) -> Vec<u8> {
 fn retag(parser: &RequestParser, request: &[u8]) {
     let tag = Tag::of(b"127.0.0.1:11211");
     let once = untagged(parser, request, tag);
-    let uniques = Uniques::of(parser, request);
-    assert!(uniques.named || once == request);
+    let cas_tags = Uniques::of(parser, request);
+    assert!(cas_tags.named || once == request);
     // Numbers may become longer than a line has room for.
     if parser.line().of(request).len() > COMMAND_SIZE_MAX / 2 {
         return;
     }
     let again = parsed(&once);
-    assert_eq!((again.verb(), Uniques::of(&again, &once)), (parser.verb(), uniques));
+    assert_eq!((again.verb(), Uniques::of(&again, &once)), (parser.verb(), cas_tags));
     let data = |parser: &RequestParser, request: &[u8]| {
         parser.data().map(|data| data.of(request).to_vec())
     };

@@ -414,14 +414,14 @@ impl<'a> Rig<'a> {
     }
 
     fn pass_on_overheard(&mut self) {
-        let Some(overheard) = self.engine.take_overheard() else { return };
-        for (hearing, head, tail) in overheard.lines() {
+        let Some(observed) = self.engine.take_observed() else { return };
+        for (hearing, head, tail) in observed.lines() {
             if hearing.here {
                 let line = [head, b"127.0.0.1:1", tail].concat();
-                self.engine.handle_overheard(hearing.pool, &line, 0, self.now);
+                self.engine.handle_observed(hearing.pool, &line, 0, self.now);
             }
         }
-        self.engine.return_overheard(overheard);
+        self.engine.return_observed(observed);
     }
 
     /// Writes what waits to the server, and takes what it says to it, until nothing is left.

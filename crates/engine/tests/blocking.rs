@@ -47,7 +47,7 @@ fn a_call_waits_as_long_as_it_likes_and_holds_nobody_up() {
     world.expect(other, "$-1\r\n");
     world.wait_ms(60_000);
     assert!(!world.closed.contains(&lane));
-    assert_eq!(world.engine.crowd().waiting, 0);
+    assert_eq!(world.engine.activity().waiting, 0);
     // What the client asks meanwhile waits for it.
     world.send(client, redis("GET c"));
     world.expect(shared, "");
@@ -181,7 +181,7 @@ fn a_server_that_dies_is_told_of() {
     let lane = blocked(&mut world, client, "BLPOP a 0", 0);
     world.close(lane, CloseReason::Reset);
     world.expect(client, "-ERR Connection reset by peer\r\n");
-    assert_eq!(world.engine.crowd().waiting, 0);
+    assert_eq!(world.engine.activity().waiting, 0);
     world.assert_idle();
 }
 

@@ -589,7 +589,7 @@ fn a_client_that_reads_gets_a_reply_beyond_its_output_limit() {
 fn who_sends_before_the_answer_is_told_from_who_waits_for_it() {
     let (mut world, lanes) = two_servers();
     let [a, _] = lanes_of_keys(&mut world, lanes);
-    let before = *world.engine.crowd();
+    let before = *world.engine.activity();
     let client = world.client();
     // Several requests at once are one sending.
     for _ in 0..2 {
@@ -598,14 +598,14 @@ fn who_sends_before_the_answer_is_told_from_who_waits_for_it() {
         world.send(a, "$-1\r\n$-1\r\n");
         world.expect(client, "$-1\r\n$-1\r\n");
     }
-    let waits = *world.engine.crowd();
-    assert_eq!((waits.asked - before.asked, waits.hasty - before.hasty), (2, 0));
+    let waits = *world.engine.activity();
+    assert_eq!((waits.asked - before.asked, waits.pipelined - before.pipelined), (2, 0));
     world.send(client, get(A));
     world.send(client, get(A));
     // Also if the first is no request that goes the shortest way.
     world.send(client, "*2\r\n$4\r\nMGET\r\n$1\r\na\r\n");
-    let hasty = *world.engine.crowd();
-    assert_eq!((hasty.asked - waits.asked, hasty.hasty - waits.hasty), (1, 2));
+    let pipelined = *world.engine.activity();
+    assert_eq!((pipelined.asked - waits.asked, pipelined.pipelined - waits.pipelined), (1, 2));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId, Dialect};
+use cashew_engine::{Action, CloseReason, ConnId, WireProtocol};
 use cashew_metrics::PoolCounter;
 use world::{World, pool};
 
@@ -303,12 +303,12 @@ fn servers_that_speak_nothing_else_are_probed_and_told_who_comes() {
 fn who_moves_speaks_on_as_before() {
     let (mut world, client, _) = four_servers("");
     let newcomer = world.client();
-    for (conn, dialect) in [(client, Some(Dialect::Binary)), (newcomer, None)] {
+    for (conn, wire_protocol) in [(client, Some(WireProtocol::Binary)), (newcomer, None)] {
         world.engine.handle_leave(conn, world.now);
         world.tick();
         assert!(world.is_handed_off(conn));
         let moved = world.engine.export(conn, world.now).unwrap();
-        assert_eq!(moved.parts.dialect, dialect);
+        assert_eq!(moved.parts.wire_protocol, wire_protocol);
         let conn = world.engine.handle_adopted(0, moved.parts, vec![], vec![], world.now);
         world.send(conn, ask(NOOP, 5, ""));
         world.expect(conn, reply(NOOP, 0, 5, ""));

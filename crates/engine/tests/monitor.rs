@@ -445,12 +445,12 @@ fn monitors_are_told_how_much_they_missed_once_a_second() {
     };
     let line = "+1.000000 [0 10.0.0.1:1] \"GET\" \"there\"\r\n";
     world.wait_ms(1500);
-    world.engine.handle_overheard(0, line.as_bytes(), 3, world.now);
+    world.engine.handle_observed(0, line.as_bytes(), 3, world.now);
     world.tick();
     let expected = skipped(&world, 3) + line;
     world.expect(monitor, expected);
     for _ in 0..2 {
-        world.engine.handle_overheard(0, b"", 2, world.now);
+        world.engine.handle_observed(0, b"", 2, world.now);
         world.tick();
         world.expect(monitor, "");
     }
@@ -465,7 +465,7 @@ fn monitors_are_told_how_much_they_missed_once_a_second() {
     assert!(announced(&mut world).len() >= 2);
     // Without a monitor nobody misses anything.
     world.close(monitor, CloseReason::Eof);
-    world.engine.handle_overheard(0, line.as_bytes(), 3, world.now);
+    world.engine.handle_observed(0, line.as_bytes(), 3, world.now);
     assert_eq!(world.metrics.pool_counter(pool, PoolCounter::MonitorDropped), 7);
 }
 
@@ -546,7 +546,7 @@ fn of_several_workers_lines_are_held_until_they_are_in_order() {
     world.expect(client, "+PONG\r\n");
     world.expect(monitor, "");
     world.wait_ms(8);
-    world.engine.handle_overheard(0, early.as_bytes(), 0, world.now);
+    world.engine.handle_observed(0, early.as_bytes(), 0, world.now);
     world.tick();
     world.wait_ms(10);
     let told = String::from_utf8(world.received(monitor)).unwrap();

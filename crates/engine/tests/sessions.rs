@@ -3,7 +3,7 @@
 mod world;
 
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Dialect, Export, Profile, SessionParts,
+    Action, Admission, CloseReason, ConnId, Export, Profile, SessionParts, WireProtocol,
 };
 use cashew_metrics::{PoolCounter, PoolGauge};
 use world::{World, pool, redis};
@@ -65,7 +65,7 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
         id: 1,
         authenticated: true,
         swallow: 0,
-        dialect: Some(Dialect::Resp2),
+        wire_protocol: Some(WireProtocol::Resp2),
         profile: Profile { name: b"me".to_vec(), ..Profile::default() },
         called: "client|setname".to_owned(),
         ..SessionParts::default()

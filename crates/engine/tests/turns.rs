@@ -17,13 +17,13 @@ fn del(client: usize, keys: usize) -> String {
 }
 
 /// Clients whose requests lack nothing but their last reads.
-struct Crowd {
+struct Activity {
     world: World,
     polite: ConnId,
     pending: Vec<(ConnId, Vec<u8>)>,
 }
 
-impl Crowd {
+impl Activity {
     fn new(options: &str, requests: impl Iterator<Item = String>) -> Self {
         let options = format!("timeout: 60000\npreconnect: true\n{options}");
         let mut world = World::new(&pool(&options, 2));
@@ -90,8 +90,8 @@ fn assert_bounded(turns: &[u64], most: u64) {
 
 #[test]
 fn a_small_request_waits_for_one_large_one_at_most() {
-    let mut crowd = Crowd::new("redis: true", (0..20).map(|client| del(client, SHARE)));
-    let turns = crowd.turns(GET);
+    let mut activity = Activity::new("redis: true", (0..20).map(|client| del(client, SHARE)));
+    let turns = activity.turns(GET);
     assert_bounded(&turns, 1);
     assert_eq!((turns[0], turns.iter().sum::<u64>()), (1, 20), "what comes first need not wait");
 }
@@ -99,8 +99,8 @@ fn a_small_request_waits_for_one_large_one_at_most() {
 #[test]
 fn many_requests_of_some_size_are_taken_a_share_at_a_time() {
     let keys = 10_000;
-    let mut crowd = Crowd::new("redis: true", (0..40).map(|client| del(client, keys)));
-    let turns = crowd.turns(GET);
+    let mut activity = Activity::new("redis: true", (0..40).map(|client| del(client, keys)));
+    let turns = activity.turns(GET);
     let share = SHARE.div_ceil(keys) as u64;
     assert_bounded(&turns, share);
     assert_eq!(turns.iter().sum::<u64>(), 40);
@@ -113,28 +113,28 @@ fn lines_of_many_keys_are_read_a_share_at_a_time() {
         let keys: String = (0..SHARE).map(|key| format!(" c{client}:{key}")).collect();
         format!("get{keys}\r\n")
     };
-    let mut crowd = Crowd::new("", (0..5).map(get));
-    let turns = crowd.turns("set a 0 0 1\r\nx\r\n");
+    let mut activity = Activity::new("", (0..5).map(get));
+    let turns = activity.turns("set a 0 0 1\r\nx\r\n");
     assert_bounded(&turns, 1);
     assert_eq!(turns.iter().sum::<u64>(), 5, "{turns:?}");
 }
 
 #[test]
 fn nobody_overtakes_those_who_were_put_off() {
-    let mut crowd = Crowd::new("redis: true", (0..5).map(|client| del(client, SHARE)));
+    let mut activity = Activity::new("redis: true", (0..5).map(|client| del(client, SHARE)));
     // Their lanes are made by the first of them.
-    crowd.world.send(crowd.polite, del(99, SHARE));
-    crowd.world.accept_all::<2>();
-    let lanes: Vec<ConnId> = crowd.world.lanes.values().flatten().copied().collect();
-    crowd.complete();
+    activity.world.send(activity.polite, del(99, SHARE));
+    activity.world.accept_all::<2>();
+    let lanes: Vec<ConnId> = activity.world.lanes.values().flatten().copied().collect();
+    activity.complete();
     let mut order = Vec::new();
     for newcomer in 5..8 {
-        let client = crowd.world.client();
-        crowd.world.send(client, del(newcomer, SHARE));
+        let client = activity.world.client();
+        activity.world.send(client, del(newcomer, SHARE));
     }
-    while crowd.world.turn() {}
+    while activity.world.turn() {}
     for lane in lanes {
-        let sent = String::from_utf8(crowd.world.received(lane)).unwrap();
+        let sent = String::from_utf8(activity.world.received(lane)).unwrap();
         let firsts = sent.split("DEL\r\n").skip(1).filter_map(|del| del.split("\r\nc").nth(1));
         order.push(firsts.map(|key| key[..1].to_owned()).collect::<String>());
     }
@@ -144,33 +144,34 @@ fn nobody_overtakes_those_who_were_put_off() {
 
 #[test]
 fn what_is_put_off_is_answered_in_order_unless_its_client_leaves() {
-    let mut crowd = Crowd::new("redis: true", (0..4).map(|client| del(client, 10 * SHARE / 16)));
-    crowd.world.send(crowd.polite, del(9, SHARE));
-    crowd.world.accept_all::<2>();
-    let clients: Vec<ConnId> = crowd.pending.iter().map(|(client, _)| *client).collect();
-    crowd.pending.insert(0, (crowd.polite, redis("PING").into_bytes()));
-    crowd.complete();
+    let mut activity =
+        Activity::new("redis: true", (0..4).map(|client| del(client, 10 * SHARE / 16)));
+    activity.world.send(activity.polite, del(9, SHARE));
+    activity.world.accept_all::<2>();
+    let clients: Vec<ConnId> = activity.pending.iter().map(|(client, _)| *client).collect();
+    activity.pending.insert(0, (activity.polite, redis("PING").into_bytes()));
+    activity.complete();
     for &client in &clients[1..3] {
         let mut read = redis("ECHO b").into_bytes();
-        crowd.world.engine.handle_received_buffer(client, &mut read, crowd.world.now);
+        activity.world.engine.handle_received_buffer(client, &mut read, activity.world.now);
     }
-    assert!(crowd.world.engine.has_put_off());
-    crowd.world.close(clients[2], cashew_engine::CloseReason::Reset);
-    crowd.world.read_closed(clients[3]);
-    let lanes: Vec<ConnId> = crowd.world.lanes.values().flatten().copied().collect();
+    assert!(activity.world.engine.has_put_off());
+    activity.world.close(clients[2], cashew_engine::CloseReason::Reset);
+    activity.world.read_closed(clients[3]);
+    let lanes: Vec<ConnId> = activity.world.lanes.values().flatten().copied().collect();
     for lane in lanes {
-        let sent = String::from_utf8(crowd.world.received(lane)).unwrap();
+        let sent = String::from_utf8(activity.world.received(lane)).unwrap();
         let replies = ":1\r\n".repeat(sent.matches("DEL\r\n").count());
         if !replies.is_empty() {
-            crowd.world.send(lane, replies);
+            activity.world.send(lane, replies);
         }
     }
-    crowd.world.expect(crowd.polite, ":2\r\n+PONG\r\n");
-    crowd.world.expect(clients[0], ":2\r\n");
-    crowd.world.expect(clients[1], ":2\r\n$1\r\nb\r\n");
-    crowd.world.expect(clients[3], ":2\r\n");
-    assert!(crowd.world.closed.contains(&clients[3]));
-    assert!(!crowd.world.paused.contains(&clients[1]), "it is read again");
-    crowd.world.wait_ms(5000);
-    crowd.world.assert_idle();
+    activity.world.expect(activity.polite, ":2\r\n+PONG\r\n");
+    activity.world.expect(clients[0], ":2\r\n");
+    activity.world.expect(clients[1], ":2\r\n$1\r\nb\r\n");
+    activity.world.expect(clients[3], ":2\r\n");
+    assert!(activity.world.closed.contains(&clients[3]));
+    assert!(!activity.world.paused.contains(&clients[1]), "it is read again");
+    activity.world.wait_ms(5000);
+    activity.world.assert_idle();
 }

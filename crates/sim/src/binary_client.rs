@@ -3,25 +3,25 @@
 
 use cashew_config::snapshot::Pool;
 
+use crate::cas_tags::Uniques;
 use crate::client::{Asking, Keys};
 use crate::packet::{self, Opcode, Packet};
 use crate::random::Random;
 use crate::request::{Access, Answer, Framing, Part, Request};
-use crate::uniques::Uniques;
 
 /// Commands of one batch.
 const BATCH_MAX: u64 = 12;
 
 pub(crate) struct BinaryClient {
     pub(crate) keys: Keys,
-    uniques: Uniques,
+    cas_tags: Uniques,
     number: u32,
 }
 
 impl BinaryClient {
     pub(crate) fn new(client: u32, config: &Pool, random: &mut Random) -> Self {
-        let (keys, uniques) = (Keys::new(client, config, random), Uniques::new(config));
-        Self { keys, uniques, number: 0 }
+        let (keys, cas_tags) = (Keys::new(client, config, random), Uniques::new(config));
+        Self { keys, cas_tags, number: 0 }
     }
 
     pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
@@ -90,7 +90,7 @@ impl BinaryClient {
             value.truncate(asking.temper.request_size_max as usize);
         }
         let is_named = !matches!(opcode, Get | GetK | Add) && asking.random.percent(30);
-        let unique = if is_named { self.uniques.guess(asking.random) } else { 0 };
+        let unique = if is_named { self.cas_tags.guess(asking.random) } else { 0 };
         let byte = if is_quiet { opcode.quiet() } else { opcode.byte() };
         let opaque = self.opaque(at);
         let packet = Packet {

@@ -10,6 +10,7 @@
 
 mod binary_client;
 mod binary_server;
+mod cas_tags;
 mod client;
 mod clock;
 mod coordinator;
@@ -35,7 +36,6 @@ mod server;
 mod shape;
 mod surprise;
 mod trace;
-mod uniques;
 mod wire;
 mod world;
 

@@ -2,22 +2,22 @@
 
 use cashew_config::snapshot::Pool;
 
+use crate::cas_tags::Uniques;
 use crate::client::{Asking, Keys};
 use crate::memcached_server::{OK, REQUESTS_MAX, VERSION, broadcast_key, shared};
 use crate::random::Random;
 use crate::request::{Access, Answer, Framing, Outcome, Part, Request};
-use crate::uniques::Uniques;
 
 pub(crate) struct MemcachedClient {
     pub(crate) keys: Keys,
-    uniques: Uniques,
+    cas_tags: Uniques,
     number: u32,
 }
 
 impl MemcachedClient {
     pub(crate) fn new(client: u32, config: &Pool, random: &mut Random) -> Self {
-        let (keys, uniques) = (Keys::new(client, config, random), Uniques::new(config));
-        Self { keys, uniques, number: 0 }
+        let (keys, cas_tags) = (Keys::new(client, config, random), Uniques::new(config));
+        Self { keys, cas_tags, number: 0 }
     }
 
     pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
@@ -75,7 +75,7 @@ impl MemcachedClient {
             false => asking.value(self.number),
         };
         let unique = match verb {
-            "cas" => format!(" {}", self.uniques.guess(asking.random)),
+            "cas" => format!(" {}", self.cas_tags.guess(asking.random)),
             _ => String::new(),
         };
         let noreply = asking.random.percent(20);

@@ -3,24 +3,24 @@
 
 use cashew_config::snapshot::Pool;
 
+use crate::cas_tags::Uniques;
 use crate::client::{Asking, Keys};
 use crate::random::Random;
 use crate::request::{Access, Answer, Framing, Part, Request};
-use crate::uniques::Uniques;
 
 /// Commands of one batch.
 const BATCH_MAX: u64 = 12;
 
 pub(crate) struct MetaClient {
     pub(crate) keys: Keys,
-    uniques: Uniques,
+    cas_tags: Uniques,
     number: u32,
 }
 
 impl MetaClient {
     pub(crate) fn new(client: u32, config: &Pool, random: &mut Random) -> Self {
-        let (keys, uniques) = (Keys::new(client, config, random), Uniques::new(config));
-        Self { keys, uniques, number: 0 }
+        let (keys, cas_tags) = (Keys::new(client, config, random), Uniques::new(config));
+        Self { keys, cas_tags, number: 0 }
     }
 
     pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
@@ -94,7 +94,7 @@ impl MetaClient {
             _ => {}
         }
         if verb != "mg" && asking.random.percent(30) {
-            flags.push(format!("C{}", self.uniques.guess(asking.random)));
+            flags.push(format!("C{}", self.cas_tags.guess(asking.random)));
         }
         if matches!(verb, "ms" | "ma") && asking.random.percent(40) {
             flags.push("c".to_owned());

@@ -59,8 +59,11 @@ impl MemcachedServer {
             payload.extend_from_slice(value);
             data = Some(value);
         }
-        let is_sifted = matches!(line.verb, b"mg" | b"ms");
-        assert!(!(is_quiet && is_sifted), "I1: a server is asked quietly for what it always tells");
+        let is_quiet_filtered = matches!(line.verb, b"mg" | b"ms");
+        assert!(
+            !(is_quiet && is_quiet_filtered),
+            "I1: a server is asked quietly for what it always tells"
+        );
         let (reply, unique) = match refuse {
             true => (Err(REFUSAL.to_vec()), None),
             false => self.carry_out(&line, data),

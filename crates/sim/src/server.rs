@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cashew_config::snapshot::{Pool, Protocol};
 
+use crate::cas_tags;
 use crate::clock::Event;
 use crate::memcached_server::MemcachedServer;
 use crate::network::{Side, piece};
@@ -12,7 +13,6 @@ use crate::oracle::{Execution, owner_of};
 use crate::redis_server::RedisServer;
 use crate::request::{Outcome, Variant};
 use crate::surprise::Surprise;
-use crate::uniques;
 use crate::world::Fabric;
 
 /// Whether and how a server can be reached.
@@ -125,7 +125,7 @@ impl Server {
         let model = match config.protocol {
             Protocol::Redis => Model::Redis(RedisServer::new(config)),
             Protocol::Memcached => {
-                let tag = uniques::tag(config, &config.servers[index as usize]);
+                let tag = cas_tags::tag(config, &config.servers[index as usize]);
                 Model::Memcached(MemcachedServer::new(tag))
             }
         };

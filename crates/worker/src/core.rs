@@ -257,7 +257,7 @@ impl Core {
 
     pub(crate) fn report_closed(&mut self, conn: Token, why: CloseKind) {
         self.engine.handle_closed(ConnId::from_token(conn.0), close_reason(why), self.now);
-        if self.engine.has_toiled() {
+        if self.engine.has_overspent() {
             self.show_life();
         }
     }
@@ -319,7 +319,7 @@ impl Handler for Core {
         if self.has_quickack && self.engine.is_amid_request(id) {
             self.unacknowledged.push(conn);
         }
-        if self.engine.has_toiled() {
+        if self.engine.has_overspent() {
             self.show_life();
         }
     }
@@ -330,7 +330,7 @@ impl Handler for Core {
 
     fn read_closed(&mut self, conn: Token) {
         self.engine.handle_read_closed(ConnId::from_token(conn.0), self.now);
-        if self.engine.has_toiled() {
+        if self.engine.has_overspent() {
             self.show_life();
         }
     }

@@ -24,7 +24,7 @@ mod work;
 
 use std::time::Duration;
 
-use cashew_engine::{Crowd, Time};
+use cashew_engine::{Activity, Time};
 
 use self::gathering::{Gathering, Period};
 use self::nap::Nap;
@@ -174,13 +174,13 @@ impl Pace {
     /// them with something new.
     // Out of the loop, like `turn`.
     #[inline(never)]
-    pub(crate) fn may_go(&mut self, crowd: &Crowd, now: Time) -> bool {
-        let (waiting, active) = (u64::from(crowd.waiting), u64::from(crowd.active()));
+    pub(crate) fn may_go(&mut self, activity: &Activity, now: Time) -> bool {
+        let (waiting, active) = (u64::from(activity.waiting), u64::from(activity.active()));
         let due = now + Duration::from_micros(self.window_us());
         let first = Held { due, latest: now + self.hold_max, waiting: active, looks: 0 };
         let held = *self.held.get_or_insert(first);
         self.gathering.note_waiting(waiting, active);
-        let anew = crowd.received - self.received;
+        let anew = activity.received - self.received;
         let is_batch = anew * 100 >= active * ANEW_PERCENT || !self.is_wide();
         let absent_max = self.slow.count().max(absent_max(active));
         let is_complete = waiting + absent_max >= active && is_batch;
@@ -193,7 +193,7 @@ impl Pace {
             if !is_complete && held.latest <= now {
                 self.distrust_periods = DISTRUST_PERIODS;
             }
-            self.go(crowd);
+            self.go(activity);
         } else {
             self.held = Some(Held { waiting, ..held });
         }
@@ -201,9 +201,9 @@ impl Pace {
     }
 
     /// What is held back goes now, whoever could still ask.
-    pub(crate) fn go(&mut self, crowd: &Crowd) {
+    pub(crate) fn go(&mut self, activity: &Activity) {
         self.held = None;
-        self.received = crowd.received;
+        self.received = activity.received;
     }
 
     /// When [`Pace::may_go`] is to be asked again though nothing has happened.

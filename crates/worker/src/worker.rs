@@ -281,14 +281,14 @@ impl<D: Driver> Worker<D> {
         }
         let waited_us = self.woken_at.micros_since(began);
         let engine = &self.core.engine;
-        let crowd = engine.crowd();
+        let activity = engine.activity();
         let work = Work {
             answered: engine.answered().count,
             clients: engine.clients_seen(),
-            asked: crowd.asked,
-            hasty: crowd.hasty,
+            asked: activity.asked,
+            pipelined: activity.pipelined,
         };
-        if self.pace.turn(waited_us, worked_us, work, crowd.active()) {
+        if self.pace.turn(waited_us, worked_us, work, activity.active()) {
             self.core.writer.set_window_us(self.pace.window_us());
         }
         if let Some(permille) = self.busy.turn(waited_us, worked_us) {
@@ -369,10 +369,10 @@ impl<D: Driver> Worker<D> {
         let (engine, now) = (&self.core.engine, self.core.now);
         if engine.has_put_off() {
             // Nothing waits for company while the next turn may be a long one.
-            self.pace.go(engine.crowd());
+            self.pace.go(engine.activity());
             return true;
         }
-        self.pace.may_go(engine.crowd(), now)
+        self.pace.may_go(engine.activity(), now)
     }
 
     #[inline]

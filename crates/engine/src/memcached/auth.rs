@@ -9,9 +9,9 @@ use cashew_protocol::memcached::binary::{
 };
 use cashew_protocol::memcached::{RequestParser, Verb, words};
 
+use crate::downstream::session::same_secret;
+use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
-use crate::session::same_secret;
-use crate::variant::Dialect;
 
 pub(super) const UNAUTHENTICATED: &[u8] = b"CLIENT_ERROR unauthenticated\r\n";
 const AUTH_FAILURE: &[u8] = b"CLIENT_ERROR authentication failure\r\n";
@@ -99,9 +99,9 @@ impl Engine {
 }
 
 /// Writes what is said first on a new connection to a server. It has one answer.
-pub(crate) fn greet(dialect: Dialect, credentials: &Credentials, out: &mut Vec<u8>) {
+pub(crate) fn greet(wire_protocol: WireProtocol, credentials: &Credentials, out: &mut Vec<u8>) {
     let Credentials { user, password } = credentials;
-    if dialect == Dialect::Binary {
+    if wire_protocol == WireProtocol::Binary {
         let value = format!("\0{user}\0{password}");
         write_request(Opcode::SaslAuth.byte(), MECHANISM, value.as_bytes(), out);
     } else {
@@ -111,9 +111,9 @@ pub(crate) fn greet(dialect: Dialect, credentials: &Credentials, out: &mut Vec<u
 }
 
 /// Whether the server's answer to that is good.
-pub(crate) fn is_greeted(dialect: Dialect, reply: &[u8]) -> bool {
-    match dialect {
-        Dialect::Binary => reply.get(6..8) == Some(&[0, 0]),
+pub(crate) fn is_greeted(wire_protocol: WireProtocol, reply: &[u8]) -> bool {
+    match wire_protocol {
+        WireProtocol::Binary => reply.get(6..8) == Some(&[0, 0]),
         _ => reply.starts_with(b"STORED"),
     }
 }

@@ -12,14 +12,14 @@ use cashew_protocol::redis::Access;
 
 use super::Asked;
 use super::stats::Kind;
-use crate::client::{Parser, State};
-use crate::clients::{Plan, Step, fills};
-use crate::dispatch::Payload;
+use crate::base::slab::NONE;
+use crate::downstream::client::{Parser, State};
+use crate::downstream::receive::{Plan, Step, fills};
+use crate::downstream::session_params::WireProtocol;
+use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::engine::Engine;
+use crate::exchange::dispatch::Payload;
 use crate::request::Merge;
-use crate::slab::NONE;
-use crate::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
-use crate::variant::Dialect;
 
 impl Engine {
     /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
@@ -34,7 +34,7 @@ impl Engine {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 Parsed::Complete { len } => {
-                    self.exert(len);
+                    self.spend(len);
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,
                         false => self.binary_request(index, &parser, &bytes[..len]),
@@ -62,7 +62,7 @@ impl Engine {
                     parser.reset();
                     parser.set_value_size_max(self.value_size_max(index));
                     used += len;
-                    used = buf.len() - self.express_further(index, &buf[used..]).len();
+                    used = buf.len() - self.fast_further(index, &buf[used..]).len();
                 }
                 Parsed::Partial { need } => {
                     if need >= UPLOAD_SIZE_MIN {
@@ -147,7 +147,7 @@ impl Engine {
             let key = parser.key().of(bytes);
             let mut text = self.bufs.take();
             write_request(Opcode::Delete.byte(), key, b"", &mut text);
-            self.asking.asked = Asked { opcode: Opcode::Delete.byte(), ..Asked::default() };
+            self.request_ctx.asked = Asked { opcode: Opcode::Delete.byte(), ..Asked::default() };
             self.send_silently(client, key, Expect::Packet, text);
         }
         self.answer_binary(client, parser, status, status.text().as_bytes());
@@ -165,18 +165,18 @@ impl Engine {
     pub(crate) fn ask_binary(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) {
         let header = parser.header();
         let opcode = parser.opcode();
-        let reticence = opcode.reticence();
-        self.asking.asked =
-            Asked { opcode: header.opcode, opaque: header.opaque, reticence, is_sifted: false };
-        self.asking.is_tagged = false;
-        self.asking.expect = match parser.is_quiet() {
+        let quiet = opcode.quiet();
+        self.request_ctx.asked =
+            Asked { opcode: header.opcode, opaque: header.opaque, quiet, is_quiet_filtered: false };
+        self.request_ctx.is_tagged = false;
+        self.request_ctx.expect = match parser.is_quiet() {
             true => Expect::PacketQuiet,
             false => Expect::Packet,
         };
-        self.asking.miss.clear();
+        self.request_ctx.miss.clear();
         let pool = &self.pools[self.clients[client].pool as usize];
         if opcode.returns_key() && pool.misses {
-            self.asking.miss.extend_from_slice(parser.key().of(bytes));
+            self.request_ctx.miss.extend_from_slice(parser.key().of(bytes));
         }
     }
 
@@ -198,7 +198,7 @@ impl Engine {
             return Plan::Done;
         }
         self.ask_binary(client, parser, bytes);
-        let expect = self.asking.expect;
+        let expect = self.request_ctx.expect;
         match opcode {
             Opcode::Get
             | Opcode::GetK
@@ -244,7 +244,7 @@ impl Engine {
                 let mut text = bytes.to_vec();
                 text[1] = opcode.byte();
                 let merge = Merge::Packets(self.aggregate(client, Kind::Told));
-                let plan = self.tell_all(client, &text, Expect::Packet, merge);
+                let plan = self.send_to_all(client, &text, Expect::Packet, merge);
                 let owner = &self.clients[client];
                 if owner.head != NONE {
                     // The last request is this one, or an answer that is complete.
@@ -271,7 +271,7 @@ impl Engine {
     fn verbosity_by_binary(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
         let owner = &self.clients[client];
         let (pool, variant) = (owner.pool, owner.variant);
-        if self.pools[pool as usize].variants[0].dialect != Dialect::Text {
+        if self.pools[pool as usize].params_set[0].wire_protocol != WireProtocol::Text {
             let status = Status::UnknownCommand;
             self.answer_binary(client, parser, status, status.text().as_bytes());
             return Plan::Done;

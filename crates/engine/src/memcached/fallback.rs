@@ -6,10 +6,10 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::memcached::binary::{Opcode, Response, Status, write_response};
 
 use super::Asked;
-use crate::clients::Plan;
+use crate::base::failure::Failure;
+use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::failure::Failure;
-use crate::requests::Requests;
+use crate::request::slab::Requests;
 
 /// More than an answer takes beside what a miss has of its own.
 const FALLBACK_SIZE: usize = 256;
@@ -50,9 +50,13 @@ impl Engine {
     #[cold]
     pub(crate) fn fail_unsent_memcached(&mut self, client: u32, failure: Failure) -> Plan {
         let misses = self.pools[self.clients[client].pool as usize].misses;
-        let miss = std::mem::take(&mut self.asking.miss);
-        let failed =
-            Failed { asked: self.asking.asked, expect: self.asking.expect, miss: &miss, failure };
+        let miss = std::mem::take(&mut self.request_ctx.miss);
+        let failed = Failed {
+            asked: self.request_ctx.asked,
+            expect: self.request_ctx.expect,
+            miss: &miss,
+            failure,
+        };
         let noreply = self.clients[client].noreply;
         let mut is_unwanted = false;
         let mut text = self.bufs.take_for(FALLBACK_SIZE + miss.len());
@@ -61,8 +65,8 @@ impl Engine {
         self.answer(client, |out| out.extend_from_slice(&text));
         self.clients[client].noreply = noreply;
         self.bufs.give(text);
-        self.asking.miss = miss;
-        self.asking.miss.clear();
+        self.request_ctx.miss = miss;
+        self.request_ctx.miss.clear();
         Plan::Done
     }
 
@@ -74,14 +78,14 @@ impl Engine {
         failure: Failure,
         out: &mut Vec<u8>,
     ) {
-        let failed = Failed { asked: self.asking.asked, expect, miss: b"", failure };
+        let failed = Failed { asked: self.request_ctx.asked, expect, miss: b"", failure };
         failed.write(false, out, &mut false);
     }
 
     /// Answers a request that has left its lane without a reply.
     #[cold]
     pub(crate) fn fail_sent_memcached(&mut self, index: u32, failure: Failure) {
-        let miss = self.notes.take(index, &self.requests);
+        let miss = self.miss_notes.take(index, &self.requests);
         let request = &mut self.requests[index];
         let misses = self.pools[request.pool as usize].misses;
         let failed = Failed { asked: request.asked, expect: request.expect, miss: &miss, failure };
@@ -99,7 +103,7 @@ impl Engine {
 impl Failed<'_> {
     fn write(&self, misses: bool, out: &mut Vec<u8>, is_unwanted: &mut bool) {
         if misses && self.write_miss(out) {
-            *is_unwanted = self.asked.is_sifted || self.expect.is_sifted();
+            *is_unwanted = self.asked.is_quiet_filtered || self.expect.is_quiet_filtered();
             return;
         }
         match self.expect {
@@ -117,8 +121,8 @@ impl Failed<'_> {
             | Expect::Told
             | Expect::MetaNumber
             | Expect::Values
-            | Expect::Joined
-            | Expect::JoinedLast
+            | Expect::Coalesced
+            | Expect::CoalescedLast
             | Expect::Meta
             | Expect::MetaQuiet
             | Expect::Fenced
@@ -131,7 +135,7 @@ impl Failed<'_> {
         let retrieves =
             || Opcode::from_byte(self.asked.opcode).is_some_and(|(op, _)| op.retrieves());
         match self.expect {
-            Expect::Values | Expect::Joined | Expect::JoinedLast => {
+            Expect::Values | Expect::Coalesced | Expect::CoalescedLast => {
                 out.extend_from_slice(b"END\r\n");
             }
             Expect::Meta | Expect::MetaQuiet if !self.miss.is_empty() => {

@@ -6,7 +6,7 @@ use cashew_protocol::memcached::{
 };
 use cashew_protocol::redis::Access;
 
-use crate::clients::Plan;
+use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 
 /// Behind a quiet request whose replies only the server can tell apart.
@@ -41,7 +41,7 @@ impl Engine {
             return Plan::Done;
         }
         let is_quiet = parser.meta().quiet.is_some();
-        let (access, expect, reticence) = match parser.verb() {
+        let (access, expect, quiet) = match parser.verb() {
             Verb::MetaGet if is_quiet => (Access::Read, Expect::MetaQuiet, Reticence::Miss),
             Verb::MetaGet => (Access::Read, Expect::Meta, Reticence::Miss),
             Verb::MetaDebug => (Access::Read, parser.expect(), Reticence::Miss),
@@ -54,11 +54,11 @@ impl Engine {
             _ if is_quiet => (Access::Write, Expect::Fenced, Reticence::Success),
             _ => (Access::Write, parser.expect(), Reticence::Success),
         };
-        self.asking.asked.reticence = reticence;
-        self.asking.expect = expect;
+        self.request_ctx.asked.quiet = quiet;
+        self.request_ctx.expect = expect;
         let pool = &self.pools[self.clients[client].pool as usize];
         if parser.verb() == Verb::MetaGet && pool.misses {
-            write_meta_miss(parser.line().of(bytes), &mut self.asking.miss);
+            write_meta_miss(parser.line().of(bytes), &mut self.request_ctx.miss);
         }
         let is_given = parser.expect() == Expect::Answer(Answer::MetaSetGiven);
         let plan = match is_given {

@@ -8,29 +8,29 @@
 
 mod auth;
 mod binary;
+mod cas_tag;
 mod fallback;
-mod joined;
-mod many;
+mod get_coalescing;
 mod meta;
-mod sift;
+mod multiget_paging;
+mod quiet_filter;
 mod stats;
 mod stream;
 mod text;
-mod uniques;
 
 pub(crate) use auth::{greet, is_greeted};
+pub(crate) use cas_tag::tags;
 pub(crate) use fallback::Notes;
-pub(crate) use joined::{END, Joined, Part};
-pub(crate) use many::Many;
+pub(crate) use get_coalescing::{Coalesced, END, Part};
+pub(crate) use multiget_paging::Many;
 pub(crate) use stats::{Aggregate, merge_packets, merge_stats};
-pub(crate) use uniques::tags;
 
 use cashew_config::snapshot::{Protocol, Wire};
 use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
 
+use crate::base::failure::Failure;
+use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
-use crate::failure::Failure;
-use crate::variant::Dialect;
 
 /// How the reply to a request has to look, or when it is left out.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,32 +39,32 @@ pub(crate) struct Asked {
     pub(crate) opcode: u8,
     pub(crate) opaque: [u8; 4],
     /// What is left out of a reply that is sifted.
-    pub(crate) reticence: Reticence,
+    pub(crate) quiet: Reticence,
     /// Its reply was sifted: what has begun is wanted, and what takes its place may not be.
-    pub(crate) is_sifted: bool,
+    pub(crate) is_quiet_filtered: bool,
 }
 
 /// The request of memcached that is being dispatched.
-pub(crate) struct Asking {
+pub(crate) struct RequestCtx {
     pub(crate) asked: Asked,
     pub(crate) expect: Expect,
     /// Uniques of its servers come in the reply and get tags.
     pub(crate) is_tagged: bool,
     /// It names uniques, with tags.
-    pub(crate) names_uniques: bool,
+    pub(crate) names_cas_tags: bool,
     /// What a server that has not got the key would say, where that is more than the words for it.
     pub(crate) miss: Vec<u8>,
     /// Why some of its fragments were not sent.
     pub(crate) failure: Option<Failure>,
 }
 
-impl Default for Asking {
+impl Default for RequestCtx {
     fn default() -> Self {
         Self {
             asked: Asked::default(),
             expect: Expect::Line,
             is_tagged: false,
-            names_uniques: false,
+            names_cas_tags: false,
             miss: Vec::new(),
             failure: None,
         }
@@ -80,13 +80,13 @@ impl Engine {
 
     /// Takes a client for what its first byte says. Returns whether it speaks the binary protocol.
     #[cold]
-    fn decide_dialect(&mut self, index: u32, first: u8) -> bool {
+    fn decide_wire_protocol(&mut self, index: u32, first: u8) -> bool {
         self.clients[index].undecided = false;
-        self.update_special(index);
+        self.update_off_fast_path(index);
         if first != BINARY_REQUEST {
             return false;
         }
-        self.clients[index].session.dialect = Dialect::Binary;
+        self.clients[index].session.wire_protocol = WireProtocol::Binary;
         let is_followed = self.follow_session(index);
         debug_assert!(is_followed, "two protocols are no more than a pool may have");
         true
@@ -94,8 +94,8 @@ impl Engine {
 
     /// Notes what the answer to the request that is dispatched is to be like if its server fails.
     fn note_miss(&mut self, request: u32) {
-        if !self.asking.miss.is_empty() {
-            self.notes.keep(request, &self.asking.miss, &mut self.requests);
+        if !self.request_ctx.miss.is_empty() {
+            self.miss_notes.keep(request, &self.request_ctx.miss, &mut self.requests);
         }
     }
 }

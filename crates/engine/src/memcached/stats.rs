@@ -11,7 +11,7 @@ use cashew_protocol::memcached::binary::{
 use cashew_protocol::memcached::{Expect, Stats, is_error, words};
 
 use super::Asked;
-use crate::clients::Plan;
+use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::request::Merge;
 
@@ -82,7 +82,7 @@ impl Engine {
         }
         let line = if kind == Kind::Servers { b"stats" } else { line };
         let merge = Merge::Stats(self.aggregate(client, kind));
-        self.tell_all(client, &[line, b"\r\n"].concat(), Expect::Stats, merge)
+        self.send_to_all(client, &[line, b"\r\n"].concat(), Expect::Stats, merge)
     }
 
     fn has_unix_servers(&self, client: u32) -> bool {
@@ -95,9 +95,9 @@ impl Engine {
         let key = if kind == Kind::Servers { b"" } else { key };
         let mut text = Vec::new();
         write_request(Opcode::Stat.byte(), key, b"", &mut text);
-        text[12..16].copy_from_slice(&self.asking.asked.opaque);
+        text[12..16].copy_from_slice(&self.request_ctx.asked.opaque);
         let merge = Merge::Packets(self.aggregate(client, kind));
-        self.tell_all(client, &text, Expect::Packets, merge)
+        self.send_to_all(client, &text, Expect::Packets, merge)
     }
 
     pub(super) fn aggregate(&self, client: u32, kind: Kind) -> Box<Aggregate> {

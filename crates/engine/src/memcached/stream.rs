@@ -2,10 +2,10 @@
 
 use cashew_protocol::memcached::Values;
 
-use crate::buffer::LARGE;
+use crate::base::buffer::LARGE;
+use crate::base::slab::NONE;
 use crate::engine::Engine;
 use crate::request::{Gather, Merge, Role};
-use crate::slab::NONE;
 
 impl Engine {
     /// Bytes came of a fragment of a retrieval: passes on what is next for the client, and whole.

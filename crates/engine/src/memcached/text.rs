@@ -7,16 +7,16 @@ use cashew_protocol::memcached::{
 use cashew_protocol::redis::Access;
 
 use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
-use super::joined::JOINED_KEYS_MAX;
-use super::many::{PART_KEYS, access, behind_space};
+use super::get_coalescing::JOINED_KEYS_MAX;
 use super::meta::{FENCE, plain_key};
+use super::multiget_paging::{PART_KEYS, access, behind_space};
 use super::stats::Kind;
-use crate::client::{Parser, State};
-use crate::clients::{Plan, Step, fills};
-use crate::dispatch::{FragmentText, Payload};
+use crate::downstream::client::{Parser, State};
+use crate::downstream::receive::{Plan, Step, fills};
+use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::engine::Engine;
+use crate::exchange::dispatch::{FragmentText, Payload};
 use crate::request::Merge;
-use crate::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 
 /// What every server answers, whatever its version, and in a way that nothing else is answered.
 const VERSION: &[u8] = b"version\r\n";
@@ -26,7 +26,7 @@ impl Engine {
     pub(crate) fn consume_text(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
         if self.clients[index].undecided
             && let Some(&first) = buf.first()
-            && self.decide_dialect(index, first)
+            && self.decide_wire_protocol(index, first)
         {
             return self.consume_binary(index, buf, owned);
         }
@@ -56,7 +56,7 @@ impl Engine {
                         self.park(index, Parser::Memcached(parser));
                         return Step::Rest { used, need: 0 };
                     }
-                    self.exert(len);
+                    self.spend(len);
                     // Retrievals of many keys are written anew a part at a time.
                     let is_odd = parser.is_odd() && parser.keys().len() <= PART_KEYS;
                     let mut anew = is_odd.then(|| write_anew(&parser, &bytes[..len]));
@@ -74,17 +74,17 @@ impl Engine {
                         break;
                     }
                     if let Plan::Forward { lane, request } = plan {
-                        self.requests[request].is_tagged = self.asking.is_tagged;
-                        let names_uniques = self.asking.names_uniques;
+                        self.requests[request].is_tagged = self.request_ctx.is_tagged;
+                        let names_cas_tags = self.request_ctx.names_cas_tags;
                         let is_untouched = parser_of.noreply().or(parser_of.meta().quiet).is_none()
-                            && !names_uniques
+                            && !names_cas_tags
                             && !is_odd;
                         if is_untouched && owned && used == 0 && fills(len, buf) {
                             parser.reset();
                             self.scratch.memcached.give(parser);
                             return Step::Large { len, lane, request };
                         }
-                        match names_uniques {
+                        match names_cas_tags {
                             true => self.send_untagged(lane, request, parser_of, text),
                             false => self.send(lane, request, payload(parser_of, text)),
                         }
@@ -96,7 +96,7 @@ impl Engine {
                     parser.reset();
                     used += len;
                     if used < buf.len() {
-                        used = buf.len() - self.express_further(index, &buf[used..]).len();
+                        used = buf.len() - self.fast_further(index, &buf[used..]).len();
                     }
                 }
                 Parsed::Partial { need } => {
@@ -149,9 +149,9 @@ impl Engine {
         let len = data.start as usize;
         let head = Head { len, cut, ..Head::default() };
         let extent = Extent { here: bytes.len(), need: len + data.len as usize + 2 };
-        self.asking.miss.clear();
-        self.asking.asked.reticence = Reticence::Success;
-        self.asking.expect = match (parser.expect(), quiet) {
+        self.request_ctx.miss.clear();
+        self.request_ctx.asked.quiet = Reticence::Success;
+        self.request_ctx.expect = match (parser.expect(), quiet) {
             (Expect::Answer(answer), Some(_)) => Expect::AnswerQuiet(answer),
             (expect, _) => expect,
         };
@@ -160,12 +160,12 @@ impl Engine {
         let key = plain_key(parser, bytes, &mut buf);
         let begun = self.begin_memcached_upload(client, key, (tail, head), extent);
         self.clients[client].noreply = false;
-        self.ask_uniques(client, parser, bytes);
+        self.ask_cas_tags(client, parser, bytes);
         if let Begun::Yes = begun
             && let Some((lane, request)) = self.upload_request(client)
         {
-            self.requests[request].is_tagged = self.asking.is_tagged;
-            if self.asking.names_uniques {
+            self.requests[request].is_tagged = self.request_ctx.is_tagged;
+            if self.request_ctx.names_cas_tags {
                 let text = self.untagged_head(lane, parser, &bytes[..len]);
                 self.upload(client).replace_head(text);
             }
@@ -189,9 +189,9 @@ impl Engine {
             parser.set_value_size_max(self.value_size_max(client));
             return Plan::Done;
         }
-        self.asking.miss.clear();
-        self.asking.expect = parser.expect();
-        self.ask_uniques(client, parser, bytes);
+        self.request_ctx.miss.clear();
+        self.request_ctx.expect = parser.expect();
+        self.ask_cas_tags(client, parser, bytes);
         self.clients[client].noreply = parser.noreply().is_some();
         if let Some(refusal) = self.text_refusal(client, parser, bytes) {
             self.answer(client, |out| out.extend_from_slice(&refusal));
@@ -211,7 +211,7 @@ impl Engine {
             | Verb::Decr
             | Verb::Touch => {
                 let key = parser.keys()[0].of(bytes);
-                let expect = self.asking.expect;
+                let expect = self.request_ctx.expect;
                 self.forward_key(client, key, Access::Write, expect, bytes.len())
             }
             Verb::MetaGet
@@ -226,7 +226,7 @@ impl Engine {
             Verb::FlushAll => {
                 let text = told(parser, bytes);
                 let merge = Merge::Told(self.aggregate(client, Kind::Told));
-                self.tell_all(client, &text, self.asking.expect, merge)
+                self.send_to_all(client, &text, self.request_ctx.expect, merge)
             }
             Verb::Verbosity | Verb::Tune => self.administer(client, &told(parser, bytes)),
             Verb::Stats => self.stats_by_text(client, parser.line().of(bytes)),
@@ -254,9 +254,9 @@ impl Engine {
     /// say: what is behind the line is always answered, and ends the reply.
     pub(super) fn administer(&mut self, client: u32, line: &[u8]) -> Plan {
         let text = [line, VERSION].concat();
-        self.asking.expect = Expect::Told;
+        self.request_ctx.expect = Expect::Told;
         let merge = Merge::Told(self.aggregate(client, Kind::Told));
-        self.tell_all(client, &text, Expect::Told, merge)
+        self.send_to_all(client, &text, Expect::Told, merge)
     }
 
     /// If the value of a set was too large: like memcached, drops what is stored, which the client
@@ -285,7 +285,7 @@ impl Engine {
     /// Sends a request of the gateway's own in the client's turn, of whose reply nobody hears.
     pub(super) fn send_silently(&mut self, client: u32, key: &[u8], expect: Expect, text: Vec<u8>) {
         self.clients[client].noreply = true;
-        self.asking.expect = expect;
+        self.request_ctx.expect = expect;
         let server = self.route(self.clients[client].pool, key, Access::Write);
         let plan = self.forward_to(client, server, expect, text.len());
         self.clients[client].noreply = false;
@@ -340,7 +340,7 @@ impl Engine {
                 match self.pools[pool as usize].misses {
                     true => {
                         self.send_fragments_that_can(client, &mut split, merge, request);
-                        self.asking
+                        self.request_ctx
                             .failure
                             .take()
                             .filter(|_| split.is_unsent())

@@ -156,18 +156,18 @@ impl World {
 
     /// Passes what was overheard on.
     fn tell(&mut self) {
-        let Some(overheard) = self.engine.take_overheard() else { return };
-        for (hearing, head, tail) in overheard.lines() {
+        let Some(observed) = self.engine.take_observed() else { return };
+        for (hearing, head, tail) in observed.lines() {
             let address = format!("127.0.0.1:{}", self.numbers[&hearing.client]);
             let line = [head, address.as_bytes(), tail].concat();
             if hearing.elsewhere {
                 self.told_elsewhere.push_str(std::str::from_utf8(&line).unwrap());
             }
             if hearing.here {
-                self.engine.handle_overheard(hearing.pool, &line, 0, self.now);
+                self.engine.handle_observed(hearing.pool, &line, 0, self.now);
             }
         }
-        self.engine.return_overheard(overheard);
+        self.engine.return_observed(observed);
     }
 
     fn act(&mut self) -> bool {

@@ -20,7 +20,7 @@ pub struct PlainRequest<'b> {
     /// It is `get`, `gets` or an `mg` that changes nothing; all others write.
     pub retrieves: bool,
     /// It names CAS uniques, or its reply may.
-    pub uniques: bool,
+    pub cas_tags: bool,
     pub expect: Expect,
 }
 
@@ -82,7 +82,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     };
     let (key, rest) = key(rest)?;
     let mut retrieves = matches!(form, Form::Retrieval | Form::Uniques);
-    let mut uniques = matches!(form, Form::Uniques | Form::Cas);
+    let mut cas_tags = matches!(form, Form::Uniques | Form::Cas);
     let (rest, expect) = match form {
         Form::Retrieval | Form::Uniques => (rest, Expect::Values),
         // Newer servers take a key of this name for what it says.
@@ -90,19 +90,19 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
         Form::Key => (rest, Expect::Answer(Answer::Delete)),
         Form::Meta => {
             let flags = flags(rest)?;
-            uniques = flags.uniques;
+            cas_tags = flags.cas_tags;
             (flags.rest, Expect::Answer(Answer::MetaDelete))
         }
         Form::MetaGet => {
             let flags = flags(rest)?;
-            uniques = flags.uniques;
+            cas_tags = flags.cas_tags;
             retrieves = !flags.changes;
             (flags.rest, Expect::Meta)
         }
         Form::MetaSet => {
             let (size, rest) = size(rest)?;
             let flags = flags(rest)?;
-            uniques = flags.uniques;
+            cas_tags = flags.cas_tags;
             if flags.is_new {
                 return None;
             }
@@ -119,7 +119,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     };
     let rest = behind_line_end(rest)?;
     let bytes = &buf[..buf.len() - rest.len()];
-    Some(PlainRequest { bytes, rest, key, retrieves, uniques, expect })
+    Some(PlainRequest { bytes, rest, key, retrieves, cas_tags, expect })
 }
 
 /// The reply at the start of the buffer, if it is plain, and what follows it: a whole line, or at
@@ -157,8 +157,8 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
                 None => return None,
             }
         }
-        Expect::Joined
-        | Expect::JoinedLast
+        Expect::Coalesced
+        | Expect::CoalescedLast
         | Expect::MetaNumber
         | Expect::MetaQuiet
         | Expect::AnswerQuiet(_)
@@ -223,7 +223,7 @@ struct Flags<'b> {
     /// One of them may change the item.
     changes: bool,
     /// One of them is a unique, or asks for it.
-    uniques: bool,
+    cas_tags: bool,
     /// One of them is `E`, which not every server knows.
     is_new: bool,
     /// What is behind them.
@@ -257,7 +257,7 @@ const OPAQUE_SIZE_MAX: usize = 32;
 /// should, and no key in base64 and no quiet mode is among them.
 #[inline(always)]
 fn flags(buf: &[u8]) -> Option<Flags<'_>> {
-    let mut flags = Flags { changes: false, uniques: false, is_new: false, rest: buf };
+    let mut flags = Flags { changes: false, cas_tags: false, is_new: false, rest: buf };
     let mut seen = 0u128;
     for _ in 0..=FLAGS_MAX {
         let [b' ', flag, ..] = *flags.rest else { return Some(flags) };
@@ -276,8 +276,8 @@ fn flags(buf: &[u8]) -> Option<Flags<'_>> {
             _ => long_flag(flag, text)?,
         }
         match flag {
-            b'E' => (flags.changes, flags.uniques, flags.is_new) = (true, true, true),
-            b'c' | b'C' => flags.uniques = true,
+            b'E' => (flags.changes, flags.cas_tags, flags.is_new) = (true, true, true),
+            b'c' | b'C' => flags.cas_tags = true,
             _ => {}
         }
         flags.rest = rest;
@@ -546,8 +546,8 @@ mod tests {
                     "touch" => Expect::Answer(Answer::Touch),
                     _ => Expect::Answer(Answer::Store),
                 };
-                let uniques = UNIQUES.contains(&request);
-                let expected = PlainRequest { bytes, rest, key, retrieves, uniques, expect };
+                let cas_tags = UNIQUES.contains(&request);
+                let expected = PlainRequest { bytes, rest, key, retrieves, cas_tags, expect };
                 assert_eq!(plain_request(buf), Some(expected), "{request:?}");
             }
             assert_eq!(plain_request(&request.as_bytes()[..request.len() - 1]), None);

@@ -25,9 +25,9 @@ pub enum Expect {
     /// VALUE blocks closed by END, or an error line in place of whatever is left.
     Values,
     /// One VALUE block, or nothing, if the key is not there: of a `get` with further keys.
-    Joined,
+    Coalesced,
     /// The same and what closes that `get`.
-    JoinedLast,
+    CoalescedLast,
     /// What answers `mg`: a line, which has a data block behind it if it starts with VA.
     Meta,
     /// What answers `ma`.
@@ -52,7 +52,7 @@ pub enum Expect {
 impl Expect {
     /// Whether the reply is looked at before it is passed on.
     #[inline]
-    pub fn is_sifted(self) -> bool {
+    pub fn is_quiet_filtered(self) -> bool {
         matches!(
             self,
             Self::MetaQuiet | Self::AnswerQuiet(_) | Self::PacketQuiet | Self::Fenced | Self::Told
@@ -61,8 +61,8 @@ impl Expect {
 
     /// Whether the key tells which part of the reply to several it is.
     #[inline]
-    pub fn is_joined(self) -> bool {
-        matches!(self, Self::Joined | Self::JoinedLast)
+    pub fn is_coalesced(self) -> bool {
+        matches!(self, Self::Coalesced | Self::CoalescedLast)
     }
 }
 
@@ -111,7 +111,7 @@ impl ReplyScanner {
             Expect::Line => self.scan_line(buf, 0),
             Expect::Answer(answer) | Expect::AnswerQuiet(answer) => self.scan_answer(answer, buf),
             Expect::Values => self.scan_values(buf),
-            Expect::Joined | Expect::JoinedLast => self.scan_block(buf),
+            Expect::Coalesced | Expect::CoalescedLast => self.scan_block(buf),
             Expect::Meta | Expect::MetaQuiet => self.scan_meta(buf, &[b"HD", b"EN"], false),
             Expect::MetaNumber => self.scan_meta(buf, &[b"HD", b"NF", b"NS", b"EX"], false),
             Expect::Fenced => self.scan_meta(buf, &[b"HD", b"NF", b"NS", b"EX"], true),

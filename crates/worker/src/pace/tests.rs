@@ -13,7 +13,7 @@ fn run_with(pace: &mut Pace, turns: u64, each: Work, sleeps: bool) -> u64 {
         work.answered += each.answered * (pace.elapsed_us / 100 + 1);
         work.clients += each.clients * (pace.elapsed_us / 100 + 1);
         work.asked += each.asked * (pace.elapsed_us / 100 + 1);
-        work.hasty += each.hasty * (pace.elapsed_us / 100 + 1);
+        work.pipelined += each.pipelined * (pace.elapsed_us / 100 + 1);
         let waited_us = if sleeps { 20 } else { 0 };
         pace.turn(waited_us, 100 - waited_us, work, 10);
     }
@@ -33,14 +33,14 @@ fn run_batches(pace: &mut Pace, periods: u64, requests: u64) -> u64 {
 
 fn run_asking(pace: &mut Pace, periods: u64, waiting: u32, busy_percent: u64, asked: u64) -> u64 {
     let mut now = Time::from_micros(1_000_000);
-    let mut crowd = Crowd::with(waiting, 50);
-    crowd.received = pace.received;
+    let mut activity = Activity::with(waiting, 50);
+    activity.received = pace.received;
     for _ in 0..periods {
-        crowd.received += 50;
-        pace.may_go(&crowd, now);
+        activity.received += 50;
+        pace.may_go(&activity, now);
         now = pace.wake_at().unwrap_or(now);
         pace.turn(0, 0, pace.last, 50);
-        pace.may_go(&crowd, now);
+        pace.may_go(&activity, now);
         let mut work = pace.work;
         work.answered += 4;
         work.asked += asked;
@@ -68,14 +68,14 @@ fn an_open_loop_has_a_third_of_it_at_most() {
     let closed = Work { answered: 30, asked: 30, ..Work::default() };
     run_with(&mut pace, 2000, closed, true);
     let start = pace.window_us();
-    let hasty = Work { hasty: 2, ..closed };
-    assert!((190..=210).contains(&run_with(&mut pace, 2000, hasty, true)), "from {start}");
+    let pipelined = Work { pipelined: 2, ..closed };
+    assert!((190..=210).contains(&run_with(&mut pace, 2000, pipelined, true)), "from {start}");
     // It is remembered for a while, and forgotten.
     assert!((190..=210).contains(&run_with(&mut pace, 2000, closed, true)));
     let turns = u64::from(OPEN_PERIODS) * PERIOD_US / 100;
     assert!((590..=600).contains(&run_with(&mut pace, turns, closed, true)));
     // A few clients that do not wait make no open loop.
-    let few = Work { answered: 300, asked: 300, hasty: 1, ..Work::default() };
+    let few = Work { answered: 300, asked: 300, pipelined: 1, ..Work::default() };
     assert!((590..=600).contains(&run_with(&mut pace, 2000, few, true)));
     // Nor do they hide a crowd …
     pace.open_periods = 0;
@@ -118,9 +118,9 @@ fn a_crowd_that_does_not_come_together_or_is_not_needed_closes_it_again() {
 /// answered. The worker is busy for so much of its time.
 fn run_large_crowd(pace: &mut Pace, active: u32, answered: u64, busy_percent: u64) -> u64 {
     for _ in 0..200 {
-        let mut crowd = Crowd::with(active, active);
-        crowd.received = pace.received + u64::from(active);
-        assert!(pace.may_go(&crowd, Time::ZERO));
+        let mut activity = Activity::with(active, active);
+        activity.received = pace.received + u64::from(active);
+        assert!(pace.may_go(&activity, Time::ZERO));
         let mut work = pace.work;
         work.answered += answered;
         work.asked += answered;
@@ -207,7 +207,7 @@ fn nobody_naps_who_has_time_or_few_clients_or_an_open_loop_or_no_window() {
 fn a_few_clients_are_no_crowd() {
     let mut pace = Pace::new(600);
     for _ in 0..200 {
-        pace.may_go(&Crowd::with(10, 10), Time::ZERO);
+        pace.may_go(&Activity::with(10, 10), Time::ZERO);
         let mut work = pace.work;
         work.answered += 4;
         pace.turn(100, PERIOD_US, work, 10);
@@ -255,7 +255,7 @@ fn a_smaller_maximum_counts_at_once() {
 fn zero_turns_it_off() {
     let mut pace = Pace::new(0);
     assert_eq!(run(&mut pace, 2000, 12, true), 0);
-    assert!(pace.may_go(&Crowd::default(), Time::ZERO));
+    assert!(pace.may_go(&Activity::default(), Time::ZERO));
 }
 
 /// A turn of a microsecond that does so much.
@@ -263,15 +263,15 @@ fn run_turn(pace: &mut Pace, each: Work) {
     let mut work = pace.last;
     work.answered += each.answered;
     work.asked += each.asked;
-    work.hasty += each.hasty;
+    work.pipelined += each.pipelined;
     pace.turn(0, 1, work, 10);
 }
 
 #[test]
 fn as_long_as_somebody_asks_another_look_is_taken() {
-    let (some, all) = (Crowd::with(8, 10), Crowd::with(10, 10));
+    let (some, all) = (Activity::with(8, 10), Activity::with(10, 10));
     let answer = Work { answered: 1, ..Work::default() };
-    for found in [Work { asked: 1, ..answer }, Work { hasty: 1, ..answer }] {
+    for found in [Work { asked: 1, ..answer }, Work { pipelined: 1, ..answer }] {
         let mut pace = Pace::new(0);
         run_turn(&mut pace, found);
         assert!(!pace.may_go(&some, Time::ZERO));
@@ -304,10 +304,10 @@ fn a_wide_window_that_is_over_needs_no_look() {
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 30, true);
     assert!(pace.is_trusting());
-    assert!(!pace.may_go(&Crowd::with(8, 10), Time::ZERO));
+    assert!(!pace.may_go(&Activity::with(8, 10), Time::ZERO));
     run_turn(&mut pace, Work { asked: 1, ..Work::default() });
     let over = Time::ZERO + Duration::from_micros(pace.window_us());
-    assert!(pace.may_go(&Crowd::with(8, 10), over));
+    assert!(pace.may_go(&Activity::with(8, 10), over));
 }
 
 #[test]
@@ -315,12 +315,12 @@ fn what_is_held_back_goes_when_the_window_is_over_or_nobody_is_left() {
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 12, true);
     let window = Duration::from_micros(pace.window_us());
-    let crowd = Crowd::with(8, 10);
+    let activity = Activity::with(8, 10);
     let now = Time::from_micros(1_000_000);
-    assert!(!pace.may_go(&crowd, now));
+    assert!(!pace.may_go(&activity, now));
     assert_eq!(pace.wake_at(), Some(now + window));
-    assert!(!pace.may_go(&crowd, now + window / 2));
-    assert!(pace.may_go(&crowd, now + window));
+    assert!(!pace.may_go(&activity, now + window / 2));
+    assert!(pace.may_go(&activity, now + window));
     assert_eq!(pace.wake_at(), None);
 }
 
@@ -330,14 +330,14 @@ fn one_of_fifty_is_not_waited_for_and_of_fewer_one_of_twenty() {
     assert_eq!(absent, [0, 0, 0, 1, 1, 1, 2, 2, 4, 20]);
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 12, true);
-    assert!(!pace.may_go(&Crowd::with(18, 20), Time::ZERO));
-    assert!(pace.may_go(&Crowd::with(19, 20), Time::ZERO));
+    assert!(!pace.may_go(&Activity::with(18, 20), Time::ZERO));
+    assert!(pace.may_go(&Activity::with(19, 20), Time::ZERO));
 }
 
 /// When it wakes by itself if something is held back at `now` and nothing else happens, in
 /// microseconds from then.
 fn wakes_after(pace: &mut Pace, now: Time) -> u64 {
-    assert!(!pace.may_go(&Crowd::with(8, 10), now));
+    assert!(!pace.may_go(&Activity::with(8, 10), now));
     pace.wake_at().unwrap().micros_since(now)
 }
 
@@ -349,12 +349,12 @@ fn a_wide_window_needs_no_timer_until_one_for_the_longest_wait_has_rung() {
     let now = Time::from_micros(1_000_000);
     assert_eq!(wakes_after(&mut pace, now), 5000);
     // What happens meanwhile ends the window.
-    let crowd = Crowd::with(8, 10);
-    assert!(!pace.may_go(&crowd, now + Duration::from_micros(window - 1)));
-    assert!(pace.may_go(&crowd, now + Duration::from_micros(window)));
+    let activity = Activity::with(8, 10);
+    assert!(!pace.may_go(&activity, now + Duration::from_micros(window - 1)));
+    assert!(pace.may_go(&activity, now + Duration::from_micros(window)));
     assert_eq!(wakes_after(&mut pace, now), 5000);
     // Nothing happened.
-    assert!(pace.may_go(&crowd, now + Duration::from_micros(5000)));
+    assert!(pace.may_go(&activity, now + Duration::from_micros(5000)));
     assert_eq!(wakes_after(&mut pace, now), window);
     let turns = u64::from(DISTRUST_PERIODS) * PERIOD_US / 100;
     run(&mut pace, turns - 20, 20, true);
@@ -391,12 +391,12 @@ fn windows_of_open_loops_narrow_ones_and_those_beside_naps_end_by_a_timer_and_al
 /// Holds something back at `now` until the window has run out, for so many waiting clients of
 /// fifty and after such a lull, unless it goes at once.
 fn run_out(pace: &mut Pace, waiting: u32, lull_us: u64, now: Time) -> bool {
-    let mut crowd = Crowd::with(waiting, 50);
-    crowd.received = pace.received + 50;
-    let goes_at_once = pace.may_go(&crowd, now);
+    let mut activity = Activity::with(waiting, 50);
+    activity.received = pace.received + 50;
+    let goes_at_once = pace.may_go(&activity, now);
     if !goes_at_once {
         pace.slow.note_lull(lull_us);
-        assert!(pace.may_go(&crowd, now + Duration::from_micros(WINDOW_MAX_US)));
+        assert!(pace.may_go(&activity, now + Duration::from_micros(WINDOW_MAX_US)));
     }
     goes_at_once
 }
@@ -424,18 +424,18 @@ fn clients_that_come_after_a_lull_again_and_again_are_not_waited_for() {
     assert!(!run_out(&mut pace, 39, 150, now));
     // Whose asking ends the wait is no faster for it. Four such batches and the one before, which said
     // eleven, then five more.
-    let mut crowd = Crowd::with(37, 50);
+    let mut activity = Activity::with(37, 50);
     for count in [10, 10, 10, 11, 11, 11, 11, 11, 13] {
-        crowd.received = pace.received + 50;
-        crowd.waiting = 37;
-        assert!(!pace.may_go(&crowd, now));
-        crowd.waiting = 40;
-        assert!(pace.may_go(&crowd, now));
+        activity.received = pace.received + 50;
+        activity.waiting = 37;
+        assert!(!pace.may_go(&activity, now));
+        activity.waiting = 40;
+        assert!(pace.may_go(&activity, now));
         assert_eq!(pace.slow.count(), count);
     }
-    crowd.received = pace.received + 50;
-    crowd.waiting = 37;
-    assert!(pace.may_go(&crowd, now));
+    activity.received = pace.received + 50;
+    activity.waiting = 37;
+    assert!(pace.may_go(&activity, now));
 }
 
 #[test]
@@ -445,10 +445,10 @@ fn a_batch_that_waits_for_more_to_ask_anew_says_nothing_of_who_is_slow() {
     for _ in 0..5 {
         assert!(!run_out(&mut pace, 40, 150, now));
         // So many wait that nobody need ask, but few have asked since the last batch.
-        let mut crowd = Crowd::with(49, 50);
-        crowd.received = pace.received + 10;
-        assert!(!pace.may_go(&crowd, now));
-        assert!(pace.may_go(&crowd, now + Duration::from_micros(WINDOW_MAX_US)));
+        let mut activity = Activity::with(49, 50);
+        activity.received = pace.received + 10;
+        assert!(!pace.may_go(&activity, now));
+        assert!(pace.may_go(&activity, now + Duration::from_micros(WINDOW_MAX_US)));
     }
     assert_eq!(pace.slow.count(), 10);
 }
@@ -516,19 +516,19 @@ fn under_a_wide_window_a_batch_waits_for_much_of_the_crowd_to_have_asked_anew() 
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 20, true);
     let now = Time::from_micros(1_000_000);
-    let mut crowd = Crowd::with(50, 50);
-    crowd.received = 20;
-    assert!(pace.may_go(&crowd, now));
-    crowd.received += 19;
-    assert!(!pace.may_go(&crowd, now));
-    crowd.received += 1;
-    assert!(pace.may_go(&crowd, now));
+    let mut activity = Activity::with(50, 50);
+    activity.received = 20;
+    assert!(pace.may_go(&activity, now));
+    activity.received += 19;
+    assert!(!pace.may_go(&activity, now));
+    activity.received += 1;
+    assert!(pace.may_go(&activity, now));
     // The window bounds the wait.
-    crowd.received += 1;
-    assert!(!pace.may_go(&crowd, now));
-    assert!(pace.may_go(&crowd, pace.wake_at().unwrap()));
+    activity.received += 1;
+    assert!(!pace.may_go(&activity, now));
+    assert!(pace.may_go(&activity, pace.wake_at().unwrap()));
     // A narrow one gathers what comes of a burst, and nothing more.
     run(&mut pace, 2000, 12, true);
-    crowd.received += 1;
-    assert!(pace.may_go(&crowd, now));
+    activity.received += 1;
+    assert!(pace.may_go(&activity, now));
 }

@@ -18,7 +18,7 @@ pub(crate) struct Work {
     /// Times that a client asked that was owed nothing …
     pub(crate) asked: u64,
     /// … and that one sent something while it was still owed an answer.
-    pub(crate) hasty: u64,
+    pub(crate) pipelined: u64,
 }
 
 impl Work {
@@ -28,18 +28,18 @@ impl Work {
             answered: self.answered - before.answered,
             clients: self.clients - before.clients,
             asked: self.asked - before.asked,
-            hasty: self.hasty - before.hasty,
+            pipelined: self.pipelined - before.pipelined,
         }
     }
 
     /// Whether requests come though those before them have not been answered.
     pub(super) fn is_open_loop(self) -> bool {
-        self.hasty >= HASTY_MIN && self.hasty * 100 >= self.sends() * HASTY_PERCENT
+        self.pipelined >= HASTY_MIN && self.pipelined * 100 >= self.sends() * HASTY_PERCENT
     }
 
     /// How often clients sent something.
     pub(super) fn sends(self) -> u64 {
-        self.asked + self.hasty
+        self.asked + self.pipelined
     }
 
     /// How much that is in requests.

@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use cashew_control::ToMaster;
 use cashew_driver::Driver;
-use cashew_engine::{ConnId, Overheard, Place, Time};
+use cashew_engine::{ConnId, Observed, Place, Time};
 
 use super::Worker;
 use crate::place::place;
@@ -77,9 +77,9 @@ impl<D: Driver> Worker<D> {
     /// Passes on what was overheard since the last call.
     #[inline(always)]
     pub(super) fn tell_monitors(&mut self) {
-        if let Some(overheard) = self.core.engine.take_overheard() {
-            self.pass_on(&overheard);
-            self.core.engine.return_overheard(overheard);
+        if let Some(observed) = self.core.engine.take_observed() {
+            self.pass_on(&observed);
+            self.core.engine.return_observed(observed);
         }
         if self.monitors.due.is_some_and(|due| due <= self.core.now) {
             self.tell_elsewhere();
@@ -87,10 +87,10 @@ impl<D: Driver> Worker<D> {
     }
 
     #[inline(never)]
-    fn pass_on(&mut self, overheard: &Overheard) {
+    fn pass_on(&mut self, observed: &Observed) {
         let now = self.core.now;
         let mut here = String::new();
-        let mut lines = overheard.lines().peekable();
+        let mut lines = observed.lines().peekable();
         while let Some((hearing, head, tail)) = lines.next() {
             let start = here.len();
             // They are ASCII.
@@ -108,7 +108,7 @@ impl<D: Driver> Worker<D> {
             }
             let is_last = lines.peek().is_none_or(|(next, ..)| next.pool != hearing.pool);
             if is_last && !here.is_empty() {
-                self.core.engine.handle_overheard(hearing.pool, here.as_bytes(), 0, now);
+                self.core.engine.handle_observed(hearing.pool, here.as_bytes(), 0, now);
                 here.clear();
             }
         }
@@ -203,7 +203,7 @@ impl<D: Driver> Worker<D> {
     /// What clients elsewhere asked.
     pub(super) fn overhear(&mut self, pool: &str, lines: &str, missed: u64) {
         if let Some(pool) = self.core.engine.pool_named(pool) {
-            self.core.engine.handle_overheard(pool, lines.as_bytes(), missed, self.core.now);
+            self.core.engine.handle_observed(pool, lines.as_bytes(), missed, self.core.now);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, seal};
 use cashew_driver::{CloseKind, Driver, Token};
-use cashew_engine::{ConnId, Dialect, Export, Profile, SessionParts, Silence};
+use cashew_engine::{ConnId, Export, Profile, SessionParts, Silence, WireProtocol};
 
 use super::Worker;
 use crate::sessions::{Arrived, UNSENT_MAX, unpack};
@@ -52,14 +52,17 @@ impl<D: Driver> Worker<D> {
             authenticated: parts.authenticated,
             name: Some(parts.profile.name).filter(|name| !name.is_empty()),
             swallow: parts.swallow,
-            dialect: parts.dialect.map(|dialect| dialect.name().to_owned()).unwrap_or_default(),
+            dialect: parts
+                .wire_protocol
+                .map(|wire_protocol| wire_protocol.name().to_owned())
+                .unwrap_or_default(),
             database: parts.database,
             library: parts.profile.library,
             library_version: parts.profile.library_version,
             no_evict: parts.no_evict,
             reply_off: parts.silence == Silence::All,
             reply_skip: parts.silence == Silence::Next,
-            overheard: parts.is_overheard,
+            overheard: parts.is_observed,
             called: parts.called,
             age_us: parts.age_us,
             input: input.len() as u64,
@@ -134,7 +137,7 @@ impl<D: Driver> Worker<D> {
             id: session.id,
             authenticated: session.authenticated,
             swallow: session.swallow,
-            dialect: Dialect::named(&session.dialect),
+            wire_protocol: WireProtocol::named(&session.dialect),
             database: session.database,
             profile: Profile {
                 name: session.name.unwrap_or_default(),
@@ -147,7 +150,7 @@ impl<D: Driver> Worker<D> {
                 (false, true) => Silence::Next,
                 (false, false) => Silence::None,
             },
-            is_overheard: session.overheard,
+            is_observed: session.overheard,
             called: session.called,
             age_us: session.age_us,
         };

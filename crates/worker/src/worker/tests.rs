@@ -9,7 +9,7 @@ use std::time::Instant;
 use cashew_config::Context;
 use cashew_control::{MasterChannel, SESSION_VERSION, Session, ToChild, seal};
 use cashew_driver::{Address, CloseKind, Handler};
-use cashew_engine::{Crowd, Plan};
+use cashew_engine::{Activity, Plan};
 use cashew_metrics::{Layout, Pause, PoolCounter, Segments, Shared};
 
 use super::*;
@@ -236,7 +236,7 @@ fn no_nap_is_longer_than_something_may_wait() {
     assert!(limit < worker.pace.nap());
     assert_eq!(worker.nap(limit), limit);
     // What is held back has been due for long.
-    assert!(!worker.pace.may_go(&Crowd::with(1, 600), Time::ZERO));
+    assert!(!worker.pace.may_go(&Activity::with(1, 600), Time::ZERO));
     assert!(worker.pace.wake_at() < Some(worker.core.now));
     worker.wait().unwrap();
     let (_, timeout) = worker.driver.waited.take().expect("it looks for events");

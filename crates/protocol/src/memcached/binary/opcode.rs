@@ -110,7 +110,7 @@ impl Opcode {
 
     /// What its quiet form leaves out.
     #[inline]
-    pub fn reticence(self) -> Reticence {
+    pub fn quiet(self) -> Reticence {
         match self {
             Self::Get | Self::GetK | Self::Gat | Self::GatK => Reticence::Miss,
             _ => Reticence::Success,

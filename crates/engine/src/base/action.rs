@@ -1,0 +1,202 @@
+//! What the engine wants done.
+
+use crate::base::failure::Failure;
+use crate::base::id::ConnId;
+use crate::downstream::notice::Notice;
+
+/// Work for the driver, or news for the master.
+///
+/// `pool` and `server` are indices of the epoch in use. In news for the log, and where to connect,
+/// they may be larger: then they name a pool that is being made ready or was removed, of which
+/// [`Engine::pool_config`](crate::Engine::pool_config) tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Connect to a server; answer with `handle_connected` or `handle_closed`.
+    Connect {
+        conn: ConnId,
+        pool: u32,
+        server: u32,
+    },
+    /// Close the connection; its id means nothing from here on.
+    Close {
+        conn: ConnId,
+    },
+    /// Do not read the connection until [`Action::ResumeRead`].
+    PauseRead {
+        conn: ConnId,
+    },
+    ResumeRead {
+        conn: ConnId,
+    },
+    /// Tell of what comes on the connection only when so many bytes are there, or its end. Until it
+    /// is told otherwise, and for every connection at first, 1.
+    SetLowWater {
+        conn: ConnId,
+        bytes: u32,
+    },
+    /// The client that was told to leave is at rest: have the driver let go of its connection, then
+    /// call `export`.
+    HandOff {
+        conn: ConnId,
+    },
+    /// The pool dispatches nothing any more, as `handle_hold` asked, and nothing is on its way to
+    /// servers that are well, or the time for that is up.
+    Held {
+        pool: u32,
+        version: u64,
+    },
+    /// The epoch can be switched to, as `handle_prepare` asked.
+    Prepared {
+        epoch: u64,
+    },
+    /// Pools that change dispatch nothing any more, as `handle_pause` asked; so many of their
+    /// requests are still on their way, since the time for them is up.
+    Paused {
+        epoch: u64,
+        unfinished: u64,
+    },
+    /// The server reached its failure limit: every worker should leave it out of the ring.
+    Eject {
+        pool: u32,
+        server: u32,
+        why: Failure,
+    },
+    /// The ejected server answered: every worker may take it back.
+    Readmit {
+        pool: u32,
+        server: u32,
+    },
+    /// Clients of the pool monitor here, and want to be told what others ask, or none do any more.
+    /// The former is said again every second. By its name, since who monitors may stay behind in a
+    /// pool that is removed.
+    Monitors {
+        pool: String,
+        any: bool,
+    },
+    /// The client `by` asks something of all workers: have this one answer by `handle_question`,
+    /// and the others, too, if they are in the scope. Their answers are for `handle_answer`.
+    Ask {
+        ticket: u64,
+        scope: Scope,
+        pool: u32,
+        by: u64,
+        request: Vec<u8>,
+    },
+    /// News for the log: what a client did, and how often clients of its pool have since this was told
+    /// last, this time included.
+    Notice {
+        pool: u32,
+        conn: ConnId,
+        notice: Notice,
+        times: u64,
+    },
+    /// News for the log: so many bytes are held, by no client's fault, that nobody's new requests are taken
+    /// for now.
+    Pressed {
+        held: u64,
+    },
+    /// News for the log: so many clients of the pool are not read for now, as they hold most, and the
+    /// pool holds more than its share.
+    HeldBack {
+        pool: u32,
+        clients: u32,
+        held: u64,
+        share: u64,
+    },
+    /// News for the log: clients of the pool that held most were closed, which freed so many bytes. The
+    /// one that held most of all had the id `most`; all of the pool held `held` then.
+    Shed {
+        pool: u32,
+        clients: u32,
+        bytes: u64,
+        most: u64,
+        held: u64,
+        share: u64,
+    },
+    /// News for the log: all connections to a server that large requests and replies have to themselves
+    /// are taken. Said every ten seconds at most, as what follows.
+    LargeWaits {
+        pool: u32,
+        server: u32,
+    },
+    /// News for the log: so many clients of this worker wait for a connection to a server for a
+    /// transaction or a blocking call.
+    SessionsWait {
+        pool: u32,
+        server: u32,
+        clients: u32,
+    },
+    /// News for the log: the client of this id was put off, since it sent a large request, or took a
+    /// large reply, too slowly.
+    SlowClient {
+        pool: u32,
+        server: u32,
+        id: u64,
+        end: SlowEnd,
+    },
+    /// News for the log: a server that answered so far failed.
+    ServerFailing {
+        pool: u32,
+        server: u32,
+        why: Failure,
+    },
+    /// News for the log: something that is wrong with this machine keeps it from connecting to a
+    /// server. Said again when the cause is another, or after a connection was made in between, every
+    /// ten seconds at most.
+    ServerHindered {
+        pool: u32,
+        server: u32,
+        why: Failure,
+    },
+    /// News for the log: a server sent what is no reply to what it was asked. Said every ten seconds at
+    /// most of each server.
+    ServerMisfit {
+        pool: u32,
+        server: u32,
+        expected: &'static str,
+        excerpt: Vec<u8>,
+        sequel: Sequel,
+    },
+    /// News for the log: a server that let requests wait for too long gives no sign of life.
+    ServerSilent {
+        pool: u32,
+        server: u32,
+    },
+    /// News for the log: it does again, after so many milliseconds.
+    ServerSpeaks {
+        pool: u32,
+        server: u32,
+        lasted_ms: u64,
+    },
+    /// News for the log: a failing server, or one that could not be connected to, is again.
+    ServerRecovered {
+        pool: u32,
+        server: u32,
+    },
+}
+
+/// What became of a slow client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlowEnd {
+    /// Its request was given up.
+    Refused,
+    /// The rest of its reply is kept here.
+    Collected,
+    Closed,
+}
+
+/// Which workers something concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// This one.
+    Here,
+    Everywhere,
+}
+
+/// What became of a connection whose server sent what does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sequel {
+    Closed,
+    /// It goes on: where the next reply begins is known.
+    Dropped,
+}

@@ -1,0 +1,358 @@
+//! A client's connection.
+
+use std::num::NonZero;
+
+use cashew_config::snapshot::Protocol;
+use cashew_protocol::redis::CommandId;
+use cashew_protocol::{memcached, resp};
+
+use crate::base::buffer::{BufPool, LARGE, Output};
+use crate::base::fifo::Fifo;
+use crate::base::id::ConnId;
+use crate::base::slab::NONE;
+use crate::base::time::Time;
+use crate::downstream::activity::Activity;
+use crate::downstream::session_modes::Modes;
+use crate::downstream::session_params::WireProtocol;
+use crate::downstream::upload::Upload;
+use crate::downstream::window::UNKNOWN;
+use crate::request::slab::Requests;
+
+/// Everything about one client connection that the engine keeps.
+///
+/// The requests it is owed an answer to form one chain through `next_in_client`, from `head` to
+/// `tail`.
+pub(crate) struct Client {
+    pub(crate) pool: u32,
+    /// Which of a server's lanes this client uses, modulo their number: always the same one, so
+    /// that its requests to a server run in order.
+    pub(crate) lane_choice: u16,
+    /// Of which kind of lanes it is, by the pool's numbers: that of the session's dialect and
+    /// database.
+    pub(crate) variant: u16,
+    /// What it called last.
+    pub(crate) called: CommandId,
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+    /// When it last had nothing to wait for and asked: see [`Activity`].
+    pub(crate) asked_in: u32,
+    /// Length of the chain.
+    pub(crate) requests: u16,
+    /// So many of its requests may be in flight: see [`crate::downstream::window`]. 0 where the next value is
+    /// presumed to be large. Pipelines are never longer than fits into it.
+    pub(crate) window: u16,
+    /// Requests of late: see [`Activity::take_count`].
+    pub(crate) asked: u32,
+    /// Received and not consumed: the start of a request, or whatever came while paused.
+    pub(crate) input: Vec<u8>,
+    /// Where parsing the start of `input` got to, when it holds part of a request.
+    pub(crate) parser: Option<Parser>,
+    pub(crate) output: Output,
+    /// Bytes of replies that wait in requests behind the head.
+    pub(crate) held: u64,
+    /// Bytes to come that belong to a request refused already.
+    pub(crate) swallow: u64,
+    pub(crate) state: State,
+    pub(crate) dirty: Dirty,
+    /// Not read and not parsed until a limit is respected again.
+    pub(crate) paused: bool,
+    /// A large request or reply is on its way by another lane than the rest: nothing is dispatched
+    /// before it is answered, or the order of requests to a server could change.
+    pub(crate) fenced: bool,
+    /// Listed among the clients that may go on.
+    pub(crate) resumable: bool,
+    /// It waits for replies, since its window has no more room.
+    pub(crate) is_at_window: bool,
+    /// Not read for want of memory.
+    pub(crate) throttled: bool,
+    /// The client has shut down its sending side: close when all is answered.
+    pub(crate) read_closed: bool,
+    /// The request being dispatched wants no reply: memcached's noreply, or CLIENT REPLY.
+    pub(crate) noreply: bool,
+    /// Its first byte is still to tell which of memcached's protocols it speaks.
+    pub(crate) undecided: bool,
+    /// The pool's `commands_version` when a server was asked about the command of the request at the
+    /// front, or 0.
+    pub(crate) looked_up: u8,
+    /// How many it has given: see [`crate::downstream::password_guessing`].
+    pub(crate) wrong_passwords: u8,
+    pub(crate) skip: Skip,
+    /// Its requests have to be looked at one by one, see [`Engine::update_off_fast_path`]: none takes the
+    /// express way.
+    ///
+    /// [`Engine::update_off_fast_path`]: crate::Engine::update_special
+    pub(crate) off_fast_path: bool,
+    /// Its connection is not read. One that waits for its server or for a lease is paused, but
+    /// read, up to a limit.
+    pub(crate) is_muted: bool,
+    pub(crate) modes: Modes,
+    /// It counts for `client_connections`; who is refused for that does not.
+    pub(crate) has_place: bool,
+    pub(crate) handoff: Handoff,
+    pub(crate) session: Session,
+}
+
+/// Whether it is listed among the connections with something to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dirty {
+    No,
+    /// Among those that are owed more, whose replies had better go together.
+    Patient,
+    Yes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Open,
+    /// What it sends is the rest of a request that is being passed on.
+    Uploading,
+    /// Reads nothing more; closes when the replies owed are written.
+    Closing,
+}
+
+/// Whether it goes to another process: see [`crate::downstream::handoff`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handoff {
+    No,
+    /// As soon as it is at rest; nothing more of it is dispatched.
+    Asked,
+    /// The driver is to let go of its connection.
+    HandedOff,
+}
+
+/// What a connection has agreed with its client: plain data, all that has to move with the
+/// descriptor when a connection at rest goes to another process.
+pub(crate) struct Session {
+    pub(crate) id: u64,
+    pub(crate) protocol: Protocol,
+    pub(crate) wire_protocol: WireProtocol,
+    pub(crate) database: Selected,
+    pub(crate) authenticated: bool,
+    /// If it has said anything about itself.
+    pub(crate) profile: Option<Box<Profile>>,
+    /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
+    pub(crate) no_evict: bool,
+    /// When the client connected, in microseconds of the engine's time: perhaps to another process,
+    /// before that began.
+    pub(crate) since_us: i64,
+}
+
+/// The database that a client has selected, if it has: as long as it has not it is to have its pool's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Selected(Option<NonZero<u32>>);
+
+impl Selected {
+    pub(crate) const NONE: Self = Self(None);
+
+    /// Databases are below 2³¹.
+    pub(crate) fn number(self) -> Option<u32> {
+        self.0.map(|number| number.get() - 1)
+    }
+}
+
+impl From<Option<u32>> for Selected {
+    fn from(number: Option<u32>) -> Self {
+        Self(number.and_then(|number| NonZero::new(number.wrapping_add(1))))
+    }
+}
+
+/// What a client says of itself; empty where it has not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile {
+    /// Set by CLIENT SETNAME.
+    pub name: Vec<u8>,
+    /// Set by CLIENT SETINFO.
+    pub library: Vec<u8>,
+    pub library_version: Vec<u8>,
+}
+
+impl Session {
+    /// As CLIENT GETNAME tells it.
+    pub(crate) fn name(&self) -> Option<&[u8]> {
+        let name = &self.profile.as_ref()?.name;
+        (!name.is_empty()).then_some(name)
+    }
+
+    /// Bytes allocated for what the client has said of itself.
+    pub(crate) fn profile_size(&self) -> usize {
+        self.profile.as_deref().map_or(0, |profile| {
+            let Profile { name, library, library_version } = profile;
+            let texts = name.capacity() + library.capacity() + library_version.capacity();
+            size_of::<Profile>() + texts
+        })
+    }
+}
+
+/// CLIENT REPLY SKIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Skip {
+    No,
+    /// The request behind the one being dispatched is not answered.
+    AfterThis,
+    /// The next request is not answered.
+    This,
+}
+
+/// What knows where in the middle of a request the client is.
+pub(crate) enum Parser {
+    Redis(Box<resp::RequestParser>),
+    Memcached(Box<memcached::RequestParser>),
+    Binary(Box<memcached::binary::RequestParser>),
+    Upload(Box<Upload>),
+}
+
+impl Parser {
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Redis(parser) => size_of_val(&**parser) + parser.allocated(),
+            Self::Memcached(parser) => size_of_val(&**parser) + parser.allocated(),
+            Self::Binary(parser) => size_of_val(&**parser),
+            Self::Upload(upload) => size_of_val(&**upload),
+        }
+    }
+}
+
+impl Client {
+    /// Puts a request at the end of the chain. It is to be added to what the client `asked`, who joins
+    /// the crowd if there was none before it.
+    #[inline(always)]
+    pub(crate) fn append(&mut self, request: u32, requests: &mut Requests) {
+        if self.head == NONE {
+            self.head = request;
+        } else {
+            requests[self.tail].next_in_client = request;
+        }
+        self.tail = request;
+        self.requests += 1;
+    }
+
+    /// Lists it, under its name, among the clients with something to send.
+    #[inline]
+    pub(crate) fn mark(
+        &mut self,
+        conn: ConnId,
+        dirty: &mut Fifo<ConnId>,
+        deferred: &mut Fifo<ConnId>,
+    ) {
+        let is_deferred = self.head != NONE && self.output.len() < LARGE as u64;
+        match (self.dirty, is_deferred) {
+            (Dirty::No, true) => {
+                self.dirty = Dirty::Patient;
+                deferred.push(conn);
+            }
+            (Dirty::No | Dirty::Patient, false) => {
+                self.dirty = Dirty::Yes;
+                dirty.push(conn);
+            }
+            (Dirty::Yes, _) | (Dirty::Patient, true) => {}
+        }
+    }
+
+    /// Moves replies that are complete and in turn into the output, which ends their requests;
+    /// tells when each of these began.
+    #[inline]
+    pub(crate) fn deliver_done(
+        &mut self,
+        requests: &mut Requests,
+        bufs: &mut BufPool,
+        activity: &mut Activity,
+        mut ended: impl FnMut(Time),
+    ) {
+        while self.head != NONE {
+            let request = &mut requests[self.head];
+            if !request.done {
+                return;
+            }
+            // It is empty if the reply went to the output by itself.
+            if !request.reply.is_empty() {
+                self.held -= request.reply.len() as u64;
+                if request.silent {
+                    request.reply.clear();
+                } else if request.reply.len() < LARGE {
+                    self.output.push(&request.reply, bufs);
+                    request.reply.clear();
+                } else {
+                    self.output.push_buf(std::mem::take(&mut request.reply), bufs);
+                }
+            }
+            ended(self.end_head(requests, bufs, activity));
+        }
+    }
+
+    /// The reply of the request that is next is in the output, which ends the request; returns when it
+    /// began.
+    #[inline(always)]
+    pub(crate) fn end_head(
+        &mut self,
+        requests: &mut Requests,
+        bufs: &mut BufPool,
+        activity: &mut Activity,
+    ) -> Time {
+        let head = self.head;
+        let request = &requests[head];
+        let started = request.started;
+        self.head = request.next_in_client;
+        self.requests -= 1;
+        requests.remove(head, bufs);
+        if self.head == NONE {
+            activity.leave();
+        }
+        started
+    }
+
+    /// Whether its requests mean something else than those of most clients.
+    pub(crate) fn is_odd(&self) -> bool {
+        let modes = &self.modes;
+        let has_mode =
+            modes.transaction.is_some() || modes.subscriber.is_some() || modes.monitor.is_some();
+        let replies_oddly = self.noreply || self.skip != Skip::No;
+        has_mode || self.undecided || replies_oddly
+    }
+
+    /// Whether it asks nothing more and is owed nothing.
+    #[inline]
+    pub(crate) fn is_finished(&self) -> bool {
+        let no_more = self.state == State::Closing || (self.read_closed && !self.paused);
+        no_more && self.requests == 0 && self.output.is_empty()
+    }
+
+    pub(crate) fn new(pool: u32, lane_choice: u16, session: Session) -> Self {
+        Self {
+            pool,
+            lane_choice,
+            variant: 0,
+            head: NONE,
+            tail: NONE,
+            asked_in: 0,
+            requests: 0,
+            window: UNKNOWN,
+            asked: 0,
+            called: CommandId::NONE,
+            input: Vec::new(),
+            parser: None,
+            output: Output::default(),
+            held: 0,
+            swallow: 0,
+            state: State::Open,
+            dirty: Dirty::No,
+            paused: false,
+            fenced: false,
+            resumable: false,
+            is_at_window: false,
+            throttled: false,
+            read_closed: false,
+            noreply: false,
+            undecided: false,
+            looked_up: 0,
+            wrong_passwords: 0,
+            skip: Skip::No,
+            off_fast_path: false,
+            is_muted: false,
+            modes: Modes::default(),
+            has_place: false,
+            handoff: Handoff::No,
+            session,
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Clients: who asks, and what the port promises them.
+
+pub(crate) mod activity;
+pub(crate) mod client;
+pub(crate) mod command_policy;
+pub(crate) mod handoff;
+pub(crate) mod notice;
+pub(crate) mod password_guessing;
+pub(crate) mod pressure;
+pub(crate) mod receive;
+pub(crate) mod session;
+pub(crate) mod session_modes;
+pub(crate) mod session_params;
+pub(crate) mod shares;
+pub(crate) mod slow_clients;
+pub(crate) mod upload;
+pub(crate) mod window;

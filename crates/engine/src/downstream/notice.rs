@@ -1,0 +1,88 @@
+//! What clients do that an operator should hear of: told to the log with the client's address, but
+//! so seldom that nobody fills it.
+
+use crate::base::action::Action;
+use crate::base::time::Time;
+use crate::engine::Engine;
+
+/// Of a pool's notices of one kind, one is told in so long; the others are counted.
+const NOTICE_EVERY_MS: u64 = 10_000;
+
+/// What a client did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// Called what clients of its pool may not call.
+    Refused { command: &'static str },
+    /// Gave a wrong password.
+    WrongPassword,
+    /// Spoke HTTP: it may be a browser that somebody sends requests with.
+    Http,
+}
+
+impl Notice {
+    const KINDS: usize = 3;
+
+    fn kind(self) -> usize {
+        match self {
+            Self::Refused { .. } => 0,
+            Self::WrongPassword => 1,
+            Self::Http => 2,
+        }
+    }
+}
+
+/// What has been told of a pool's clients.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Notices([Told; Notice::KINDS]);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    /// When the next one may be told.
+    next: Option<Time>,
+    /// How many have not been.
+    untold: u64,
+}
+
+impl Notices {
+    /// How many there have been since one was told, this one included, if it is to be told.
+    fn count(&mut self, notice: Notice, now: Time) -> Option<u64> {
+        let told = &mut self.0[notice.kind()];
+        told.untold += 1;
+        if told.next.is_some_and(|next| now < next) {
+            return None;
+        }
+        told.next = Some(now.plus_millis(NOTICE_EVERY_MS));
+        Some(std::mem::take(&mut told.untold))
+    }
+}
+
+impl Engine {
+    #[cold]
+    pub(crate) fn notice(&mut self, client: u32, notice: Notice) {
+        let pool = self.clients[client].pool;
+        if let Some(times) = self.pools[pool as usize].notices.count(notice, self.now) {
+            let conn = self.client_conn(client);
+            self.actions.push_back(Action::Notice { pool, conn, notice, times });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_a_kind_is_told_and_the_others_are_counted() {
+        let mut notices = Notices::default();
+        let at = |millis| Time::ZERO.plus_millis(millis);
+        assert_eq!(notices.count(Notice::Http, at(0)), Some(1));
+        assert_eq!(notices.count(Notice::WrongPassword, at(1)), Some(1));
+        for _ in 0..3 {
+            assert_eq!(notices.count(Notice::Http, at(NOTICE_EVERY_MS - 1)), None);
+        }
+        assert_eq!(notices.count(Notice::Http, at(NOTICE_EVERY_MS)), Some(4));
+        let refused = |command| Notice::Refused { command };
+        assert_eq!(notices.count(refused("a"), at(0)), Some(1));
+        assert_eq!(notices.count(refused("b"), at(1)), None);
+    }
+}

@@ -1,0 +1,348 @@
+//! What a worker does when what its clients make it hold nears its share of `memory_max`.
+//!
+//! From three quarters on those who cause it are not read: the clients that hold most of the pools
+//! that have more than their share ([`crate::downstream::shares`]). What is half received goes on, since only
+//! whole requests can leave, and servers are read as ever, since their replies are what drains. If
+//! that is not enough they are closed: at the whole share, or when nothing has become better within
+//! a second. Others do not notice. Only when closing frees nothing nobody is read.
+
+use cashew_metrics::PoolCounter;
+
+use crate::base::action::Action;
+use crate::base::id::ConnId;
+use crate::base::slab::NONE;
+use crate::base::time::Time;
+use crate::downstream::client::{Parser, State};
+use crate::engine::Engine;
+use crate::request::Request;
+
+/// Bytes that a request takes beside its buffers: its slot, and in its lane the time of its batch
+/// in a queue that may be half empty.
+pub(crate) const REQUEST_SIZE: usize =
+    size_of::<Request>() + 2 * size_of::<crate::upstream::lane::Batch>();
+
+/// How long nothing may become better.
+const STALL_MS: u64 = 1000;
+/// Who holds less is not closed for a stall: it would make no difference, unless there are so many
+/// of them that what is held is theirs.
+const STALL_HOLDING_MIN: usize = 64 * 1024;
+
+/// In so many steps from the first limit to the last it is looked anew who causes it.
+const STEPS: usize = 8;
+
+/// Limits of what is held, and whether the first is passed.
+pub(crate) struct Pressure {
+    max: usize,
+    /// The next limit to act on.
+    mark: usize,
+    /// Since when some are not read, while they are.
+    since: Option<Time>,
+    /// Nobody is.
+    is_total: bool,
+    /// Clients in the middle of a request, which go on until it is whole.
+    exempt: Vec<ConnId>,
+}
+
+impl Pressure {
+    pub(crate) fn new(max: Option<u64>) -> Self {
+        let max = max.map_or(usize::MAX, |max| usize::try_from(max).unwrap_or(usize::MAX));
+        Self { max, mark: max / 4 * 3, since: None, is_total: false, exempt: Vec::new() }
+    }
+
+    /// Another share of memory counts from here on.
+    pub(crate) fn set_max(&mut self, max: Option<u64>) {
+        let fresh = Self::new(max);
+        if fresh.max == self.max {
+            return;
+        }
+        self.max = fresh.max;
+        self.mark = fresh.mark;
+    }
+
+    /// From here on those who cause it are not read.
+    fn high(&self) -> usize {
+        self.max / 4 * 3
+    }
+
+    /// Below it all are read again.
+    fn low(&self) -> usize {
+        self.max / 8 * 5
+    }
+
+    /// The limit behind the one that was acted on.
+    fn next(&self, held: usize) -> usize {
+        if held < self.max {
+            // So that those whose turn is later cannot fill all that is left meanwhile.
+            (held + (self.max - self.high()) / STEPS).min(self.max)
+        } else {
+            held + self.max / 16
+        }
+    }
+}
+
+impl Engine {
+    /// Bytes that clients make this worker hold: buffers, used or not, of clients, requests and
+    /// lanes, and the requests themselves.
+    #[inline]
+    pub fn held_bytes(&self) -> usize {
+        self.bufs.held() - self.requests.kept() + self.requests.len() * REQUEST_SIZE
+    }
+
+    /// What buffers and the like may come to as long as requests are as many as now.
+    pub(crate) fn buffers_max(&self) -> usize {
+        let requests = self.requests.len() * REQUEST_SIZE;
+        self.pressure.max.saturating_add(self.requests.kept()).saturating_sub(requests)
+    }
+
+    /// Whether there is room for what may as well wait at the client: half of the share is not held.
+    pub(crate) fn has_ample_room(&self) -> bool {
+        self.held_bytes() <= self.pressure.max / 2
+    }
+
+    /// Acts if a limit is passed. Clients may be gone afterwards.
+    #[inline(always)]
+    pub(crate) fn check_pressure(&mut self) {
+        if self.held_bytes() > self.pressure.mark {
+            self.relieve();
+        }
+    }
+
+    #[cold]
+    fn relieve(&mut self) {
+        let max = self.pressure.max;
+        let is_full = self.held_bytes() > max;
+        if is_full {
+            self.shed(max / 8 * 7, 1);
+        }
+        let held = self.held_bytes();
+        if held > self.pressure.high() {
+            let is_first = self.pressure.since.is_none();
+            if is_first {
+                self.press();
+            }
+            // What is left then is not the clients', so that closing them frees nothing.
+            match is_full && held > max / 8 * 7 {
+                true => self.press_all(),
+                false => self.press_heavy(is_first),
+            }
+        }
+        self.pressure.mark = match self.pressure.since {
+            Some(_) => self.pressure.next(self.held_bytes()),
+            None => self.pressure.high(),
+        };
+    }
+
+    /// From here on there is not enough for all.
+    fn press(&mut self) {
+        self.pressure.since = Some(self.now);
+        self.metrics.add_pressed();
+        // What nobody needs makes room for what is held.
+        self.requests.release(&mut self.bufs);
+        self.bufs.clear();
+        self.publish_held();
+    }
+
+    /// Stops reading those who cause it, and goes on with those who do not any more.
+    fn press_heavy(&mut self, is_said: bool) {
+        if self.pressure.is_total {
+            return;
+        }
+        let shares = self.shares(self.pressure.high());
+        // Who is exempt and heavy still is so again below.
+        self.pressure.exempt.clear();
+        let mut heavy = vec![0; self.pools.len()];
+        for index in self.clients.indices().collect::<Vec<u32>>() {
+            if self.is_heavy(index, &shares) {
+                heavy[self.clients[index].pool as usize] += 1;
+                self.throttle(index);
+            } else if self.clients[index].throttled {
+                self.read_again(index);
+            }
+        }
+        for (pool, clients) in (0..).zip(heavy).filter(|&(_, clients)| is_said && clients > 0) {
+            let (held, share) = (shares.held_by(pool) as u64, shares.each as u64);
+            self.actions.push_back(Action::HeldBack { pool, clients, held, share });
+        }
+    }
+
+    /// Reads nobody any more.
+    fn press_all(&mut self) {
+        if std::mem::replace(&mut self.pressure.is_total, true) {
+            return;
+        }
+        self.actions.push_back(Action::Pressed { held: self.held_bytes() as u64 });
+        for index in self.clients.indices().collect::<Vec<u32>>() {
+            self.throttle(index);
+        }
+    }
+
+    /// Stops reading a client unless it is in the middle of a request.
+    fn throttle(&mut self, index: u32) {
+        let client = &self.clients[index];
+        if client.state == State::Closing || client.throttled {
+            return;
+        }
+        if client.parser.is_some() {
+            let conn = self.client_conn(index);
+            self.pressure.exempt.push(conn);
+        } else {
+            self.stop_reading(index);
+        }
+    }
+
+    fn stop_reading(&mut self, index: u32) {
+        let client = &mut self.clients[index];
+        client.throttled = true;
+        let metrics = self.pools[client.pool as usize].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::ClientsThrottled, 1);
+        self.pause(index);
+    }
+
+    fn read_again(&mut self, index: u32) {
+        self.clients[index].throttled = false;
+        self.unblock(index);
+    }
+
+    /// A client that comes under pressure has to wait like the others.
+    pub(crate) fn throttle_new(&mut self, index: u32) {
+        if self.pressure.is_total {
+            self.throttle(index);
+        }
+    }
+
+    /// Ends the pressure, or finds out whom it concerns by now; for the end of a tick.
+    #[inline]
+    pub(crate) fn settle_pressure(&mut self) {
+        self.check_pressure();
+        if self.pressure.since.is_some() {
+            self.follow_pressure();
+        }
+    }
+
+    #[cold]
+    fn follow_pressure(&mut self) {
+        if self.held_bytes() < self.pressure.low() {
+            self.ease();
+            return;
+        }
+        let mut exempt = std::mem::take(&mut self.pressure.exempt);
+        exempt.retain(|conn| {
+            let index = conn.index();
+            if !self.clients.is_current(index, conn.generation()) {
+                return false;
+            }
+            let is_exempt = self.clients[index].parser.is_some();
+            if !is_exempt && self.clients[index].state == State::Open {
+                self.stop_reading(index);
+            }
+            is_exempt
+        });
+        self.pressure.exempt = exempt;
+    }
+
+    fn ease(&mut self) {
+        self.pressure.since = None;
+        self.pressure.is_total = false;
+        self.pressure.mark = self.pressure.high();
+        self.pressure.exempt = Vec::new();
+        for index in self.clients.indices().collect::<Vec<u32>>() {
+            if self.clients[index].throttled {
+                self.read_again(index);
+            }
+        }
+    }
+
+    /// Ends a stall; for now and then.
+    pub(crate) fn check_stall(&mut self) {
+        self.publish_held();
+        let Some(since) = self.pressure.since else { return };
+        if self.now.micros_since(since) < STALL_MS * 1000 {
+            return;
+        }
+        let low = self.pressure.low();
+        let is_of_few = self.shed(low, STALL_HOLDING_MIN);
+        let is_theirs = || {
+            let shares = self.shares(self.pressure.high());
+            shares.held_by_clients() >= self.held_bytes().saturating_sub(low)
+        };
+        if !is_of_few && is_theirs() {
+            self.shed(low, 1);
+        }
+        self.press_heavy(false);
+    }
+
+    /// Closes those who hold most, and at least `least` bytes each, until no more than `target` is
+    /// held: first those of pools that have more than their share. Who asked to be spared by CLIENT
+    /// NO-EVICT comes after all others of them. Returns whether there was anybody.
+    fn shed(&mut self, target: usize, least: usize) -> bool {
+        if self.held_bytes() <= target {
+            return false;
+        }
+        let shares = self.shares(self.pressure.high());
+        let rank = |index: u32| {
+            let client = &self.clients[index];
+            let bytes = self.holding(index);
+            (shares.is_over(client.pool), !client.session.no_evict, bytes, index)
+        };
+        let mut holders: Vec<(bool, bool, usize, u32)> =
+            self.clients.indices().map(rank).filter(|&(_, _, bytes, _)| bytes >= least).collect();
+        holders.sort_unstable_by(|a, b| b.cmp(a));
+        let mut closed = vec![Closures::default(); self.pools.len()];
+        for (_, _, bytes, index) in holders {
+            if self.held_bytes() <= target {
+                break;
+            }
+            let client = &self.clients[index];
+            closed[client.pool as usize].add(client.session.id, bytes);
+            self.cut_client(index, PoolCounter::ClientsShed);
+        }
+        let mut is_any = false;
+        for (pool, closed) in closed.into_iter().enumerate().filter(|(_, it)| it.clients > 0) {
+            is_any = true;
+            let pool = pool as u32;
+            let (held, share) = (shares.held_by(pool) as u64, shares.each as u64);
+            let Closures { clients, bytes, most, .. } = closed;
+            let bytes = bytes as u64;
+            self.actions.push_back(Action::Shed { pool, clients, bytes, most, held, share });
+        }
+        is_any
+    }
+
+    /// Bytes that go when this client goes, about.
+    pub(crate) fn holding(&self, index: u32) -> usize {
+        let client = &self.clients[index];
+        let parser = client.parser.as_ref().map_or(0, Parser::size);
+        let passing = match &client.parser {
+            Some(Parser::Upload(upload)) if upload.lane != NONE => {
+                self.lanes[upload.lane as usize].output.len()
+            }
+            _ => 0,
+        };
+        let said = client.input.capacity() + parser + client.session.profile_size();
+        said + (client.output.len() + client.held + passing) as usize
+    }
+
+    fn publish_held(&self) {
+        self.metrics.set_buffered(self.held_bytes() as u64);
+    }
+}
+
+/// Clients of one pool that are closed.
+#[derive(Clone, Copy, Default)]
+struct Closures {
+    clients: u32,
+    bytes: usize,
+    /// Of which one held most, by the number that CLIENT ID tells.
+    most: u64,
+    largest: usize,
+}
+
+impl Closures {
+    fn add(&mut self, id: u64, bytes: usize) {
+        self.clients += 1;
+        self.bytes += bytes;
+        if bytes > self.largest {
+            (self.most, self.largest) = (id, bytes);
+        }
+    }
+}

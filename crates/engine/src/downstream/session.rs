@@ -1,0 +1,347 @@
+//! What a Redis client agrees on with its connection: who it is, which protocol version it speaks,
+//! and which database it has.
+//!
+//! The latter two decide which lanes its requests take. They change only while it is owed nothing,
+//! as what follows must not overtake what is on its way.
+
+use cashew_protocol::Span;
+use cashew_protocol::redis::Command;
+use cashew_protocol::resp::{self, Version, encode};
+
+use crate::downstream::client::{Client, Profile, Selected, Skip};
+use crate::downstream::receive::Plan;
+use crate::downstream::session_params::WireProtocol;
+use crate::engine::Engine;
+use crate::redis::REDIS_VERSION;
+use crate::upstream::pool::Pool;
+
+/// How long after a server did not speak RESP3 clients are told so, before it is tried again.
+const DIALECT_REFUSED_MS: u64 = 60_000;
+
+const NO_PROTO: &str = "NOPROTO unsupported protocol version";
+pub(crate) const NO_VARIANT: &str =
+    "ERR too many databases are in use through this gateway at the moment";
+pub(crate) const NO_DATABASE: &str = "ERR DB index is out of range";
+
+/// What HELLO asks for.
+#[derive(Default)]
+struct Hello<'b> {
+    version: Option<Version>,
+    user: Option<(&'b [u8], &'b [u8])>,
+    name: Option<&'b [u8]>,
+}
+
+/// Whether a client has what it asked for.
+enum Agreed {
+    Yes,
+    /// When it is owed nothing any more.
+    Later,
+}
+
+impl Engine {
+    /// The version that the client is answered in.
+    pub(crate) fn resp_of(&self, client: u32) -> Version {
+        self.clients[client].session.wire_protocol.resp()
+    }
+
+    /// Checks a password. A wrong one takes back what an earlier right one gave, as in twemproxy.
+    pub(crate) fn authenticate(
+        &mut self,
+        client: u32,
+        user: Option<&[u8]>,
+        password: &[u8],
+    ) -> Result<(), &'static str> {
+        let pool = self.clients[client].pool;
+        let right = match (&self.pools[pool as usize].auth, user) {
+            (None, None) => {
+                return Err("ERR AUTH <password> called without any password configured for the \
+                     default user. Are you sure your configuration is correct?");
+            }
+            (None, Some(user)) => user == b"default",
+            (Some(expected), user) => {
+                let user_ok = user.is_none_or(|user| user == b"default");
+                user_ok & same_secret(expected.as_bytes(), password)
+            }
+        };
+        self.clients[client].session.authenticated =
+            right || self.pools[pool as usize].auth.is_none();
+        if right {
+            Ok(())
+        } else {
+            self.wrong_password(client);
+            Err("WRONGPASS invalid username-password pair or user is disabled.")
+        }
+    }
+
+    /// SELECT index
+    pub(crate) fn select(&mut self, client: u32, index: &[u8]) -> Plan {
+        let Client { pool, session, .. } = &self.clients[client];
+        let wire_protocol = session.wire_protocol;
+        let agreed = match self.pools[*pool as usize].database_named(index) {
+            Ok(database) => self.agree(client, wire_protocol, database.into()),
+            Err(text) => return self.reply_error(client, &text),
+        };
+        match agreed {
+            Ok(Agreed::Yes) => self.say(client, b"+OK\r\n"),
+            Ok(Agreed::Later) => Plan::Wait,
+            Err(text) => self.reply_error(client, text),
+        }
+    }
+
+    /// Whether the command is about a database that clients may not select.
+    pub(crate) fn names_other_database(
+        &self,
+        client: u32,
+        command: &Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> bool {
+        let arg = |at: usize| args.get(at).map(|span| span.of(bytes));
+        let config = &self.pools[self.clients[client].pool as usize].config;
+        let is_other = |text: Option<&[u8]>| {
+            // What is no number is for the server to refuse.
+            let index = text.and_then(resp::integer).and_then(|index| i32::try_from(index).ok());
+            index.is_some_and(|index| {
+                let index = u32::try_from(index).unwrap_or(u32::MAX);
+                match config.databases {
+                    1 => index != config.redis_db,
+                    databases => index >= databases,
+                }
+            })
+        };
+        match command.name {
+            "move" => is_other(arg(2)),
+            "swapdb" => is_other(arg(1)) || is_other(arg(2)),
+            "copy" => {
+                let is_db = |at: &usize| arg(*at).is_some_and(|a| a.eq_ignore_ascii_case(b"db"));
+                (3..args.len()).find(is_db).is_some_and(|at| is_other(arg(at + 1)))
+            }
+            _ => false,
+        }
+    }
+
+    /// HELLO [protover [AUTH user password] [SETNAME name]]
+    pub(crate) fn hello(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
+        let hello = match Hello::parse(args[1..].iter().map(|span| span.of(bytes))) {
+            Ok(hello) => hello,
+            Err(text) => return self.reply_error(client, &text),
+        };
+        let Client { pool, session, requests, .. } = &self.clients[client];
+        let (pool, database) = (*pool, session.database);
+        let wire_protocol = match hello.version {
+            None => session.wire_protocol,
+            Some(Version::Resp2) => WireProtocol::Resp2,
+            Some(Version::Resp3) if self.now < self.pools[pool as usize].no_resp3_until => {
+                return self.reply_error(client, NO_PROTO);
+            }
+            Some(Version::Resp3) => WireProtocol::Resp3,
+        };
+        if wire_protocol != session.wire_protocol && *requests > 0 {
+            return Plan::Wait;
+        }
+        if let Some((user, password)) = hello.user
+            && let Err(text) = self.authenticate(client, Some(user), password)
+        {
+            return self.reply_error(client, text);
+        }
+        if !self.clients[client].session.authenticated {
+            return self.reply_error(
+                client,
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise \
+                 the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the \
+                 client and select the RESP protocol version at the same time",
+            );
+        }
+        if let Err(text) = self.agree(client, wire_protocol, database) {
+            return self.reply_error(client, text);
+        }
+        if let Some(name) = hello.name {
+            self.set_name(client, name);
+        }
+        let (id, resp) = (self.clients[client].session.id, wire_protocol.resp());
+        self.reply_with(client, |out| write_greeting(out, resp, id))
+    }
+
+    /// Has the client speak a dialect and have a database from here on.
+    fn agree(
+        &mut self,
+        client: u32,
+        wire_protocol: WireProtocol,
+        database: Selected,
+    ) -> Result<Agreed, &'static str> {
+        let Client { pool, requests, session, .. } = &mut self.clients[client];
+        let pool = &self.pools[*pool as usize];
+        let before = pool.variant_of(session);
+        let old = (session.wire_protocol, session.database);
+        (session.wire_protocol, session.database) = (wire_protocol, database);
+        if pool.variant_of(session) == before {
+            return Ok(Agreed::Yes);
+        }
+        let is_owed = *requests > 0;
+        if !is_owed && self.follow_session(client) {
+            return Ok(Agreed::Yes);
+        }
+        let session = &mut self.clients[client].session;
+        (session.wire_protocol, session.database) = old;
+        if is_owed { Ok(Agreed::Later) } else { Err(NO_VARIANT) }
+    }
+
+    /// Has the client, which is owed nothing, start over: what RESET does to the session. The name of
+    /// its library stays, as that does not change.
+    pub(crate) fn reset_session(&mut self, client: u32) {
+        self.end_monitor(client);
+        let Client { pool, session, requests, noreply, skip, .. } = &mut self.clients[client];
+        debug_assert_eq!(*requests, 0, "what is on its way was asked in another dialect");
+        // Whether this very request is answered is not for it to change.
+        if *skip != Skip::This {
+            (*noreply, *skip) = (false, Skip::No);
+        }
+        session.no_evict = false;
+        let pool = &self.pools[*pool as usize];
+        session.wire_protocol = pool.params_set[0].wire_protocol;
+        session.database = Selected::NONE;
+        session.authenticated = pool.auth.is_none();
+        self.set_name(client, b"");
+        self.update_off_fast_path(client);
+        let is_followed = self.follow_session(client);
+        debug_assert!(is_followed, "there is always the first variant");
+    }
+
+    /// A server does not speak RESP3: so it is for the clients of its pool, or their requests would
+    /// fail or not by their keys. Those who speak it have to agree on something else.
+    pub(crate) fn wire_protocol_refused(&mut self, lane: u32) {
+        let pool = self.lanes[lane as usize].pool;
+        let until = self.now.plus_millis(DIALECT_REFUSED_MS);
+        self.pools[pool as usize].no_resp3_until = until;
+        for client in self.clients.indices().collect::<Vec<u32>>() {
+            let Client { pool: of, session, .. } = &self.clients[client];
+            if *of == pool && session.wire_protocol == WireProtocol::Resp3 {
+                self.finish(client);
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// What a client has that selects this; `None` is the pool's own. Where there is only that one,
+    /// it is also what clients without a word about it have, so that it is called 0 as well.
+    pub(crate) fn database_named(&self, text: &[u8]) -> Result<Option<u32>, String> {
+        let number = database_index(text)?;
+        let index = u32::try_from(number).map_err(|_| NO_DATABASE)?;
+        match self.config.databases {
+            1 if index == 0 || index == self.config.redis_db => Ok(None),
+            1 => Err(NO_DATABASE.to_owned()),
+            databases if index < databases => Ok(Some(index)),
+            _ => Err(NO_DATABASE.to_owned()),
+        }
+    }
+}
+
+/// A number as Redis takes it where a database is to be named.
+fn database_index(text: &[u8]) -> Result<i32, String> {
+    let number = resp::integer(text).ok_or("ERR value is not an integer or out of range")?;
+    i32::try_from(number).map_err(|_| {
+        let (least, most) = (i32::MIN, i32::MAX);
+        format!("ERR value is out of range, value must between {least} and {most}")
+    })
+}
+
+impl<'b> Hello<'b> {
+    fn parse(mut args: impl Iterator<Item = &'b [u8]>) -> Result<Self, String> {
+        let version = match args.next().map(resp::integer) {
+            None => None,
+            Some(Some(2)) => Some(Version::Resp2),
+            Some(Some(3)) => Some(Version::Resp3),
+            Some(Some(_)) => return Err(NO_PROTO.to_owned()),
+            Some(None) => {
+                return Err("ERR Protocol version is not an integer or out of range".to_owned());
+            }
+        };
+        let mut hello = Self { version, ..Self::default() };
+        while let Some(option) = args.next() {
+            let parsed = if option.eq_ignore_ascii_case(b"auth") {
+                hello.user = args.next().zip(args.next());
+                hello.user.is_some()
+            } else if option.eq_ignore_ascii_case(b"setname") {
+                hello.name = args.next();
+                hello.name.map(check_name).transpose()?.is_some()
+            } else {
+                false
+            };
+            if !parsed {
+                let option = String::from_utf8_lossy(option);
+                return Err(format!("ERR Syntax error in HELLO option '{option}'"));
+            }
+        }
+        Ok(hello)
+    }
+}
+
+impl Engine {
+    /// By a name that has been found good.
+    pub(crate) fn set_name(&mut self, client: u32, name: &[u8]) {
+        if !name.is_empty() || self.clients[client].session.profile.is_some() {
+            self.change_profile(client, |profile| profile.name = name.to_vec());
+        }
+    }
+
+    /// Notes what a client says of itself.
+    pub(crate) fn change_profile(&mut self, client: u32, change: impl FnOnce(&mut Profile)) {
+        let session = &mut self.clients[client].session;
+        self.bufs.discharge(session.profile_size());
+        let profile = session.profile.get_or_insert_default();
+        change(profile);
+        if **profile == Profile::default() {
+            session.profile = None;
+        }
+        self.bufs.charge(session.profile_size());
+    }
+}
+
+fn write_greeting(out: &mut Vec<u8>, resp: Version, id: u64) {
+    encode::write_map_header(out, resp, 7);
+    encode::write_bulk(out, b"server");
+    encode::write_bulk(out, b"redis");
+    encode::write_bulk(out, b"version");
+    encode::write_bulk(out, REDIS_VERSION.as_bytes());
+    encode::write_bulk(out, b"proto");
+    encode::write_integer(out, resp.number());
+    encode::write_bulk(out, b"id");
+    encode::write_integer(out, id as i64);
+    encode::write_bulk(out, b"mode");
+    encode::write_bulk(out, b"standalone");
+    encode::write_bulk(out, b"role");
+    encode::write_bulk(out, b"master");
+    encode::write_bulk(out, b"modules");
+    encode::write_array_header(out, 0);
+}
+
+/// Longest name of a client. Redis has no limit, but here it has to fit a message when the client
+/// moves to another process.
+pub(crate) const NAME_MAX: usize = 4096;
+
+/// Whether a client may be called so.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), &'static str> {
+    if name.len() > NAME_MAX {
+        return Err("ERR Client name is too long.");
+    }
+    if !is_attribute(name) {
+        return Err("ERR Client names cannot contain spaces, newlines or special characters.");
+    }
+    Ok(())
+}
+
+/// As Redis's validateClientAttr.
+pub(crate) fn is_attribute(text: &[u8]) -> bool {
+    text.iter().all(|byte| (b'!'..=b'~').contains(byte))
+}
+
+/// Compares without telling by its duration where the difference is.
+pub(crate) fn same_secret(expected: &[u8], given: &[u8]) -> bool {
+    let mut difference = usize::from(expected.len() != given.len());
+    for (at, &byte) in given.iter().enumerate() {
+        let other = expected.get(at % expected.len().max(1)).copied().unwrap_or_default();
+        difference |= usize::from(byte ^ other);
+    }
+    difference == 0
+}

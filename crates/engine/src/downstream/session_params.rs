@@ -1,0 +1,214 @@
+//! What a connection has agreed on, so that a reply can be passed on as it comes.
+//!
+//! A client takes lanes that speak its dialect and have its database selected. Most clients of a
+//! pool agree on the same; lanes for the others are made when the first of them comes, and given
+//! back some time after the last of them has gone. A client changes from one variant to another
+//! only while it is owed nothing, so that its requests to a server stay in their order.
+
+use cashew_config::snapshot::{self, Protocol, Wire};
+use cashew_protocol::resp;
+
+use crate::base::slab::NONE;
+use crate::base::time::Time;
+use crate::engine::Engine;
+use crate::upstream::pool::{Pool, Server};
+
+/// How requests and replies are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WireProtocol {
+    Resp2,
+    Resp3,
+    /// memcached's text protocol, meta commands included.
+    Text,
+    /// memcached's binary protocol.
+    Binary,
+}
+
+impl WireProtocol {
+    /// As it is told to other processes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resp2 => "resp2",
+            Self::Resp3 => "resp3",
+            Self::Text => "text",
+            Self::Binary => "binary",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::Resp2, Self::Resp3, Self::Text, Self::Binary];
+        all.into_iter().find(|wire_protocol| wire_protocol.name() == name)
+    }
+
+    /// Of RESP, for what the gateway itself says.
+    pub(crate) fn resp(self) -> resp::Version {
+        match self {
+            Self::Resp3 => resp::Version::Resp3,
+            Self::Resp2 | Self::Text | Self::Binary => resp::Version::Resp2,
+        }
+    }
+
+    /// What a connection speaks that has not said anything about it.
+    pub(crate) fn first_of(config: &snapshot::Pool) -> Self {
+        match (config.protocol, config.memcached.wire) {
+            (Protocol::Redis, _) => Self::Resp2,
+            (Protocol::Memcached, Wire::Auto | Wire::Text) => Self::Text,
+            (Protocol::Memcached, Wire::Binary) => Self::Binary,
+        }
+    }
+}
+
+/// A kind of lanes. A pool knows its variants by their index; the first is that of clients which
+/// have not asked for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SessionParams {
+    pub(crate) wire_protocol: WireProtocol,
+    pub(crate) database: u32,
+}
+
+/// Who uses a variant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    /// Servers have lanes of it; otherwise its index is free for a variant to come.
+    pub(crate) is_open: bool,
+    /// Clients that are of it; those of the first variant are not counted.
+    pub(crate) clients: u32,
+    /// When the last of them left.
+    left_at: Time,
+}
+
+impl Usage {
+    pub(crate) const OPEN: Self = Self { is_open: true, clients: 0, left_at: Time::ZERO };
+}
+
+/// Variants of one pool. Each takes lanes, and connections as they are used, to every server.
+pub(crate) const VARIANTS_MAX: usize = 64;
+/// How long the lanes of a variant stay that no client is of.
+const UNUSED_MAX_US: u64 = 10_000_000;
+
+impl Engine {
+    /// Gives a client that is owed nothing lanes of the dialect and the database it has agreed on.
+    /// `false` if its pool has as many variants as it may have, and all are in use.
+    pub(crate) fn follow_session(&mut self, client: u32) -> bool {
+        let pool = self.clients[client].pool;
+        let wanted = self.pools[pool as usize].variant_of(&self.clients[client].session);
+        let Some(index) = self.variant(pool, wanted) else { return false };
+        self.enter_variant(pool, index);
+        let before = std::mem::replace(&mut self.clients[client].variant, index);
+        self.leave_variant(pool, before);
+        true
+    }
+
+    fn enter_variant(&mut self, pool: u32, variant: u16) {
+        if variant > 0 {
+            self.pools[pool as usize].usage[usize::from(variant)].clients += 1;
+        }
+    }
+
+    /// One client less is of the variant.
+    pub(crate) fn leave_variant(&mut self, pool: u32, variant: u16) {
+        if variant > 0 {
+            let usage = &mut self.pools[pool as usize].usage[usize::from(variant)];
+            usage.clients -= 1;
+            usage.left_at = self.now;
+        }
+    }
+
+    /// The index of a variant, whose lanes are made if there are none.
+    pub(crate) fn variant(&mut self, pool_index: u32, variant: SessionParams) -> Option<u16> {
+        let pool = &self.pools[pool_index as usize];
+        let known = |&index: &usize| pool.usage[index].is_open && pool.params_set[index] == variant;
+        if let Some(index) = (0..pool.params_set.len()).find(known) {
+            return Some(index as u16);
+        }
+        let closed = pool.usage.iter().position(|usage| !usage.is_open);
+        let index = match closed {
+            Some(index) => index,
+            None if pool.params_set.len() < VARIANTS_MAX => pool.params_set.len(),
+            None => self.close_unused(pool_index)?,
+        };
+        let pool = &mut self.pools[pool_index as usize];
+        if index == pool.params_set.len() {
+            pool.params_set.push(variant);
+            pool.usage.push(Usage::OPEN);
+        } else {
+            (pool.params_set[index], pool.usage[index]) = (variant, Usage::OPEN);
+        }
+        pool.usage[index].left_at = self.now;
+        self.complete_variants(pool_index);
+        Some(index as u16)
+    }
+
+    /// Makes room for another variant, if one is of no use any more.
+    fn close_unused(&mut self, pool: u32) -> Option<usize> {
+        let all = 1..self.pools[pool as usize].params_set.len();
+        let unused = all.into_iter().find(|&index| self.is_unused(pool, index))?;
+        self.close_variant(pool, unused);
+        Some(unused)
+    }
+
+    /// Gives every server of the pool lanes of all variants.
+    pub(crate) fn complete_variants(&mut self, pool_index: u32) {
+        let pool = &self.pools[pool_index as usize];
+        let (servers, params_set) = (pool.servers.len(), pool.params_set.len());
+        for server_index in 0..servers {
+            let server = &mut self.pools[pool_index as usize].servers[server_index];
+            server.others.resize(params_set - 1, NONE);
+            for variant in 1..params_set {
+                let pool = &self.pools[pool_index as usize];
+                let server = &pool.servers[server_index];
+                if !pool.usage[variant].is_open || server.others[variant - 1] != NONE {
+                    continue;
+                }
+                let (lanes, wire_protocol) =
+                    (server.lanes + 1, pool.params_set[variant].wire_protocol);
+                let place = (pool_index, server_index as u32);
+                let first = self.add_lanes(lanes, place, variant as u16, wire_protocol);
+                self.pools[pool_index as usize].servers[server_index].others[variant - 1] = first;
+            }
+        }
+    }
+
+    /// Closes the lanes of variants that nobody has used for a while; for now and then.
+    pub(crate) fn maintain_params(&mut self) {
+        for pool in 0..self.pools.len() as u32 {
+            for index in 1..self.pools[pool as usize].params_set.len() {
+                let left_at = self.pools[pool as usize].usage[index].left_at;
+                if self.now.micros_since(left_at) >= UNUSED_MAX_US && self.is_unused(pool, index) {
+                    self.close_variant(pool, index);
+                }
+            }
+        }
+    }
+
+    /// Whether a variant has lanes, and neither clients nor anything on its way: what clients asked
+    /// that have gone runs to its end.
+    fn is_unused(&self, pool: u32, index: usize) -> bool {
+        let pool = &self.pools[pool as usize];
+        let Usage { is_open, clients, .. } = pool.usage[index];
+        is_open
+            && clients == 0
+            && self.lanes_of(pool, index).all(|lane| !self.lane(lane).is_taken())
+    }
+
+    fn lanes_of<'p>(&'p self, pool: &'p Pool, index: usize) -> impl Iterator<Item = u32> + 'p {
+        let lanes = pool.servers.iter().flat_map(Server::all_lanes);
+        lanes.filter(move |&lane| usize::from(self.lane(lane).variant) == index)
+    }
+
+    /// Gives back the lanes of a variant that is not used.
+    fn close_variant(&mut self, pool_index: u32, index: usize) {
+        let pool = &self.pools[pool_index as usize];
+        for lane in self.lanes_of(pool, index).collect::<Vec<u32>>() {
+            // A private one stays, for whoever comes.
+            self.reassign(lane, 0);
+        }
+        for server in 0..self.pools[pool_index as usize].servers.len() {
+            let server = &mut self.pools[pool_index as usize].servers[server];
+            let first = std::mem::replace(&mut server.others[index - 1], NONE);
+            let range = first..first + server.lanes + 1;
+            self.vacate(range);
+        }
+        self.pools[pool_index as usize].usage[index].is_open = false;
+    }
+}

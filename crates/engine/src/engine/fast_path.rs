@@ -1,0 +1,389 @@
+//! The shortest way of a request and of its reply: plain, for one key, nothing in its way.
+//!
+//! Both stop at whatever gives cause for thought – a limit, a fence, a server that is not connected,
+//! a reply that is merged – and leave it to the general way, which comes to the same result for
+//! those that pass here. Each protocol has its own copy of the loops, with its reader inside.
+
+use cashew_metrics::PoolCounter;
+use cashew_protocol::memcached::{self, Answer, Expect, Tag, binary, retagged_header};
+use cashew_protocol::redis::{self, Access, Policy};
+use cashew_protocol::resp;
+
+use crate::base::buffer::LARGE;
+use crate::base::id::ConnId;
+use crate::base::slab::NONE;
+use crate::downstream::client::{Handoff, State};
+use crate::downstream::session_params::WireProtocol;
+use crate::engine::Engine;
+use crate::memcached::{Asked, END};
+use crate::request::{Request, Role};
+use crate::upstream::bulk::Mark;
+use crate::upstream::lane::{Link, Scanner};
+
+/// A request that one server answers.
+struct Plain<'b> {
+    /// The whole request.
+    bytes: &'b [u8],
+    /// What follows it.
+    rest: &'b [u8],
+    key: &'b [u8],
+    access: Access,
+    expect: Expect,
+    /// It has to do with CAS uniques in a way for which the general way is.
+    cas_tags: bool,
+    /// What it calls, in Redis.
+    called: Option<&'static redis::PlainCommand>,
+}
+
+/// How a protocol's plain requests and replies are read. A trait, as functions that are handed over
+/// would not be inlined.
+trait Reader {
+    /// A lane's replies may have uniques in them that get a tag.
+    const TAGS: bool;
+    /// All of them do, in their headers.
+    const TAGS_HEADERS: bool = false;
+
+    fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>>;
+
+    /// Whether a reply names the key of its request, if it names any.
+    #[inline(always)]
+    fn is_for(_: &Request, _: &[u8]) -> bool {
+        true
+    }
+
+    /// The reply at the start of the buffer, and what follows it.
+    fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
+
+    /// Whether several requests may be joined to one: see [`crate::memcached::Coalesced`].
+    const JOINS: bool = false;
+
+    /// What has to be kept of a request for its reply.
+    #[inline(always)]
+    fn asked(_: &[u8]) -> Option<Asked> {
+        None
+    }
+}
+
+/// Without `RESP3`, replies of types that only RESP3 has are not plain. With `GUARDED`, some plain
+/// commands are not for clients.
+struct Redis<const RESP3: bool, const GUARDED: bool>;
+
+impl<const RESP3: bool, const GUARDED: bool> Reader for Redis<RESP3, GUARDED> {
+    const TAGS: bool = false;
+
+    #[inline(always)]
+    fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>> {
+        let head = resp::plain_head(buf)?;
+        let command = redis::find_plain(&head)?;
+        if GUARDED && policy.refuses_id(command.index()) {
+            return None;
+        }
+        let resp::PlainRequest { bytes, rest, key } = head.request()?;
+        let (access, expect, called) = (command.access, Expect::Line, Some(command));
+        Some(Plain { bytes, rest, key, access, expect, cas_tags: false, called })
+    }
+
+    #[inline(always)]
+    fn reply(_: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+        resp::plain_reply_of::<RESP3>(buf)
+    }
+}
+
+/// With `METAGETS`, `mg` is among the plain ones: where its failure is an error, of which nothing has to
+/// be known beforehand.
+struct Text<const METAGETS: bool>;
+
+impl<const METAGETS: bool> Reader for Text<METAGETS> {
+    const TAGS: bool = true;
+    const JOINS: bool = true;
+
+    #[inline(always)]
+    fn request<'b>(buf: &'b [u8], _: &Policy) -> Option<Plain<'b>> {
+        let plain = memcached::plain_request(buf)?;
+        let memcached::PlainRequest { bytes, rest, key, retrieves, cas_tags, expect } = plain;
+        if !METAGETS && expect == Expect::Meta {
+            return None;
+        }
+        Some(Plain { bytes, rest, key, access: access(retrieves), expect, cas_tags, called: None })
+    }
+
+    #[inline(always)]
+    fn is_for(request: &Request, reply: &[u8]) -> bool {
+        request.expect != Expect::Values
+            || memcached::plain_key(reply).is_none_or(|key| request.is_for(key))
+    }
+
+    #[inline(always)]
+    fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+        memcached::plain_reply(expect, buf)
+    }
+}
+
+struct Binary;
+
+impl Reader for Binary {
+    const TAGS: bool = true;
+    const TAGS_HEADERS: bool = true;
+
+    #[inline(always)]
+    fn request<'b>(buf: &'b [u8], _: &Policy) -> Option<Plain<'b>> {
+        let plain = binary::plain_request(buf)?;
+        let binary::PlainRequest { bytes, rest, key, retrieves, names_unique, .. } = plain;
+        let (access, expect, cas_tags) = (access(retrieves), Expect::Packet, names_unique);
+        Some(Plain { bytes, rest, key, access, expect, cas_tags, called: None })
+    }
+
+    #[inline(always)]
+    fn is_for(request: &Request, reply: &[u8]) -> bool {
+        let Asked { opcode, opaque, .. } = request.asked;
+        // What is plain was sent as it was asked.
+        reply.get(12..16) == Some(&opaque) && reply[1] == opcode
+    }
+
+    #[inline(always)]
+    fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+        if expect == Expect::Packet { binary::plain_reply(buf) } else { None }
+    }
+
+    #[inline(always)]
+    fn asked(request: &[u8]) -> Option<Asked> {
+        let (&[_, opcode], opaque) = (request.first_chunk()?, request.get(12..16)?);
+        let opaque = opaque.try_into().ok()?;
+        Some(Asked { opcode, opaque, ..Asked::default() })
+    }
+}
+
+#[inline(always)]
+fn access(retrieves: bool) -> Access {
+    if retrieves { Access::Read } else { Access::Write }
+}
+
+impl Engine {
+    /// Dispatches requests from the start of `buf`; returns what it leaves.
+    #[inline(always)]
+    pub(crate) fn fast_requests<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
+        let client = &self.clients[index];
+        match client.session.wire_protocol {
+            WireProtocol::Resp2 | WireProtocol::Resp3
+                if self.pools[client.pool as usize].policy.refuses_plain() =>
+            {
+                self.fast_requests_with::<Redis<true, true>>(index, buf)
+            }
+            WireProtocol::Resp2 | WireProtocol::Resp3 => {
+                self.fast_requests_with::<Redis<true, false>>(index, buf)
+            }
+            WireProtocol::Text if self.pools[client.pool as usize].misses => {
+                self.fast_requests_with::<Text<false>>(index, buf)
+            }
+            WireProtocol::Text => self.fast_requests_with::<Text<true>>(index, buf),
+            WireProtocol::Binary => self.fast_requests_with::<Binary>(index, buf),
+        }
+    }
+
+    // By itself it has more registers than as part of its caller.
+    #[inline(never)]
+    fn fast_requests_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
+        let client = &mut self.clients[index];
+        let pool_index = client.pool;
+        let pool = &self.pools[pool_index as usize];
+        let limits = &pool.limits;
+        let is_clear = client.session.authenticated
+            && client.state == State::Open
+            && !client.off_fast_path
+            && client.handoff == Handoff::No
+            && client.parser.is_none()
+            && client.swallow == 0
+            && pool.is_clear
+            && !client.fenced
+            && client.output.len() + client.held < limits.client_output_pause;
+        if !is_clear {
+            return buf;
+        }
+        let (requests_before, is_idle) = (client.requests, client.head == NONE);
+        let mut called = None;
+        let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
+        let expiry = pool.expiry(self.now);
+        let has_tags = R::TAGS && pool.has_tags();
+        while client.requests < client.window
+            && let Some(plain) = R::request(buf, &pool.policy)
+            && plain.bytes.len() <= size_max
+        {
+            if has_tags && plain.cas_tags {
+                break;
+            }
+            let mark = Mark::of(plain.key);
+            if pool.large_replies.contains(mark) {
+                break;
+            }
+            let is_up = |server: u32| pool.servers[server as usize].is_up();
+            let Some(server) = pool.router.select(plain.key, plain.access, &mut self.rng, is_up)
+            else {
+                break;
+            };
+            let lane_index = pool.servers[server as usize].lane(client.variant, client.lane_choice);
+            let lane = &mut self.lanes[lane_index as usize];
+            let is_ready = matches!(lane.link, Link::Ready { .. });
+            if !is_ready || lane.is_full(limits, plain.bytes.len()) {
+                break;
+            }
+            if R::JOINS
+                && plain.expect == Expect::Answer(Answer::MetaSet)
+                && self.now < pool.servers[server as usize].unknown.sets
+            {
+                break;
+            }
+            let (request, slot) = self.requests.add(pool_index, index, self.now);
+            slot.mark = mark;
+            slot.expect = plain.expect;
+            if let Some(asked) = R::asked(plain.bytes) {
+                slot.asked = asked;
+            }
+            if !R::JOINS {
+                // While the slot is at hand.
+                slot.enter_lane(plain.bytes.len() as u64);
+            }
+            client.append(request, &mut self.requests);
+            let (requests, bufs) = (&mut self.requests, &mut self.bufs);
+            // Of those that retrieve, all but `get` have to do with uniques.
+            if R::JOINS && plain.expect == Expect::Values && !plain.cas_tags {
+                let word = &plain.bytes[b"get".len()..plain.bytes.len() - b"\r\n".len()];
+                lane.append_get(request, word, index, requests, bufs);
+            } else if R::JOINS {
+                lane.append_beside_gets(request, plain.bytes, index, requests, bufs);
+            } else {
+                lane.link(request, plain.bytes.len() as u64, requests);
+                lane.output.push(plain.bytes, bufs);
+            }
+            lane.mark(&mut self.dirty_lanes);
+            lane.arm(lane_index, expiry, &mut self.timers);
+            called = plain.called;
+            buf = plain.rest;
+        }
+        if let Some(called) = called {
+            client.called = called.id();
+        }
+        let count = client.requests - requests_before;
+        if is_idle && count > 0 {
+            self.activity.join(&mut client.asked_in, &mut client.asked);
+        }
+        client.asked = client.asked.wrapping_add(count.into());
+        self.metrics.add_pool(pool.metrics, PoolCounter::Requests, count.into());
+        buf
+    }
+
+    /// Delivers replies from the start of `buf`, which come from a lane; returns what it leaves.
+    #[inline]
+    pub(crate) fn fast_replies<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
+        match &self.lanes[index as usize].scanner {
+            Scanner::Redis(scanner) if scanner.is_resp3() => {
+                self.fast_replies_with::<Redis<true, false>>(index, buf)
+            }
+            Scanner::Redis(_) => self.fast_replies_with::<Redis<false, false>>(index, buf),
+            Scanner::Memcached(_) => self.fast_replies_with::<Text<true>>(index, buf),
+            Scanner::Binary(_) => self.fast_replies_with::<Binary>(index, buf),
+        }
+    }
+
+    #[inline(never)]
+    fn fast_replies_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let is_clear = matches!(lane.link, Link::Ready { .. })
+            && pool.large_replies.is_empty()
+            // There it is looked at whether a reply can be what is due.
+            && !lane.is_session
+            && !lane.scanner.is_push(b"");
+        if !is_clear {
+            return buf;
+        }
+        let batch_end = lane.batches.front().map_or(u64::MAX, |batch| batch.end);
+        let tag = match R::TAGS_HEADERS {
+            true => pool.servers[lane.server as usize].tag,
+            false => Tag::default(),
+        };
+        let mut unblocked = NONE;
+        while lane.in_flight > 0 {
+            let head = lane.head;
+            let request = &mut self.requests[head];
+            // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
+            let is_plain = matches!(request.role, Role::Single)
+                && request.client != NONE
+                && !(request.silent | (R::TAGS && request.is_tagged))
+                && request.arrived == 0;
+            if !is_plain {
+                break;
+            }
+            let is_coalesced = R::JOINS && request.expect.is_coalesced();
+            let (reply, is_open, rest) = if is_coalesced {
+                let Some(part) = lane.coalesced.plain_part(request, buf) else { break };
+                (part.reply, part.is_open, part.rest)
+            } else {
+                let Some((whole, rest)) = R::reply(request.expect, buf) else { break };
+                if !R::is_for(request, whole) {
+                    break;
+                }
+                (whole, false, rest)
+            };
+            let len = (reply.len() + if is_open { END.len() } else { 0 }) as u64;
+            if len >= LARGE as u64 {
+                break;
+            }
+            let owner = request.client;
+            let (client, generation) = self.clients.entry(owner);
+            if client.output.len() + client.held + len > pool.limits.client_output_max {
+                break;
+            }
+            buf = rest;
+            request.in_lane = false;
+            request.done = true;
+            lane.pop_head(request.next_in_lane, request.wire_len);
+            let (header, reply) = match reply.split_first_chunk() {
+                Some((header, rest)) if R::TAGS_HEADERS && tag.is_some() => {
+                    (Some(retagged_header(tag, header)), rest)
+                }
+                _ => (None, reply),
+            };
+            if is_coalesced {
+                lane.coalesced.pop_key(request, &mut self.bufs);
+            }
+            if client.head != head {
+                if let Some(header) = header {
+                    request.hold(&header, &mut self.bufs);
+                }
+                request.hold(reply, &mut self.bufs);
+                if is_open {
+                    request.hold(END, &mut self.bufs);
+                }
+                client.held += len;
+            } else {
+                if let Some(header) = header {
+                    client.output.push(&header, &mut self.bufs);
+                }
+                client.output.push(reply, &mut self.bufs);
+                if is_open {
+                    client.output.push(END, &mut self.bufs);
+                }
+                let (requests, bufs) = (&mut self.requests, &mut self.bufs);
+                let mut ended = |started| {
+                    let latency = self.now.micros_since(started);
+                    self.latency_batch.add(pool.metrics, latency, &self.metrics);
+                };
+                ended(client.end_head(requests, bufs, &mut self.activity));
+                client.deliver_done(requests, bufs, &mut self.activity, ended);
+                if client.paused {
+                    unblocked = owner;
+                }
+                let conn = ConnId::client(owner, generation);
+                client.mark(conn, &mut self.dirty_clients, &mut self.deferred_clients);
+            }
+            if unblocked != NONE || lane.answered == batch_end {
+                break;
+            }
+        }
+        if unblocked != NONE {
+            self.unblock(unblocked);
+        }
+        self.end_batch(index);
+        buf
+    }
+}

@@ -1,0 +1,836 @@
+//! The engine's public face: events in, work out.
+
+pub(crate) mod change;
+pub(crate) mod epoch;
+pub(crate) mod fast_parts;
+pub(crate) mod fast_path;
+pub(crate) mod hold;
+pub(crate) mod memory;
+pub(crate) mod open_files;
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+
+use cashew_config::snapshot::{self, Protocol};
+use cashew_metrics::{PoolCounter, PoolGauge, Writer};
+use cashew_protocol::{Span, memcached, resp};
+
+use crate::base::action::Action;
+use crate::base::buffer::{BufPool, LARGE, Output};
+use crate::base::failure::{CloseReason, Failure};
+use crate::base::fifo::Fifo;
+use crate::base::free_ids::FreeIds;
+use crate::base::id::ConnId;
+use crate::base::latency_batch::{Answered, LatencyBatch};
+use crate::base::recycler::Recycler;
+use crate::base::rng::Rng;
+use crate::base::slab::Slab;
+use crate::base::time::Time;
+use crate::base::timers::{Timer, Timers};
+use crate::base::work_budget::WorkBudget;
+use crate::downstream::activity::Activity;
+use crate::downstream::client::{Client, Dirty, Selected, Session, State};
+use crate::downstream::handoff::Moving;
+use crate::downstream::pressure::Pressure;
+use crate::engine::change::Change;
+use crate::engine::epoch::Plan;
+use crate::exchange::seal::Secret;
+use crate::memcached::{Notes, RequestCtx};
+use crate::redis::monitor::MonitorRelay;
+use crate::redis::script_replay::Call;
+use crate::redis::wait_all::WaitAll;
+use crate::redis::worker_query::Inquiries;
+use crate::request::Gather;
+use crate::request::slab::Requests;
+use crate::upstream::lane::Lane;
+use crate::upstream::pool::Pool;
+
+/// How often memory that a peak left behind is given back.
+const HOUSEKEEPING_MS: u64 = 1000;
+
+/// Queues and lists of fewer elements are not worth shrinking.
+pub(crate) const QUEUE_KEPT: usize = 1024;
+
+/// What an engine is made of.
+pub struct Setup {
+    pub plan: Plan,
+    pub metrics: Writer,
+    /// Decides jitter and random placement; equal seeds and events give equal runs.
+    pub seed: u64,
+    /// Where this worker counts, which is its name.
+    pub slot: u32,
+    pub identity: Identity,
+    pub now: Time,
+}
+
+/// What INFO and HELLO say about this process.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub version: &'static str,
+    pub process_id: u32,
+}
+
+/// Whether a new client is welcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    Welcome,
+    /// `client_connections` is reached: tell the client and close.
+    Full,
+}
+
+/// The proxy of one worker: a state machine without sockets, clocks or threads.
+///
+/// The caller reports what happened (`handle_*`), calls [`Engine::settle`] when it has reported
+/// all of a tick, carries out [`Engine::poll_action`], and writes what [`Engine::poll_dirty`]
+/// names: for each of these connections [`Engine::output`], then [`Engine::handle_sent`]. It
+/// returns by [`Engine::poll_timeout`] at the latest.
+pub struct Engine {
+    pub(crate) now: Time,
+    pub(crate) started: Time,
+    pub(crate) identity: Identity,
+    pub(crate) slot: u32,
+    /// Which of the workers this is; the first counts what all do.
+    pub(crate) rank: u32,
+    pub(crate) workers: u32,
+    pub(crate) epoch: u64,
+    pub(crate) metrics: Writer,
+    /// First those of the epoch in use, in its order, then others: see [`crate::upstream::pool::Standing`].
+    pub(crate) pools: Vec<Pool>,
+    /// How many are of the epoch in use.
+    pub(crate) pools_in_use: usize,
+    /// The epoch that is being changed to.
+    pub(crate) change: Option<Change>,
+    /// Something about a change is to be said as soon as it is so.
+    pub(crate) is_watching: bool,
+    /// A lane keeps its number, which is in the tokens of its connections, as long as it is used.
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) free_ids: FreeIds,
+    /// Those of `lanes` that are made for one client at a time.
+    pub(crate) streaming_lanes: Vec<u32>,
+    /// Connections for sessions there are, and may be, over all servers.
+    pub(crate) session_links: u64,
+    pub(crate) sessions_max: u64,
+    /// By the slot that its connections are named by: the lane. Most are at their own number, see
+    /// [`crate::upstream::detach_large`].
+    pub(crate) lane_at: Vec<u32>,
+    /// No connection of a lane that is not there any more has had a higher number.
+    pub(crate) lane_generation: u32,
+    pub(crate) clients: Slab<Client>,
+    /// By client, which waits for several servers.
+    pub(crate) tours: HashMap<u32, WaitAll>,
+    pub(crate) requests: Requests,
+    pub(crate) bufs: BufPool,
+    pub(crate) latency_batch: LatencyBatch,
+    pub(crate) pressure: Pressure,
+    pub(crate) rng: Rng,
+    pub(crate) secret: Secret,
+    pub(crate) timers: Timers,
+    pub(crate) actions: VecDeque<Action>,
+    pub(crate) dirty_clients: Fifo<ConnId>,
+    /// Dirty clients that are owed more.
+    pub(crate) deferred_clients: Fifo<ConnId>,
+    pub(crate) dirty_lanes: Fifo<ConnId>,
+    /// Lanes that the statistics are behind of.
+    pub(crate) unpublished_lanes: Vec<u32>,
+    pub(crate) activity: Activity,
+    pub(crate) resumable: Vec<ConnId>,
+    pub(crate) moving: Moving,
+    pub(crate) inquiries: Inquiries,
+    pub(crate) scratch: Scratch,
+    pub(crate) request_ctx: RequestCtx,
+    pub(crate) miss_notes: Notes,
+    /// Quotas of clients that are gone.
+    pub(crate) departed: Vec<u32>,
+    /// Clients that wait for marks of feeds that are gone: see [`Engine::settle_lost_marks`].
+    pub(crate) lost_marks: Vec<ConnId>,
+    pub(crate) clients_seen: u64,
+    pub(crate) monitor_relay: MonitorRelay,
+    pub(crate) draining: bool,
+    /// See [`crate::base::work_budget`].
+    pub(crate) work: usize,
+    pub(crate) work_budget: WorkBudget,
+}
+
+/// Memory that requests use for the moment of their parsing, kept to be used again.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) redis: Recycler<Box<resp::RequestParser>>,
+    pub(crate) memcached: Recycler<Box<memcached::RequestParser>>,
+    pub(crate) binary: Recycler<Box<memcached::binary::RequestParser>>,
+    pub(crate) keys: Vec<Span>,
+    pub(crate) split: crate::exchange::dispatch::Split,
+    /// A reply while it is written.
+    pub(crate) text: Vec<u8>,
+    /// Part of a reply whose uniques have got their tags.
+    pub(crate) tagged: Vec<u8>,
+    pub(crate) gathers: Recycler<Box<Gather>>,
+    pub(crate) calls: Recycler<Box<Call>>,
+    pub(crate) places: Vec<crate::exchange::gather::Place>,
+}
+
+impl Scratch {
+    fn trim(&mut self) {
+        self.redis.trim(drop);
+        self.memcached.trim(drop);
+        self.binary.trim(drop);
+        self.gathers.trim(drop);
+        self.calls.trim(drop);
+        self.keys.clear();
+        self.places.clear();
+        shrink(&mut self.keys);
+        shrink(&mut self.places);
+        self.split.shrink();
+        self.tagged.clear();
+        self.tagged.shrink_to(LARGE);
+    }
+}
+
+/// Gives the room back that a list no longer needs.
+pub(crate) fn shrink<T>(list: &mut Vec<T>) {
+    if list.capacity() > QUEUE_KEPT {
+        list.shrink_to(QUEUE_KEPT.max(2 * list.len()));
+    }
+}
+
+impl Engine {
+    pub fn new(setup: Setup) -> Self {
+        let Setup { plan, metrics, seed, slot, identity, now } = setup;
+        let mut engine = Self {
+            now,
+            started: now,
+            identity,
+            slot,
+            rank: 0,
+            workers: 1,
+            epoch: 0,
+            metrics,
+            pools: Vec::new(),
+            pools_in_use: 0,
+            change: None,
+            is_watching: false,
+            lanes: Vec::new(),
+            free_ids: FreeIds::default(),
+            streaming_lanes: Vec::new(),
+            session_links: 0,
+            sessions_max: u64::MAX,
+            lane_at: Vec::new(),
+            lane_generation: 0,
+            clients: Slab::new(),
+            tours: HashMap::new(),
+            requests: Requests::new(),
+            bufs: BufPool::default(),
+            latency_batch: LatencyBatch::default(),
+            pressure: Pressure::new(None),
+            rng: Rng::new(seed),
+            secret: Secret::new([seed, slot.into()]),
+            timers: Timers::default(),
+            actions: VecDeque::new(),
+            dirty_clients: Fifo::new(),
+            deferred_clients: Fifo::new(),
+            dirty_lanes: Fifo::new(),
+            unpublished_lanes: Vec::new(),
+            activity: Activity::default(),
+            resumable: Vec::new(),
+            moving: Moving::default(),
+            inquiries: Inquiries::default(),
+            scratch: Scratch::default(),
+            request_ctx: RequestCtx::default(),
+            miss_notes: Notes::default(),
+            departed: Vec::new(),
+            lost_marks: Vec::new(),
+            clients_seen: 0,
+            monitor_relay: MonitorRelay::default(),
+            draining: false,
+            work: 0,
+            work_budget: WorkBudget::default(),
+        };
+        engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
+        engine.begin(plan);
+        engine
+    }
+
+    // Events.
+
+    /// A client connected to the pool's address. `id` is what CLIENT ID tells it. Returns the id of
+    /// the connection.
+    pub fn handle_accepted(
+        &mut self,
+        pool: u32,
+        admission: Admission,
+        id: u64,
+        now: Time,
+    ) -> ConnId {
+        self.now = now;
+        self.clients_seen += 1;
+        let config = &mut self.pools[pool as usize];
+        let session = Session {
+            id,
+            protocol: config.protocol,
+            wire_protocol: config.params_set[0].wire_protocol,
+            database: Selected::NONE,
+            authenticated: config.is_open(),
+            profile: None,
+            no_evict: false,
+            since_us: now.as_micros() as i64,
+        };
+        config.clients += 1;
+        self.metrics.add_pool(config.metrics, PoolCounter::ClientsAccepted, 1);
+        let has_place = admission == Admission::Welcome;
+        config.places_taken += u64::from(has_place);
+        self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
+        let lane_choice = self.clients_seen as u16;
+        let undecided = self.is_undecided(pool);
+        let client = Client {
+            has_place,
+            undecided,
+            off_fast_path: undecided || self.pools[pool as usize].holds_writes_back(),
+            ..Client::new(pool, lane_choice, session)
+        };
+        let (index, generation) = self.clients.insert(client);
+        let conn = ConnId::client(index, generation);
+        self.leave_new(index);
+        match admission {
+            Admission::Welcome if !self.draining => self.throttle_new(index),
+            Admission::Welcome => self.finish(index),
+            Admission::Full => {
+                self.metrics.add_pool(
+                    self.pools[pool as usize].metrics,
+                    PoolCounter::ClientsRefused,
+                    1,
+                );
+                self.refuse(index);
+            }
+        }
+        conn
+    }
+
+    /// A client connected, and is closed at once for want of descriptors. Returns what it is told.
+    pub fn handle_refused(&mut self, pool: u32) -> &'static [u8] {
+        let Pool { protocol, metrics, .. } = self.pools[pool as usize];
+        self.metrics.add_pool(metrics, PoolCounter::ClientsAccepted, 1);
+        self.metrics.add_pool(metrics, PoolCounter::ClientsRefused, 1);
+        refusal(protocol)
+    }
+
+    /// The connection asked for by [`Action::Connect`] is there.
+    pub fn handle_connected(&mut self, conn: ConnId, now: Time) {
+        self.now = now;
+        if let Some(lane) = self.current_lane(conn) {
+            self.lane_connected(lane);
+        }
+    }
+
+    /// Bytes arrived.
+    #[inline(always)]
+    pub fn handle_received(&mut self, conn: ConnId, bytes: &[u8], now: Time) {
+        self.now = now;
+        if conn.is_lane() {
+            self.handle_lane_received(conn, bytes);
+        } else {
+            self.client_received(conn, bytes);
+        }
+        self.check_pressure();
+    }
+
+    /// As [`Engine::handle_received`], but takes the buffer, and leaves an empty one in its place,
+    /// where that saves a copy: in a large request, or in the middle of a large reply.
+    #[inline(always)]
+    pub fn handle_received_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>, now: Time) {
+        self.now = now;
+        if buffer.len() >= LARGE && self.take_buffer(conn, buffer) {
+            self.check_pressure();
+            return;
+        }
+        self.handle_received(conn, buffer, now);
+    }
+
+    /// Passes a buffer on whole, if its bytes are on their way through or are a large request's.
+    /// Returns whether its bytes have been received.
+    #[inline(never)]
+    fn take_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>) -> bool {
+        if conn.is_lane() {
+            return self.current_lane(conn).is_some_and(|l| self.lane_received_buffer(l, buffer));
+        }
+        let index = conn.index();
+        let Some(client) = self.clients.get(index, conn.generation()) else { return false };
+        match client.state {
+            State::Uploading => {
+                self.bufs.charge(buffer.capacity());
+                self.upload_received(index, std::mem::take(buffer));
+                true
+            }
+            State::Open => self.client_received_buffer(index, buffer),
+            State::Closing => false,
+        }
+    }
+
+    /// An empty buffer of at least this capacity, one that was taken earlier if there is any.
+    /// It is the caller's until [`Engine::handle_received_buffer`] takes it.
+    pub fn buffer(&mut self, capacity: usize) -> Vec<u8> {
+        let buffer = self.bufs.take_for_reading(capacity);
+        self.bufs.discharge(buffer.capacity());
+        buffer
+    }
+
+    /// The peer will send nothing more, but may still read.
+    pub fn handle_read_closed(&mut self, conn: ConnId, now: Time) {
+        self.now = now;
+        if conn.is_lane() {
+            if let Some(lane) = self.current_lane(conn) {
+                self.lane_down(lane, Failure::Closed, Closed::ByUs);
+            }
+        } else if self.clients.is_current(conn.index(), conn.generation()) {
+            let client = &mut self.clients[conn.index()];
+            client.read_closed = true;
+            if self.is_listened_to(conn.index()) {
+                // As in Redis: whoever says no more is not kept waiting for.
+                self.drop_client(conn.index(), Closed::ByUs);
+                return;
+            }
+            let client = &self.clients[conn.index()];
+            match client.state {
+                State::Uploading => self.upload_broken(conn.index()),
+                State::Open | State::Closing => self.close_if_finished(conn.index()),
+            }
+        }
+    }
+
+    /// The first `bytes` bytes of the connection's output are in the kernel's hands.
+    #[inline(always)]
+    pub fn handle_sent(&mut self, conn: ConnId, bytes: u64, now: Time) {
+        self.now = now;
+        if conn.is_lane() {
+            self.handle_lane_sent(conn, bytes);
+        } else {
+            self.client_sent(conn, bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn handle_lane_sent(&mut self, conn: ConnId, bytes: u64) {
+        if let Some(lane) = self.current_lane(conn) {
+            self.lane_sent(lane, bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn handle_lane_received(&mut self, conn: ConnId, bytes: &[u8]) {
+        let Some(lane) = self.current_lane(conn) else { return };
+        match self.lanes[lane as usize].paused {
+            true => self.keep_for_later(lane, bytes),
+            false => self.lane_received(lane, bytes),
+        }
+    }
+
+    /// The connection is gone; the driver has forgotten it already.
+    pub fn handle_closed(&mut self, conn: ConnId, reason: CloseReason, now: Time) {
+        self.now = now;
+        if conn.is_lane() {
+            if let Some(lane) = self.current_lane(conn) {
+                self.lane_down(lane, reason.into(), Closed::ByPeer);
+            }
+        } else if self.clients.is_current(conn.index(), conn.generation()) {
+            let client = &self.clients[conn.index()];
+            let counter = match reason {
+                CloseReason::Eof => PoolCounter::ClientEof,
+                _ => PoolCounter::ClientErr,
+            };
+            self.metrics.add_pool(self.pools[client.pool as usize].metrics, counter, 1);
+            self.drop_client(conn.index(), Closed::ByPeer);
+        }
+    }
+
+    /// Time has passed: whatever is due happens.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.now = now;
+        while let Some((at, timer)) = self.timers.pop_due(now) {
+            match timer {
+                Timer::Lane(lane) => {
+                    // It may have been given up.
+                    if self.lanes.get(lane as usize).is_some_and(|lane| lane.armed == at) {
+                        self.lane_timeout(lane);
+                    }
+                }
+                Timer::Probe { pool, server } => {
+                    if self.pools[pool as usize].servers[server as usize].probe_at == at {
+                        self.probe(pool, server);
+                    }
+                }
+                Timer::Change => {
+                    self.is_watching = true;
+                    self.maintain_draining();
+                }
+                Timer::Line => self.maintain_waiters(),
+                Timer::Monitors => self.release_lines(),
+                Timer::ClientPause => self.end_client_pauses(),
+                Timer::Slowed { client, generation } => {
+                    self.end_slow_down(client, generation, at);
+                }
+                Timer::Housekeeping => {
+                    self.allow_handoffs();
+                    self.maintain_draining();
+                    self.maintain_streaming_lanes();
+                    self.maintain_worker_queries();
+                    self.maintain_feeds();
+                    self.maintain_strained();
+                    self.maintain_monitors();
+                    self.maintain_sessions();
+                    self.maintain_params();
+                    self.check_stall();
+                    self.give_back();
+                    self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
+                }
+            }
+        }
+    }
+
+    /// Lets go of what only a peak needed.
+    fn give_back(&mut self) {
+        self.bufs.trim();
+        self.scratch.trim();
+        self.miss_notes.trim(&self.requests);
+        self.requests.shrink(&mut self.bufs);
+        self.clients.shrink();
+        self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
+        shrink(&mut self.unpublished_lanes);
+        shrink(&mut self.resumable);
+        self.work_budget.trim();
+        self.shrink_lanes();
+        for dirty in [&mut self.dirty_clients, &mut self.deferred_clients, &mut self.dirty_lanes] {
+            dirty.shrink(QUEUE_KEPT);
+        }
+        if self.actions.capacity() > QUEUE_KEPT {
+            self.actions.shrink_to(QUEUE_KEPT.max(2 * self.actions.len()));
+        }
+        for lane in &mut self.lanes {
+            let batches = &mut lane.batches;
+            if batches.capacity() > QUEUE_KEPT && batches.len() < batches.capacity() / 4 {
+                batches.shrink_to(2 * batches.len());
+            }
+        }
+        // A lane and a probe each have one deadline that counts; the others were replaced.
+        if self.timers.len() > QUEUE_KEPT + 4 * self.lanes.len() {
+            let (lanes, pools) = (&self.lanes, &self.pools);
+            self.timers.retain(|at, timer| match timer {
+                Timer::Lane(lane) => lanes.get(lane as usize).is_some_and(|lane| lane.armed == at),
+                Timer::Probe { pool, server } => {
+                    pools[pool as usize].servers[server as usize].probe_at == at
+                }
+                Timer::Change
+                | Timer::Line
+                | Timer::Monitors
+                | Timer::ClientPause
+                | Timer::Slowed { .. }
+                | Timer::Housekeeping => true,
+            });
+        }
+    }
+
+    /// Bytes that went back to the allocator since the last call.
+    pub fn take_released(&mut self) -> usize {
+        self.bufs.take_released()
+    }
+
+    /// Stop gracefully: no request is taken any more, connections close as soon as what they wait
+    /// for is written.
+    pub fn handle_drain(&mut self, now: Time) {
+        self.now = now;
+        self.draining = true;
+        let clients: Vec<u32> = self.clients.indices().collect();
+        for index in clients {
+            self.finish(index);
+        }
+    }
+
+    /// Whether a drain is complete.
+    pub fn is_drained(&self) -> bool {
+        self.draining && self.clients.len() == 0
+    }
+
+    // Work.
+
+    /// Ends a tick: clients that may go on do. Call it after the last event and before
+    /// [`Engine::poll_action`].
+    pub fn settle(&mut self, now: Time) {
+        self.now = now;
+        self.rest();
+        self.requests.note_peak();
+        self.publish_lanes();
+        self.settle_pressure();
+        if !self.resumable.is_empty() {
+            self.resume_clients();
+        }
+        self.settle_work();
+        if self.is_watching {
+            self.watch_changes();
+        }
+        if self.moving.is_busy() {
+            self.maintain_detached();
+        }
+        self.latency_batch.publish(&self.metrics);
+        self.activity.tick(now);
+    }
+
+    /// Lets those go on who may. What becomes resumable now is for the next tick, so that one tick
+    /// stays bounded, and so are the others where some ask for much.
+    #[inline(never)]
+    fn resume_clients(&mut self) {
+        let mut batch = std::mem::take(&mut self.resumable);
+        let mut resumed = 0;
+        while !self.has_overspent()
+            && let Some(&conn) = batch.get(resumed)
+        {
+            resumed += 1;
+            if self.clients.is_current(conn.index(), conn.generation()) {
+                self.resume(conn.index());
+            }
+        }
+        batch.drain(..resumed);
+        batch.append(&mut self.resumable);
+        self.resumable = batch;
+    }
+
+    /// When [`Engine::handle_timeout`] wants to be called; at once when clients may go on.
+    pub fn poll_timeout(&self) -> Time {
+        let is_idle =
+            self.resumable.is_empty() && !self.has_put_off() && !self.moving.is_pressing();
+        if is_idle { self.timers.next() } else { Time::ZERO }
+    }
+
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// A connection that got something to send since it was named last.
+    pub fn poll_dirty(&mut self) -> Option<ConnId> {
+        self.let_go();
+        self.poll_dirty_lane().or_else(|| self.poll_dirty_client())
+    }
+
+    /// As [`Engine::poll_dirty`], for connections to servers only.
+    #[inline]
+    pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
+        let conn = self.dirty_lanes.pop()?;
+        if let Some(lane) = self.current_lane(conn) {
+            let lane = &mut self.lanes[lane as usize];
+            lane.dirty = false;
+            lane.close_gets(&mut self.bufs);
+        }
+        Some(conn)
+    }
+
+    /// Whether there is something to write that gains from company: requests, and replies to
+    /// clients that wait for more of them.
+    #[inline]
+    pub fn has_held_back(&self) -> bool {
+        !self.dirty_lanes.is_empty() || !self.deferred_clients.is_empty()
+    }
+
+    /// Names the clients among them with the others from now on.
+    #[inline]
+    pub fn let_go(&mut self) {
+        self.dirty_clients.take_over(&mut self.deferred_clients);
+    }
+
+    /// As [`Engine::poll_dirty`], for connections of clients only.
+    #[inline]
+    pub fn poll_dirty_client(&mut self) -> Option<ConnId> {
+        let conn = self.dirty_clients.pop()?;
+        if let Some(client) = self.clients.get_mut(conn.index(), conn.generation()) {
+            client.dirty = Dirty::No;
+            if client.output.is_empty() {
+                // What was answered wanted no reply: there will be no `handle_sent`.
+                self.close_if_finished(conn.index());
+            }
+        }
+        Some(conn)
+    }
+
+    /// Fills `slices` with the start of what is to be written; returns how many were filled, 0
+    /// when there is nothing.
+    pub fn output<'a>(&'a self, conn: ConnId, slices: &mut [IoSlice<'a>]) -> usize {
+        self.writable(conn).map_or(0, |output| output.slices(slices))
+    }
+
+    /// The first piece of what is to be written, empty if there is nothing, and whether there is
+    /// more behind it.
+    #[inline(always)]
+    pub fn front(&self, conn: ConnId) -> (&[u8], bool) {
+        self.writable(conn).map_or((&[], false), Output::front)
+    }
+
+    #[inline(always)]
+    fn writable(&self, conn: ConnId) -> Option<&Output> {
+        if conn.is_lane() {
+            self.current_lane(conn).and_then(|lane| self.lanes[lane as usize].writable())
+        } else {
+            self.clients.get(conn.index(), conn.generation()).map(|client| &client.output)
+        }
+    }
+
+    /// What is configured of a pool that an action names.
+    pub fn pool_config(&self, pool: u32) -> &snapshot::Pool {
+        &self.pools[pool as usize].config
+    }
+
+    /// What that pool is called, if there is one of that number.
+    pub fn pool_name(&self, pool: u32) -> Option<&str> {
+        self.pools.get(pool as usize).map(|pool| pool.config.name.as_str())
+    }
+
+    /// All pools there are are named by numbers below this one.
+    pub fn pools(&self) -> u32 {
+        self.pools.len() as u32
+    }
+
+    /// The pool in use of that name, or one that was removed and has clients still.
+    pub fn pool_named(&self, name: &str) -> Option<u32> {
+        let names = self.pools.iter().zip(0..).filter(|(pool, _)| pool.serves());
+        names.into_iter().find(|(pool, _)| pool.config.name == name).map(|(_, index)| index)
+    }
+
+    /// Where the pool's clients are counted over all workers, as [`PoolState`](crate::PoolState)
+    /// said.
+    pub fn quota(&self, pool: u32) -> u32 {
+        self.pools[pool as usize].quota
+    }
+
+    /// The quota of a client that was welcome and is gone; one that was exported is not.
+    pub fn poll_departed(&mut self) -> Option<u32> {
+        self.departed.pop()
+    }
+
+    /// Clients connected, of all pools.
+    pub fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Whether the client is still there.
+    pub fn has_client(&self, conn: ConnId) -> bool {
+        !conn.is_lane() && self.clients.is_current(conn.index(), conn.generation())
+    }
+
+    /// Whether the client is in the middle of a request: it may wait for the rest to be wanted.
+    pub fn is_amid_request(&self, conn: ConnId) -> bool {
+        !conn.is_lane()
+            && self.clients.get(conn.index(), conn.generation()).is_some_and(|client| {
+                client.parser.is_some() || client.swallow > 0 || !client.input.is_empty()
+            })
+    }
+
+    /// Clients connected to the pool here.
+    pub fn clients_of(&self, pool: u32) -> u64 {
+        self.pools[pool as usize].clients
+    }
+
+    /// Who asks, and who waits.
+    #[inline]
+    pub fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    /// Clients that have come since the start.
+    #[inline]
+    pub fn clients_seen(&self) -> u64 {
+        self.clients_seen
+    }
+
+    /// What has been answered since the start, up to the last [`Engine::settle`].
+    #[inline]
+    pub fn answered(&self) -> Answered {
+        self.latency_batch.total
+    }
+
+    /// Requests that are not answered yet, of all pools.
+    pub fn requests_pending(&self) -> usize {
+        self.requests.len()
+    }
+
+    // Shared by the parts.
+
+    #[inline]
+    fn current_lane(&self, conn: ConnId) -> Option<u32> {
+        let lane = self.lanes.get(conn.index() as usize)?;
+        if lane.conn == conn {
+            return lane.has_connection().then_some(conn.index());
+        }
+        self.lane_elsewhere(conn)
+    }
+
+    pub(crate) fn client_conn(&self, client: u32) -> ConnId {
+        ConnId::client(client, self.clients.generation(client))
+    }
+
+    pub(crate) fn lane_conn(&self, lane: u32) -> ConnId {
+        self.lanes[lane as usize].conn
+    }
+
+    #[inline]
+    pub(crate) fn mark_client(&mut self, index: u32) {
+        let conn = self.client_conn(index);
+        self.clients[index].mark(conn, &mut self.dirty_clients, &mut self.deferred_clients);
+    }
+
+    #[inline]
+    pub(crate) fn mark_lane(&mut self, index: u32) {
+        self.lanes[index as usize].mark(&mut self.dirty_lanes);
+    }
+
+    pub(crate) fn protocol_of(&self, client: u32) -> Protocol {
+        self.clients[client].session.protocol
+    }
+
+    fn refuse(&mut self, client: u32) {
+        let text = refusal(self.protocol_of(client));
+        self.answer(client, |out| out.extend_from_slice(text));
+        self.clients[client].state = State::Closing;
+    }
+}
+
+/// What a client is told that finds no place.
+fn refusal(protocol: Protocol) -> &'static [u8] {
+    match protocol {
+        Protocol::Redis => b"-ERR max number of clients reached\r\n",
+        Protocol::Memcached => b"ERROR Too many open connections\r\n",
+    }
+}
+
+/// Who ended a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// The driver reported it and has closed the descriptor.
+    ByPeer,
+    /// The engine decided: the driver is told.
+    ByUs,
+}
+
+/// This worker's share of a server's connections: they are dealt out evenly, and each worker has
+/// at least one.
+pub(crate) fn lanes_here(connections: u32, slot: u32, workers: u32) -> u32 {
+    let workers = workers.max(1);
+    let share = connections / workers + u32::from(slot < connections % workers);
+    share.max(1)
+}
+
+impl Engine {
+    pub(crate) fn count_forward_error(&self, pool: u32) {
+        self.metrics.add_pool(self.pools[pool as usize].metrics, PoolCounter::ForwardError, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_dealt_to_workers_and_none_goes_without() {
+        let deal = |connections, workers| -> Vec<u32> {
+            (0..workers).map(|slot| lanes_here(connections, slot, workers)).collect()
+        };
+        assert_eq!(deal(1, 4), [1, 1, 1, 1]);
+        assert_eq!(deal(6, 4), [2, 2, 1, 1]);
+        assert_eq!(deal(8, 4), [2, 2, 2, 2]);
+        assert_eq!(deal(3, 0).len(), 0);
+        assert_eq!(lanes_here(3, 0, 0), 3);
+    }
+}

@@ -1,0 +1,485 @@
+//! Replies on their way back: to the right request, merged, in the client's order.
+
+use cashew_metrics::PoolCounter;
+use cashew_protocol::memcached;
+use cashew_protocol::redis::Fan;
+use cashew_protocol::resp::{self, Reply, encode};
+
+use crate::base::buffer::LARGE;
+use crate::base::failure::Failure;
+use crate::base::slab::NONE;
+use crate::engine::Engine;
+use crate::memcached::{merge_packets, merge_stats};
+use crate::redis::keyless;
+use crate::redis::pubsub::publish;
+use crate::request::{Due, Merge, Role};
+use crate::upstream::bulk::BULK_SIZE;
+
+/// What is looked at of a probe's reply.
+const PROBE_REPLY_MAX: usize = 64;
+
+/// A reply that is passed on while it arrives is written in pieces of at least this size.
+pub(crate) const STREAM_WRITE_MIN: u64 = 512 * 1024;
+/// What is left of a value is waited for, and leaves with the piece before it, if it is no more than this.
+const STREAM_END_MAX: u64 = 64 * 1024;
+
+impl Engine {
+    /// Who waits for the request's reply in the end, or [`NONE`].
+    pub(crate) fn waiting_client(&self, index: u32) -> u32 {
+        let request = &self.requests[index];
+        match request.role {
+            Role::Fragment { parent, .. } => self.requests[parent].client,
+            Role::Single
+            | Role::Counted(_)
+            | Role::Affecting(_)
+            | Role::Parent { .. }
+            | Role::Probe { .. }
+            | Role::Blocked
+            | Role::Own(_)
+            | Role::Call(_) => request.client,
+        }
+    }
+
+    /// Counts `bytes` more of replies kept for a client.
+    pub(crate) fn charge(&mut self, index: u32, bytes: usize) {
+        let client = self.waiting_client(index);
+        if client != NONE {
+            self.clients[client].held += bytes as u64;
+        }
+    }
+
+    /// Forgets what has arrived of a reply.
+    pub(crate) fn drop_reply(&mut self, index: u32) {
+        let reply = self.take_reply(index);
+        self.bufs.give(reply);
+    }
+
+    /// What has arrived of a reply, which is not kept for the client any more.
+    pub(crate) fn take_reply(&mut self, index: u32) -> Vec<u8> {
+        let client = self.waiting_client(index);
+        let reply = std::mem::take(&mut self.requests[index].reply);
+        if client != NONE {
+            self.clients[client].held -= reply.len() as u64;
+        }
+        reply
+    }
+
+    /// The last bytes of a reply; the request has left its lane.
+    #[inline]
+    pub(crate) fn deliver(&mut self, index: u32, bytes: &[u8]) {
+        if self.requests[index].expect.is_quiet_filtered() {
+            return self.deliver_quiet_filtered(index, bytes);
+        }
+        self.learn_size(index, bytes.len());
+        let request = &mut self.requests[index];
+        if let Role::Single = request.role {
+            let client = request.client;
+            if client == NONE {
+                self.free_request(index);
+                return;
+            }
+            if request.silent {
+                request.done = true;
+                self.client_ready(client);
+                return;
+            }
+            let owner = &mut self.clients[client];
+            // The common case: the reply is the client's next, and goes there by one copy.
+            if owner.head == index && (request.reply.is_empty() || request.streaming) {
+                request.done = true;
+                owner.output.push(bytes, &mut self.bufs);
+                self.client_ready(client);
+                self.check_output(client);
+                return;
+            }
+            // The next most common: it comes whole, and before its turn.
+            if request.reply.is_empty() {
+                request.done = true;
+                request.hold(bytes, &mut self.bufs);
+                owner.held += bytes.len() as u64;
+                self.check_output(client);
+                return;
+            }
+        }
+        if let Role::Call(_) = request.role {
+            self.call_answered(index, bytes);
+            return;
+        }
+        self.hold(index, bytes);
+        let reply = std::mem::take(&mut self.requests[index].reply);
+        self.deliver_buf(index, reply);
+    }
+
+    /// Remembers whether the reply, of which these are the last bytes, was large.
+    #[inline]
+    fn learn_size(&mut self, index: u32, bytes: usize) {
+        let request = &self.requests[index];
+        let size = request.arrived + bytes as u64;
+        let is_large = size >= BULK_SIZE as u64;
+        let replies = &mut self.pools[request.pool as usize].large_replies;
+        if (is_large || !replies.is_empty()) && is_large != replies.contains(request.mark) {
+            replies.learn(request.mark, is_large);
+        }
+        self.learn_window(index, size);
+    }
+
+    /// A whole reply in a buffer; the request has left its lane.
+    pub(crate) fn deliver_buf(&mut self, index: u32, mut reply: Vec<u8>) {
+        if let Role::Counted(_) = self.requests[index].role {
+            reply = self.correct_reply(index, reply);
+        }
+        if let Role::Call(_) = self.requests[index].role {
+            self.call_is_over(index);
+        }
+        if let Role::Affecting(_) = self.requests[index].role {
+            match self.follow_exec_effects(index, reply) {
+                Some(answer) => reply = answer,
+                None => return,
+            }
+        }
+        let request = &mut self.requests[index];
+        match request.role {
+            Role::Single => {
+                let client = request.client;
+                self.bufs.give(std::mem::replace(&mut request.reply, reply));
+                request.done = true;
+                if client == NONE {
+                    self.free_request(index);
+                } else {
+                    self.client_ready(client);
+                    self.check_output(client);
+                }
+            }
+            Role::Fragment { parent, .. } => {
+                self.bufs.give(std::mem::replace(&mut request.reply, reply));
+                request.done = true;
+                self.fragment_done(index, parent);
+            }
+            Role::Probe { server } => {
+                let pool = request.pool;
+                self.probed(pool, server, &reply);
+                self.bufs.give(reply);
+                self.free_request(index);
+            }
+            Role::Blocked => self.wait_over(index, reply),
+            Role::Own(own) => {
+                self.own_reply(own, &reply);
+                self.bufs.give(reply);
+                self.free_request(index);
+            }
+            Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
+            Role::Call(_) | Role::Counted(_) | Role::Affecting(_) => {
+                unreachable!("it was ended above")
+            }
+        }
+    }
+
+    /// Bytes of a reply that goes on.
+    pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
+        // Whether it is an error its first bytes tell, which are not kept if nobody waits for them.
+        if let Role::Call(_) = self.requests[index].role
+            && self.requests[index].arrived == 0
+            && !resp::is_error(bytes)
+        {
+            self.call_is_over(index);
+        }
+        if self.requests[index].expect.is_quiet_filtered() {
+            return self.deliver_part_quiet_filtered(index, bytes);
+        }
+        let request = &mut self.requests[index];
+        request.arrived += bytes.len() as u64;
+        let client = request.client;
+        let is_single = matches!(request.role, Role::Single);
+        // Some replies say what is to be done next, whoever wants them.
+        let is_telling = matches!(request.role, Role::Affecting(_) | Role::Call(_) | Role::Blocked);
+        let is_for_nothing = request.silent && !is_telling;
+        if is_for_nothing || (is_single && client == NONE) {
+            return;
+        }
+        let is_next = is_single && self.clients[client].head == index;
+        if !is_next {
+            self.hold(index, bytes);
+            let client = self.waiting_client(index);
+            if client != NONE {
+                self.check_output(client);
+                self.stream_values(index);
+            }
+            return;
+        }
+        // Small replies are kept together, so that a server's failure can still be answered.
+        if !request.streaming && request.reply.len() + bytes.len() < LARGE {
+            self.hold(index, bytes);
+            return;
+        }
+        request.streaming = true;
+        let start = std::mem::take(&mut request.reply);
+        let owner = &mut self.clients[client];
+        owner.held -= start.len() as u64;
+        owner.output.push_buf(start, &mut self.bufs);
+        owner.output.push(bytes, &mut self.bufs);
+        self.mark_streaming(client, 0);
+        self.check_output_before(client, bytes.len());
+    }
+
+    /// Sends what has come of a large reply when it is worth a write: each one wakes the client. So
+    /// does what is `left` of a value (0 if unknown) when that is little.
+    pub(crate) fn mark_streaming(&mut self, client: u32, left: u64) {
+        let owner = &self.clients[client];
+        // What is kept back must not make a client that reads look like one that does not.
+        let allowed = self.pools[owner.pool as usize].limits.client_output_max / 4;
+        let len = owner.output.len();
+        let ends = (1..=STREAM_END_MAX).contains(&left) && len < 2 * STREAM_WRITE_MIN.min(allowed);
+        if len >= STREAM_WRITE_MIN.min(allowed) && !ends {
+            self.mark_client(client);
+        }
+    }
+
+    /// A buffer full of bytes of a reply that is being passed on; so many of the value that they
+    /// belong to are `left`.
+    pub(crate) fn deliver_middle(&mut self, index: u32, buffer: Vec<u8>, left: u64) {
+        let request = &mut self.requests[index];
+        request.arrived += buffer.len() as u64;
+        let client = request.client;
+        if client == NONE {
+            self.bufs.give(buffer);
+            return;
+        }
+        let len = buffer.len();
+        self.clients[client].output.push_buf(buffer, &mut self.bufs);
+        self.mark_streaming(client, left);
+        self.check_output_before(client, len);
+    }
+
+    /// Keeps bytes of a reply with its request, as far as somebody waits for them.
+    pub(crate) fn hold(&mut self, index: u32, mut bytes: &[u8]) {
+        if self.waiting_client(index) == NONE {
+            let request = &self.requests[index];
+            match request.role {
+                Role::Probe { .. } | Role::Own(_) => {}
+                // Its start still has to tell whether it answers this request.
+                Role::Fragment { .. } if request.due != Due::Anything => {}
+                _ => return,
+            }
+            let room = PROBE_REPLY_MAX.saturating_sub(request.reply.len());
+            bytes = &bytes[..bytes.len().min(room)];
+        }
+        self.requests[index].hold(bytes, &mut self.bufs);
+        self.charge(index, bytes.len());
+    }
+
+    /// Cuts a client off that lets replies pile up.
+    pub(crate) fn check_output(&mut self, index: u32) {
+        self.check_output_before(index, 0);
+    }
+
+    /// The same without the last so many bytes: part of a reply may be more than the limit by itself.
+    fn check_output_before(&mut self, index: u32, last: usize) {
+        let client = &self.clients[index];
+        let limit = self.pools[client.pool as usize].limits.client_output_max;
+        if client.output.len() + client.held - last as u64 > limit {
+            self.cut_client(index, PoolCounter::ClientsOverflowed);
+        }
+    }
+
+    pub(crate) fn fragment_done(&mut self, index: u32, parent: u32) {
+        let Role::Parent { pending, .. } = &mut self.requests[parent].role else {
+            unreachable!("a fragment's parent is a parent");
+        };
+        *pending -= 1;
+        if *pending > 0 {
+            self.stream_values(index);
+            return;
+        }
+        self.fragments_done(parent);
+    }
+
+    /// All fragments of a request are answered.
+    pub(crate) fn fragments_done(&mut self, parent: u32) {
+        let role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
+        let Role::Parent { fragments, merge, .. } = role else {
+            unreachable!("only a parent has fragments");
+        };
+        if let Merge::CrossShardCopy(cross_shard_copy) = merge {
+            self.end_stage(parent, fragments, cross_shard_copy);
+            return;
+        }
+        if let Merge::Functions(call) = merge {
+            self.functions_fetched(parent, fragments, call);
+            return;
+        }
+        if self.requests[parent].client == NONE {
+            self.free_fragments(fragments);
+            self.recycle_merge(merge);
+            self.free_request(parent);
+            return;
+        }
+        if let Merge::Round(round) = merge {
+            self.end_turn(parent, fragments, round);
+            return;
+        }
+        if self.deal_out(parent, fragments, &merge) {
+            let client = self.requests[parent].client;
+            self.free_fragments(fragments);
+            self.recycle_merge(merge);
+            self.client_ready(client);
+            self.check_output(client);
+            return;
+        }
+        let mut reply = self.merge(parent, fragments, &merge);
+        self.spend(reply.len());
+        let client = self.requests[parent].client;
+        if let Some(many) = self.clients[client].modes.many() {
+            many.add_bytes(reply.len());
+        }
+        self.filter_quiet_merged(parent, &mut reply);
+        self.free_fragments(fragments);
+        self.recycle_merge(merge);
+        self.charge(parent, reply.len());
+        self.deliver_buf(parent, reply);
+    }
+
+    /// Frees the fragments of one parent from this one on.
+    pub(crate) fn free_fragments(&mut self, mut at: u32) {
+        let client = if at == NONE { NONE } else { self.waiting_client(at) };
+        while at != NONE {
+            let request = &mut self.requests[at];
+            let Role::Fragment { next, .. } = std::mem::replace(&mut request.role, Role::Single)
+            else {
+                unreachable!("fragments are linked to fragments");
+            };
+            if client != NONE {
+                self.clients[client].held -= request.reply.len() as u64;
+            }
+            request.reply.clear();
+            self.requests.remove(at, &mut self.bufs);
+            at = next;
+        }
+    }
+
+    /// The replies of a request's fragments, in their order.
+    pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
+        self.requests.replies(first)
+    }
+
+    /// One reply of many.
+    fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
+        if let Merge::Learn(name) = merge {
+            let pool = self.requests[parent].pool as usize;
+            self.pools[pool].learn(name, &self.requests[fragments].reply);
+            return Vec::new();
+        }
+        let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
+        // Few merged replies are longer than what they are made of, but for a number's digits.
+        let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
+        let room = out.capacity();
+        let is_error: fn(&[u8]) -> bool = match merge {
+            Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
+            Merge::Fan(fan) if !keyless::tolerates(*fan) => resp::is_error,
+            Merge::Numsub(_) | Merge::Newest(_) | Merge::Scripts(_) | Merge::Load(_) => {
+                resp::is_error
+            }
+            Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
+            Merge::Values(_) => memcached::is_error,
+            Merge::Fan(_)
+            | Merge::Named(_)
+            | Merge::Round(_)
+            | Merge::CrossShardCopy(_)
+            | Merge::Functions(_)
+            | Merge::Last => |_| false,
+            Merge::Told(_) | Merge::Stats(_) | Merge::Packets(_) => |_| false,
+        };
+        let is_part = match merge {
+            Merge::Values(gather) if gather.is_part => {
+                self.take_faults(parent, fragments, gather);
+                true
+            }
+            _ => false,
+        };
+        let errors = self.fragment_replies(fragments).filter(|reply| is_error(reply));
+        let error = errors.take(usize::from(!is_part)).next();
+        if error.map(|error| out.extend_from_slice(error)).is_some() {
+            if let Merge::Load(sha) = merge {
+                let pool = self.requests[parent].pool;
+                self.load_refused(pool, sha, &out);
+            }
+            return out;
+        }
+        let mut places = std::mem::take(&mut self.scratch.places);
+        places.clear();
+        let merged = match merge {
+            Merge::Learn(_) => unreachable!("told apart above"),
+            Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
+            Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
+            Merge::Elements(gather) => {
+                self.requests.merge_elements(fragments, gather, &mut places, &mut out)
+            }
+            Merge::Values(gather) => {
+                self.requests.merge_values(fragments, gather, &mut places, &mut out)
+            }
+            Merge::Told(aggregate) | Merge::Stats(aggregate) | Merge::Packets(aggregate) => {
+                let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
+                let mut text = Vec::new();
+                let merged = match merge {
+                    Merge::Packets(_) => {
+                        merge_packets(aggregate, &replies, self.requests[parent].asked, &mut text)
+                    }
+                    _ => merge_stats(aggregate, &replies, &mut text),
+                };
+                // With names of servers it is longer than what it is made of.
+                self.bufs.reserve(&mut out, text.len());
+                out.extend_from_slice(&text);
+                merged
+            }
+            Merge::Newest(newest) => self.merge_newest(fragments, newest, &mut out),
+            Merge::Load(_) => keyless::merge(Fan::Same, self.fragment_replies(fragments), &mut out),
+            Merge::Fan(fan) => keyless::merge(*fan, self.fragment_replies(fragments), &mut out),
+            Merge::Numsub(corrections) => {
+                let mut sums = Vec::new();
+                keyless::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
+                    .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
+            }
+            Merge::Scripts(asked) => {
+                let pool = self.requests[parent].pool;
+                self.note_existing(pool, asked, fragments);
+                let replies = self.fragment_replies(fragments);
+                keyless::scripts(replies, asked.are_there(), &mut out)
+            }
+            Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
+            Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
+            Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
+            Merge::Round(_) | Merge::CrossShardCopy(_) | Merge::Functions(_) => {
+                unreachable!("their replies are seen to elsewhere")
+            }
+        };
+        self.scratch.places = places;
+        if merged.is_none() {
+            let pool = self.requests[parent].pool;
+            self.count_forward_error(pool);
+            out.clear();
+            Failure::BadReply.write_reply(self.pools[pool as usize].protocol, &mut out);
+        }
+        self.bufs.charge(out.capacity() - room);
+        out
+    }
+}
+
+fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    let mut sum: i64 = 0;
+    for reply in replies {
+        let Some(Reply::Integer(count)) = resp::reply(reply) else { return None };
+        sum = sum.checked_add(count)?;
+    }
+    encode::write_integer(out, sum);
+    Some(())
+}
+
+fn merge_last<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    out.extend_from_slice(replies.last()?);
+    Some(())
+}
+
+fn merge_same<'r>(mut replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
+    let first = replies.next()?;
+    out.extend_from_slice(first);
+    replies.all(|reply| reply == first).then_some(())
+}

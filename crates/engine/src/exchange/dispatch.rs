@@ -1,0 +1,595 @@
+//! From a request to the lanes that carry it.
+
+use cashew_config::snapshot::Protocol;
+use cashew_metrics::PoolCounter;
+use cashew_protocol::Span;
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis::Access;
+
+use crate::base::buffer::LARGE;
+use crate::base::failure::Failure;
+use crate::base::slab::NONE;
+use crate::downstream::client::Client;
+use crate::downstream::receive::Plan;
+use crate::downstream::window::UNKNOWN;
+use crate::engine::{Engine, shrink};
+use crate::request::{Due, Gather, Merge, Role};
+use crate::upstream::bulk::{BULK_SIZE, Mark};
+use crate::upstream::lane::Link;
+use crate::upstream::pool::{Pool, Server};
+
+/// Larger ones are not kept to be used again.
+const GATHER_KEPT_MAX: usize = 64 * 1024;
+
+/// The bytes of a request on their way to a lane.
+pub(crate) enum Payload<'a> {
+    Bytes(&'a [u8]),
+    /// Two pieces that belong together.
+    Two(&'a [u8], &'a [u8]),
+    Owned(Vec<u8>),
+}
+
+/// The distribution of one request's keys over servers. Reused from request to request.
+#[derive(Default)]
+pub(crate) struct Split {
+    /// By server: the fragment that has it, if `stamp` is current.
+    seen: Vec<Seen>,
+    stamp: u64,
+    pub(crate) parts: Vec<Part>,
+    /// By key: its part.
+    pub(crate) owners: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    stamp: u64,
+    part: u32,
+}
+
+/// What one server gets of a split request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) server: u32,
+    pub(crate) lane: u32,
+    pub(crate) keys: u32,
+    /// Why it has no lane.
+    failure: Option<Failure>,
+    /// Where it begins in the lane's output.
+    start: u64,
+}
+
+impl Split {
+    fn begin(&mut self, servers: usize) {
+        self.stamp += 1;
+        if self.seen.len() < servers {
+            self.seen.resize(servers, Seen::default());
+        }
+        self.parts.clear();
+        self.owners.clear();
+    }
+
+    /// Whether no part of it has a lane.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.parts.iter().all(|part| part.lane == NONE)
+    }
+
+    /// Gives the room back that a huge request needed.
+    pub(crate) fn shrink(&mut self) {
+        self.parts.clear();
+        self.owners.clear();
+        shrink(&mut self.parts);
+        shrink(&mut self.owners);
+    }
+
+    #[inline(always)]
+    fn add(&mut self, server: u32) {
+        let seen = &mut self.seen[server as usize];
+        if seen.stamp != self.stamp {
+            *seen = Seen { stamp: self.stamp, part: self.parts.len() as u32 };
+            self.parts.push(Part { server, lane: NONE, keys: 0, failure: None, start: 0 });
+        }
+        self.parts[seen.part as usize].keys += 1;
+        self.owners.push(seen.part);
+    }
+}
+
+impl Engine {
+    #[inline]
+    pub(crate) fn route(&mut self, pool: u32, key: &[u8], access: Access) -> Option<u32> {
+        let pool = &self.pools[pool as usize];
+        let is_up = |server: u32| pool.servers[server as usize].is_up();
+        pool.router.select(key, access, &mut self.rng, is_up)
+    }
+
+    /// Sends a request with one key as it is.
+    #[inline]
+    pub(crate) fn forward_key(
+        &mut self,
+        client: u32,
+        key: &[u8],
+        access: Access,
+        expect: Expect,
+        size: usize,
+    ) -> Plan {
+        let pool = self.clients[client].pool;
+        let mark = Mark::of(key);
+        let is_presumed = self.clients[client].window == 0 && access == Access::Read;
+        let is_large = (is_presumed || self.pools[pool as usize].large_replies.contains(mark))
+            && self.clients[client].modes.transaction.is_none();
+        let server = self.route(pool, key, access);
+        let plan = match server.filter(|_| is_large) {
+            Some(server) => self.forward_large(client, server, access, expect, size),
+            None => self.forward_to(client, server, expect, size),
+        };
+        if let Plan::Forward { request, .. } = plan {
+            self.requests[request].mark = mark;
+        }
+        plan
+    }
+
+    /// Sends a request alone whose reply is likely to be large: on a lane of its own, or if all are
+    /// taken on that of large ones, where a few may be read at a time.
+    #[cold]
+    fn forward_large(
+        &mut self,
+        client: u32,
+        server: u32,
+        access: Access,
+        expect: Expect,
+        size: usize,
+    ) -> Plan {
+        let Client { requests, pool, variant, .. } = self.clients[client];
+        if requests > 0 {
+            return Plan::Wait;
+        }
+        let private = self.streaming_lane(pool, server, variant);
+        if let Ok(None) = private
+            && access == Access::Read
+            && self.is_bulk_lane_busy(pool, server, variant)
+        {
+            self.await_bulk_lane(client, server);
+            return Plan::Wait;
+        }
+        let client_state = &mut self.clients[client];
+        client_state.fenced = true;
+        // If it is not so large after all, the next may not be either.
+        client_state.window = client_state.window.max(UNKNOWN);
+        match private {
+            Ok(Some(lane)) => self.forward_on(client, lane, expect),
+            _ => self.forward_to(client, Some(server), expect, size.max(BULK_SIZE)),
+        }
+    }
+
+    /// Sends a request that stores on a connection that nobody else has meanwhile: that one is closed
+    /// if the server does not know what is asked.
+    #[cold]
+    pub(crate) fn forward_alone(&mut self, client: u32, key: &[u8], expect: Expect) -> Plan {
+        let Client { requests, pool, variant, .. } = self.clients[client];
+        if requests > 0 {
+            return Plan::Wait;
+        }
+        let Some(server) = self.route(pool, key, Access::Write) else {
+            return self.fail(client, Failure::NoServer);
+        };
+        match self.streaming_lane(pool, server, variant) {
+            Ok(Some(lane)) => {
+                self.clients[client].fenced = true;
+                let plan = self.forward_on(client, lane, expect);
+                if let Plan::Forward { request, .. } = plan {
+                    self.requests[request].mark = Mark::of(key);
+                }
+                plan
+            }
+            Ok(None) => {
+                self.await_streaming_lane(client, server);
+                Plan::Wait
+            }
+            Err(failure) => self.fail(client, failure),
+        }
+    }
+
+    /// Sends a request to a server as it is.
+    #[inline]
+    pub(crate) fn forward_to(
+        &mut self,
+        client: u32,
+        server: Option<u32>,
+        expect: Expect,
+        size: usize,
+    ) -> Plan {
+        let lane = match server {
+            Some(server) => self.lane_for(client, server, size),
+            None => Err(Failure::NoServer),
+        };
+        match lane {
+            Ok(lane) => self.forward_on(client, lane, expect),
+            Err(failure) => self.fail(client, failure),
+        }
+    }
+
+    pub(crate) fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
+        let request = self.new_request(client);
+        self.requests[request].expect = expect;
+        Plan::Forward { lane, request }
+    }
+
+    /// Answers a request with the error that kept it from being sent.
+    pub(crate) fn fail(&mut self, client: u32, failure: Failure) -> Plan {
+        let protocol = self.protocol_of(client);
+        self.count_forward_error(self.clients[client].pool);
+        if protocol == Protocol::Memcached {
+            return self.fail_unsent_memcached(client, failure);
+        }
+        self.answer(client, |out| failure.write_reply(protocol, out));
+        Plan::Done
+    }
+
+    /// The client's lane to a server, if it can take `size` more bytes; the bulk lane for what is
+    /// large.
+    #[inline]
+    pub(crate) fn lane_for(
+        &mut self,
+        client: u32,
+        server: u32,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let Client { off_fast_path, pool, variant, lane_choice, .. } = self.clients[client];
+        if off_fast_path && let Some(lane) = self.leased(client, server) {
+            return self.on_leased(client, lane, size);
+        }
+        self.lane_of((pool, server), variant, lane_choice, size)
+    }
+
+    /// A lane that the client has for itself, if it can take `size` more bytes.
+    #[cold]
+    fn on_leased(&mut self, client: u32, lane: u32, size: usize) -> Result<u32, Failure> {
+        self.align(client, lane);
+        let limits = &self.pools[self.clients[client].pool as usize].limits;
+        let is_full = self.lane(lane).is_full(limits, size);
+        if is_full { Err(Failure::QueueFull) } else { Ok(lane) }
+    }
+
+    /// The same for a client that may be gone.
+    #[inline]
+    pub(crate) fn lane_of(
+        &mut self,
+        (pool, server): (u32, u32),
+        variant: u16,
+        choice: u16,
+        size: usize,
+    ) -> Result<u32, Failure> {
+        let pool = &self.pools[pool as usize];
+        let server = &pool.servers[server as usize];
+        let index = match size < BULK_SIZE {
+            true => server.lane(variant, choice),
+            false => server.bulk_lane(variant),
+        };
+        let lane = &self.lanes[index as usize];
+        if lane.is_full(&pool.limits, size) {
+            return Err(Failure::QueueFull);
+        }
+        match lane.link {
+            Link::Ready { .. } => {}
+            _ if server.is_silent() => return Err(Failure::Silent),
+            _ => self.reach(index)?,
+        }
+        Ok(index)
+    }
+
+    /// Sends a request without keys as it is: to the first server that is well, or else to the
+    /// first in the ring. So a client that says related things without keys, as loading a script
+    /// and calling it, says them to one server while that one is well.
+    pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+        let server = self.any_server(client, access);
+        self.forward_to(client, server, Expect::Line, size)
+    }
+
+    /// The server for what has no keys.
+    pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
+        let pool = self.clients[client].pool;
+        let config = &self.pools[pool as usize];
+        if config.router.is_one_shard() {
+            self.route(pool, b"", access)
+        } else {
+            let servers = &config.servers;
+            let server = servers
+                .iter()
+                .position(Server::is_up)
+                .or_else(|| servers.iter().position(|server| !server.ejected));
+            server.map(|server| server as u32)
+        }
+    }
+
+    /// Whether all of the client's keys are on one server, whichever they are.
+    pub(crate) fn is_single(&self, client: u32) -> bool {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        pool.router.is_one_shard() || pool.servers.len() == 1
+    }
+
+    /// Puts a request's bytes at the end of a lane.
+    #[inline]
+    pub(crate) fn send(&mut self, lane: u32, request: u32, payload: Payload<'_>) {
+        let state = &mut self.lanes[lane as usize];
+        state.close_gets(&mut self.bufs);
+        let output = &mut state.output;
+        let before = output.len();
+        match payload {
+            Payload::Bytes(bytes) => output.push(bytes, &mut self.bufs),
+            Payload::Two(first, second) => {
+                output.push(first, &mut self.bufs);
+                output.push(second, &mut self.bufs);
+            }
+            Payload::Owned(buf) => output.push_buf(buf, &mut self.bufs),
+        }
+        let wire_len = output.len() - before;
+        self.enqueue(lane, request, wire_len);
+    }
+
+    /// Puts a request, whose bytes are the last `wire_len` of the lane's output, into its queue.
+    #[inline]
+    pub(crate) fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
+        let lane = &mut self.lanes[index as usize];
+        debug_assert!(lane.coalesced.waiting() == 0, "gets wait that stand in front");
+        lane.append(request, wire_len, &mut self.requests);
+        let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);
+        lane.arm(index, expiry, &mut self.timers);
+        lane.mark(&mut self.dirty_lanes);
+    }
+
+    /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.
+    pub(crate) fn place_keys<'k>(
+        &mut self,
+        pool: u32,
+        keys: impl Iterator<Item = &'k [u8]>,
+        access: Access,
+        split: &mut Split,
+    ) -> Result<Option<u32>, Failure> {
+        let Pool { router, servers, .. } = &self.pools[pool as usize];
+        let is_up = |server: u32| servers[server as usize].is_up();
+        split.begin(servers.len());
+        for key in keys {
+            let server = match split.parts.first() {
+                Some(part) if router.is_one_shard() => part.server,
+                _ => router.select(key, access, &mut self.rng, is_up).ok_or(Failure::NoServer)?,
+            };
+            split.add(server);
+        }
+        Ok(match split.parts[..] {
+            [part] => Some(part.server),
+            _ => None,
+        })
+    }
+
+    /// Sends one fragment to each part's server, with the keys that it has in the order of the request.
+    /// Nothing is sent when one of the servers cannot be.
+    pub(crate) fn send_fragments<'b>(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        merge: Merge,
+        request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
+    ) -> Plan {
+        for at in 0..split.parts.len() {
+            match self.lane_for(client, split.parts[at].server, request.size) {
+                Ok(lane) => split.parts[at].lane = lane,
+                Err(failure) => {
+                    self.recycle_merge(merge);
+                    return self.fail(client, failure);
+                }
+            }
+        }
+        self.write_fragments(client, split, merge, request)
+    }
+
+    /// As [`Engine::send_fragments`], but a server that cannot be sent its fragment is taken to
+    /// have answered that it has none of the keys, or, if values are not asked for, why it cannot.
+    /// That is in [`crate::memcached::RequestCtx`], too. Nothing is sent, and nothing answered, if none
+    /// of them can.
+    pub(crate) fn send_fragments_that_can<'b>(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        merge: Merge,
+        request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
+    ) {
+        for at in 0..split.parts.len() {
+            match self.lane_for(client, split.parts[at].server, request.size) {
+                Ok(lane) => split.parts[at].lane = lane,
+                Err(failure) => {
+                    split.parts[at].failure = Some(failure);
+                    self.request_ctx.failure = Some(failure);
+                }
+            }
+        }
+        if split.is_unsent() {
+            self.recycle_merge(merge);
+        } else {
+            self.write_fragments(client, split, merge, request);
+        }
+    }
+
+    /// Writes fragments to the lanes that parts have; those that have none are answered already.
+    fn write_fragments<'b>(
+        &mut self,
+        client: u32,
+        split: &mut Split,
+        merge: Merge,
+        request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
+    ) -> Plan {
+        // A guess at the room that it takes.
+        let room = request.size.min(LARGE);
+        for part in split.parts.iter_mut().filter(|part| part.lane != NONE) {
+            let lane = &mut self.lanes[part.lane as usize];
+            lane.close_gets(&mut self.bufs);
+            part.start = lane.output.len();
+            lane.output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
+        }
+        for (&owner, key) in split.owners.iter().zip(request.keys) {
+            let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane as usize) else {
+                continue;
+            };
+            lane.output.push(key, &mut self.bufs);
+        }
+        let parent = self.new_request(client);
+        let pool = self.clients[client].pool;
+        let mut next = NONE;
+        let mut pending = 0;
+        for part in split.parts.iter().rev() {
+            if part.lane == NONE {
+                next = self.missing_fragment(client, (parent, next), request.expect, part.failure);
+                continue;
+            }
+            pending += 1;
+            let output = &mut self.lanes[part.lane as usize].output;
+            output.push(request.foot, &mut self.bufs);
+            let wire_len = output.len() - part.start;
+            let (fragment, _) = self.requests.add(pool, NONE, self.now);
+            let slot = &mut self.requests[fragment];
+            slot.role = Role::Fragment { parent, next };
+            slot.expect = request.expect;
+            slot.is_tagged = self.request_ctx.is_tagged;
+            slot.asked = self.request_ctx.asked;
+            slot.due = Due::of(&merge, part.keys);
+            self.enqueue(part.lane, fragment, wire_len);
+            next = fragment;
+        }
+        self.requests[parent].role = Role::Parent { fragments: next, pending, merge };
+        let metrics = self.pools[pool as usize].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
+        Plan::Done
+    }
+
+    /// A fragment that is answered already: none of its keys is there, or its server is not.
+    fn missing_fragment(
+        &mut self,
+        client: u32,
+        (parent, next): (u32, u32),
+        expect: Expect,
+        failure: Option<Failure>,
+    ) -> u32 {
+        let pool = self.clients[client].pool;
+        let (fragment, _) = self.requests.add(pool, NONE, self.now);
+        let slot = &mut self.requests[fragment];
+        slot.role = Role::Fragment { parent, next };
+        slot.done = true;
+        let mut text = std::mem::take(&mut self.scratch.text);
+        text.clear();
+        match failure.filter(|_| expect != Expect::Values) {
+            None => text.extend_from_slice(b"END\r\n"),
+            Some(failure) => {
+                self.count_forward_error(pool);
+                self.write_memcached_failure(expect, failure, &mut text);
+            }
+        }
+        self.requests[fragment].hold(&text, &mut self.bufs);
+        self.charge(fragment, text.len());
+        self.scratch.text = text;
+        fragment
+    }
+
+    /// Sends the same bytes to every live server of the pool. Those that cannot be sent them have
+    /// answered why, unless that is all of them.
+    pub(crate) fn send_to_all(
+        &mut self,
+        client: u32,
+        text: &[u8],
+        expect: Expect,
+        merge: Merge,
+    ) -> Plan {
+        let mut split = std::mem::take(&mut self.scratch.split);
+        let pool = &self.pools[self.clients[client].pool as usize];
+        split.begin(pool.servers.len());
+        for (server, &live) in pool.router.live().iter().enumerate() {
+            if live {
+                split.add(server as u32);
+            }
+        }
+        let plan = if split.parts.is_empty() {
+            self.fail(client, Failure::NoServer)
+        } else {
+            let request = FragmentText {
+                head: &|_, _| {},
+                keys: std::iter::repeat(text),
+                foot: b"",
+                expect,
+                size: text.len(),
+            };
+            self.send_fragments_that_can(client, &mut split, merge, request);
+            let failure = self.request_ctx.failure.take().filter(|_| split.is_unsent());
+            failure.map_or(Plan::Done, |failure| self.fail(client, failure))
+        };
+        self.scratch.split = split;
+        plan
+    }
+
+    /// What dealing replies back to keys needs to know.
+    pub(crate) fn gather(&mut self, split: &Split) -> Box<Gather> {
+        let mut gather = self.scratch.gathers.take().unwrap_or_default();
+        gather.owners.extend_from_slice(&split.owners);
+        self.bufs.charge(gather.size());
+        gather
+    }
+
+    /// As [`Engine::gather`], with the keys themselves.
+    pub(crate) fn gather_with_keys(
+        &mut self,
+        split: &Split,
+        keys: &[Span],
+        text: &[u8],
+    ) -> Box<Gather> {
+        let mut gather = self.gather(split);
+        self.bufs.discharge(gather.size());
+        if let (Some(first), Some(last)) = (keys.first(), keys.last()) {
+            let start = first.start as usize;
+            gather.text.extend_from_slice(&text[start..last.end()]);
+            let moved = |key: &Span| Span::new(key.start as usize - start, key.len as usize);
+            gather.keys.extend(keys.iter().map(moved));
+        }
+        self.bufs.charge(gather.size());
+        gather
+    }
+
+    pub(crate) fn recycle_merge(&mut self, merge: Merge) {
+        match merge {
+            Merge::Elements(mut gather) | Merge::Values(mut gather) => {
+                self.bufs.discharge(gather.size());
+                if gather.size() <= GATHER_KEPT_MAX {
+                    gather.clear();
+                    self.scratch.gathers.give(gather);
+                }
+            }
+            Merge::Named(named) => self.bufs.discharge(named.size()),
+            Merge::Newest(newest) => self.bufs.discharge(newest.size()),
+            Merge::Round(round) => {
+                self.bufs.discharge(size_of_val(&*round));
+                self.bufs.give(round.text);
+            }
+            Merge::CrossShardCopy(cross_shard_copy) => self.recycle_copy(*cross_shard_copy),
+            Merge::Functions(call) => self.recycle_call(call),
+            Merge::Sum
+            | Merge::Same
+            | Merge::Learn(_)
+            | Merge::Fan(_)
+            | Merge::Numsub(_)
+            | Merge::Scripts(_)
+            | Merge::Load(_)
+            | Merge::Page(_)
+            | Merge::Last
+            | Merge::Told(_)
+            | Merge::Stats(_)
+            | Merge::Packets(_) => {}
+        }
+    }
+}
+
+/// How a fragment is written.
+pub(crate) struct FragmentText<'a, K> {
+    /// Writes the start, given the number of keys.
+    pub(crate) head: &'a dyn Fn(&mut Vec<u8>, u32),
+    /// The keys in their order, each with what belongs to it, as they are written.
+    pub(crate) keys: K,
+    pub(crate) foot: &'a [u8],
+    pub(crate) expect: Expect,
+    /// Upper bound of a fragment's length.
+    pub(crate) size: usize,
+}

@@ -1,0 +1,6 @@
+//! One request from question to answer: sent, replied to, merged.
+
+pub(crate) mod deliver;
+pub(crate) mod dispatch;
+pub(crate) mod gather;
+pub(crate) mod seal;

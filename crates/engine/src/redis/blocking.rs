@@ -1,0 +1,499 @@
+//! Calls that the server lets wait: BLPOP and its like.
+//!
+//! Such a request has a lane to itself until it is answered, however long that takes; `timeout`
+//! counts only from when the server should have answered. Its client is fenced: what it asks next
+//! waits, as in Redis.
+//!
+//! The server is told to end a wait (CLIENT UNBLOCK) when the client has to leave this process, or
+//! its keys may get another server. If the server had nothing to give until then, the request is put
+//! back in front of what the client has sent since, and asked anew where it belongs. When the client
+//! goes, the connection is closed, so that nothing is taken out of a list for nobody.
+
+use cashew_protocol::Span;
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis::{self, Access, Command, Fan, Lookup, Rule, Wait};
+use cashew_protocol::resp::{self, Parsed, Reply, RequestParser, encode};
+
+use crate::base::failure::Failure;
+use crate::base::slab::NONE;
+use crate::base::time::Time;
+use crate::downstream::client::{Handoff, Skip, State};
+use crate::downstream::receive::Plan;
+use crate::downstream::session_params::WireProtocol;
+use crate::engine::{Closed, Engine};
+use crate::exchange::dispatch::Payload;
+use crate::redis::keyless;
+use crate::request::{Due, Own, Role};
+use crate::upstream::exclusive::{Lease, Turn};
+use crate::upstream::lane::Link;
+
+/// So much may come of a client while it is blocked before it is not read any more. It is read at
+/// all so that its end is noticed.
+pub(crate) const AHEAD_OF_BLOCKED_MAX: usize = 64 * 1024;
+
+/// The request of a client that its server lets wait.
+pub(crate) struct Blocking {
+    pub(crate) lane: u32,
+    pub(crate) request: u32,
+    /// When the server should have answered at the latest.
+    pub(crate) until: Time,
+    /// When the client's own time is up.
+    ends: Time,
+    /// The request as it came.
+    text: Vec<u8>,
+    /// The server was told to end the wait, and the call is asked anew.
+    pub(crate) is_withdrawn: bool,
+    /// Somebody wished that it ends, and was told that it does: it is not asked anew.
+    ending: Option<Ending>,
+    /// It is to be told as soon as it has said what to call the connection.
+    is_due: bool,
+    /// The server may still be about to do as it was told, so that nobody else may wait there.
+    is_marked: bool,
+}
+
+/// How a call ends at somebody's wish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// As if its time were up.
+    TimeOver,
+    Error,
+}
+
+/// As Redis says it.
+const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
+
+impl Engine {
+    /// A command that may wait.
+    pub(crate) fn block_redis(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        if self.clients[client].requests > 0 {
+            return Plan::Wait;
+        }
+        if let Some(ending) = self.clients[client].modes.take_ending() {
+            return self.reply_ended(client, command, ending);
+        }
+        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+            let pool = engine.clients[client].pool;
+            let texts = keys.iter().map(|key| key.of(bytes));
+            let server = match keys {
+                [] => match engine.any_server(client, Access::Write) {
+                    Some(server) => server,
+                    None => return engine.fail(client, Failure::NoServer),
+                },
+                _ => match engine.place_keys(pool, texts, Access::Write, split) {
+                    Ok(Some(server)) => server,
+                    Ok(None) => {
+                        let text = engine.crossing(client, command, bytes, keys, split);
+                        return engine.reply_error(client, &text);
+                    }
+                    Err(failure) => return engine.fail(client, failure),
+                },
+            };
+            let is_keyless = keys.is_empty();
+            let lane = match engine.leased(client, server) {
+                Some(lane) => {
+                    engine.align(client, lane);
+                    lane
+                }
+                None => match engine.lease(client, server) {
+                    Lease::Lane(lane) => lane,
+                    other => return engine.without_lease(client, server, &other),
+                },
+            };
+            if is_keyless {
+                engine.catch_up(lane);
+            }
+            // A reload may have left one server only of those that it was to ask.
+            if !engine.tours.is_empty() {
+                engine.tours.remove(&client);
+            }
+            let wait = (command.wait(bytes, args), Due::of_wait(command.name));
+            engine.block_on(client, lane, wait, bytes, bytes);
+            if engine.leased(client, server).is_none() {
+                // Until it is answered nobody else gets the lane.
+                engine.release(lane);
+            }
+            Plan::Done
+        })
+    }
+
+    /// WAIT counts from what its connection did last, which is to be later than all that the client
+    /// wrote by others: from its last command (up to 7.0), or from its last one that replicas get.
+    /// That one nobody sees who does not subscribe to this channel.
+    pub(crate) fn catch_up(&mut self, lane: u32) {
+        self.ask(lane, Own::Whatever, Due::Status, &["PING"]);
+        self.ask(lane, Own::Whatever, Due::Integer, &["SPUBLISH", "cashew:wait", ""]);
+    }
+
+    /// Sends `sent`, which the server may let wait before it answers what is due; `bytes` is what the client has sent.
+    pub(crate) fn block_on(
+        &mut self,
+        client: u32,
+        lane: u32,
+        (wait, due): (Wait, Due),
+        bytes: &[u8],
+        sent: &[u8],
+    ) {
+        if self.lane(lane).peer_id == 0 {
+            self.ask(lane, Own::PeerId { lane }, Due::Integer, &["CLIENT", "ID"]);
+        }
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let (until, ends) = match wait {
+            Wait::AtMost { millis } => {
+                let ends = self.now.plus_millis(millis);
+                (pool.expiry(ends), ends)
+            }
+            Wait::ForEver | Wait::No => (Time::NEVER, Time::NEVER),
+        };
+        let text = self.bufs.copy_of(bytes);
+        let request = self.new_request(client);
+        let slot = &mut self.requests[request];
+        slot.expect = Expect::Line;
+        (slot.role, slot.due) = (Role::Blocked, due);
+        let blocking = Blocking {
+            lane,
+            request,
+            until,
+            ends,
+            text,
+            is_withdrawn: false,
+            ending: None,
+            is_due: false,
+            is_marked: false,
+        };
+        let state = &mut self.clients[client];
+        state.modes.enter().blocking = Some(Box::new(blocking));
+        state.modes.end_observed();
+        state.fenced = true;
+        // Whoever waits here is not somebody whom others wait for.
+        self.activity.leave();
+        self.send(lane, request, Payload::Bytes(sent));
+    }
+
+    /// Ends the wait of a client, at somebody's wish. Returns whether it waited.
+    pub(crate) fn end_wait(&mut self, client: u32, ending: Ending) -> bool {
+        let Some(blocking) = &self.clients[client].modes.blocking else {
+            return self.end_before(client, ending);
+        };
+        if blocking.ending.is_some() {
+            return false;
+        }
+        let (index, request, is_withdrawn) =
+            (blocking.lane, blocking.request, blocking.is_withdrawn);
+        let lane = self.lane(index);
+        let is_known = self.is_engaged(index);
+        let is_to_be_named = is_known && lane.peer_id == 0 && lane.head != request;
+        // One that is withdrawn ends, and has only to stay so.
+        if is_known && !is_to_be_named && !is_withdrawn && !self.tell_to_end(client, ending) {
+            return false;
+        }
+        self.shorten_wait_all(client);
+        if let Some(blocking) = self.clients[client].modes.blocking() {
+            blocking.ending = Some(ending);
+            // The server is about to say what to call the connection.
+            blocking.is_due |= is_to_be_named;
+        }
+        if !is_known {
+            self.break_session(index, Failure::Removed);
+        }
+        true
+    }
+
+    /// The same for a client whose call no server knows of: it waits for a lane, or for the end of a
+    /// change.
+    fn end_before(&mut self, client: u32, ending: Ending) -> bool {
+        let state = &self.clients[client];
+        let is_next = state.paused
+            && state.requests == 0
+            && state.state == State::Open
+            && state.handoff != Handoff::HandedOff
+            && matches!(state.modes.turn, Turn::No | Turn::Waits | Turn::Has { .. })
+            && state.modes.ending.is_none()
+            && !self.is_queueing(client);
+        if !is_next || !self.is_call_in_front(client) {
+            return false;
+        }
+        self.leave_line(client);
+        self.shorten_wait_all(client);
+        self.clients[client].modes.enter().ending = Some(ending);
+        self.unblock(client);
+        true
+    }
+
+    /// Whether what the client has sent begins with a call that may wait.
+    fn is_call_in_front(&self, client: u32) -> bool {
+        let state = &self.clients[client];
+        let input = &state.input;
+        let mut parser = RequestParser::default();
+        if !matches!(state.session.wire_protocol, WireProtocol::Resp2 | WireProtocol::Resp3) {
+            return false;
+        }
+        let Parsed::Complete { len } = parser.parse(input, input.len()) else { return false };
+        let bytes = parser.inline_encoded().unwrap_or(&input[..len]);
+        let args = parser.args();
+        if args.is_empty() {
+            return false;
+        }
+        matches!(redis::find(bytes, args), Lookup::Found(command) if command.blocks(bytes, args))
+    }
+
+    /// Answers a call that is over before a server knew of it, or before all did.
+    pub(crate) fn reply_ended(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        ending: Ending,
+    ) -> Plan {
+        let wait_all = self.tours.remove(&client);
+        match (ending, command.rule) {
+            (Ending::Error, _) => self.reply_error(client, UNBLOCKED),
+            (Ending::TimeOver, Rule::Fan(fan)) => self.reply_with(client, |out| match wait_all {
+                Some(wait_all) if wait_all.has_heard() => wait_all.write_reply(out),
+                // No replica is known to have anything.
+                _ => match fan {
+                    Fan::LeastEach => out.extend_from_slice(b"*2\r\n:0\r\n:0\r\n"),
+                    _ => encode::write_integer(out, 0),
+                },
+            }),
+            (Ending::TimeOver, _) => {
+                let version = self.resp_of(client);
+                self.reply_with(client, |out| encode::write_null_array(out, version))
+            }
+        }
+    }
+
+    /// Has the server end the wait of a client, whose request is put back then. It does nothing
+    /// where the server cannot be told.
+    pub(crate) fn withdraw(&mut self, client: u32) {
+        let Some(blocking) = &self.clients[client].modes.blocking else { return };
+        if blocking.ending.is_some() {
+            return;
+        }
+        let (index, request) = (blocking.lane, blocking.request);
+        if !self.is_engaged(index) {
+            // The server knows nothing of it yet.
+            self.break_session(index, Failure::Removed);
+            return;
+        }
+        let lane = self.lane(index);
+        if lane.head != request && lane.peer_id == 0 {
+            if let Some(blocking) = self.clients[client].modes.blocking() {
+                blocking.is_due = true;
+            }
+            return;
+        }
+        if self.tell_to_end(client, Ending::TimeOver)
+            && let Some(blocking) = self.clients[client].modes.blocking()
+        {
+            blocking.is_withdrawn = true;
+        }
+    }
+
+    fn tell_to_end(&mut self, client: u32, ending: Ending) -> bool {
+        let Some(blocking) = &self.clients[client].modes.blocking else { return false };
+        let (lane, is_told) = (self.lane(blocking.lane), blocking.is_marked);
+        let (peer, pool, server) = (lane.peer_id, lane.pool, lane.server);
+        let is_sent = lane.in_flight > 0 && matches!(lane.link, Link::Ready { .. });
+        let messenger = self.pools[pool as usize].servers[server as usize].lane(0, 0);
+        let is_silent = self.pools[pool as usize].servers[server as usize].is_silent();
+        let can_tell = !is_silent && !matches!(self.lane(messenger).link, Link::Backoff { .. });
+        if peer == 0 || !is_sent || !can_tell {
+            return false;
+        }
+        if is_told {
+            return true;
+        }
+        if self.lane(messenger).link == Link::Idle {
+            self.connect(messenger);
+        }
+        let peer = peer.to_string();
+        let how = match ending {
+            Ending::TimeOver => "TIMEOUT",
+            Ending::Error => "ERROR",
+        };
+        let words = ["CLIENT", "UNBLOCK", &peer, how];
+        self.ask(messenger, Own::Whatever, Due::Integer, &words);
+        if let Some(blocking) = self.clients[client].modes.blocking() {
+            blocking.is_marked = true;
+        }
+        true
+    }
+
+    /// The server has said, or not, what to call the connection where the next request waits.
+    pub(crate) fn withdraw_due(&mut self, lane: u32) {
+        let Some(blocking) = self.blocked_at(lane).filter(|blocking| blocking.is_due) else {
+            return;
+        };
+        let ending = blocking.ending;
+        let client = self.requests[self.lane(lane).head].client;
+        match ending {
+            Some(ending) => {
+                self.tell_to_end(client, ending);
+            }
+            None => self.withdraw(client),
+        }
+    }
+
+    /// Withdraws what clients of these pools wait for.
+    pub(crate) fn withdraw_all(&mut self, pools: impl Fn(u32) -> bool) {
+        for client in self.clients.indices().collect::<Vec<u32>>() {
+            let state = &self.clients[client];
+            if state.modes.blocking.is_some() && pools(state.pool) {
+                self.withdraw(client);
+            }
+        }
+    }
+
+    /// The request at the head of a lane, if it is one that may wait there.
+    pub(crate) fn blocked_at(&self, index: u32) -> Option<&Blocking> {
+        let lane = self.lane(index);
+        if !lane.is_session || lane.head == NONE {
+            return None;
+        }
+        let request = &self.requests[lane.head];
+        match request.role {
+            Role::Blocked if request.client != NONE => {
+                self.clients[request.client].modes.blocking.as_deref()
+            }
+            _ => None,
+        }
+    }
+
+    /// The reply to a request that may have waited, in a buffer. It has left its lane.
+    pub(crate) fn wait_over(&mut self, index: u32, reply: Vec<u8>) {
+        let client = self.requests[index].client;
+        let blocking = self.clients[client].modes.end_blocking();
+        let mut blocking = blocking.expect("a request that waits is its client's blocking one");
+        debug_assert_eq!(blocking.request, index);
+        self.activity.come_back();
+        let lane = self.lane(blocking.lane);
+        if blocking.is_marked && lane.has_connection() && lane.is_free() && lane.lease == NONE {
+            self.disconnect(blocking.lane, Closed::ByUs);
+        }
+        let request = &mut self.requests[index];
+        // The wait is not counted among the times that answers take.
+        request.started = self.now;
+        request.role = Role::Single;
+        // One that is to ask nothing more has to make do with it.
+        let may_ask = self.clients[client].state != State::Closing;
+        let may_go_on = may_ask && blocking.ending != Some(Ending::TimeOver);
+        let is_vain = blocking.is_withdrawn
+            && (is_nil(&reply) || (may_go_on && blocking.is_cut_short(&reply, self.now)));
+        let is_for_nothing = is_vain || self.end_stop(client, &reply);
+        if !is_for_nothing {
+            self.bufs.give(blocking.text);
+            self.deliver_buf(index, reply);
+            return;
+        }
+        self.clients[client].held -= reply.len() as u64;
+        self.bufs.give(reply);
+        self.put_back(client, index, blocking.text, blocking.ending);
+    }
+
+    /// A request that the server did not get to answer.
+    pub(crate) fn wait_failed(&mut self, index: u32) {
+        self.drop_reply(index);
+        let client = self.requests[index].client;
+        let Some(blocking) = self.clients[client].modes.end_blocking() else { return };
+        self.activity.come_back();
+        self.requests[index].role = Role::Single;
+        self.put_back(client, index, blocking.text, blocking.ending);
+    }
+
+    /// Takes the client's only request back, as if it had just been received, or to be answered here
+    /// if it has come to its end.
+    fn put_back(&mut self, client: u32, index: u32, mut text: Vec<u8>, ending: Option<Ending>) {
+        debug_assert_eq!(self.clients[client].head, index);
+        debug_assert_eq!(self.clients[client].requests, 1);
+        let is_silent = self.requests[index].silent;
+        let state = &mut self.clients[client];
+        (state.head, state.tail, state.requests) = (NONE, NONE, 0);
+        if is_silent && !state.noreply {
+            // It was the one that CLIENT REPLY SKIP is about, and is again.
+            (state.noreply, state.skip) = (true, Skip::This);
+            self.update_off_fast_path(client);
+        }
+        let state = &mut self.clients[client];
+        if self.pools[state.pool as usize].is_monitored {
+            state.modes.enter().is_observed = true;
+        }
+        if ending.is_some() {
+            state.modes.enter().ending = ending;
+        }
+        self.activity.leave();
+        self.free_request(index);
+        if self.clients[client].state == State::Closing {
+            // It is not to ask anything more.
+            self.bufs.give(text);
+            self.drop_client(client, Closed::ByUs);
+            return;
+        }
+        self.unpark(client);
+        let input = std::mem::take(&mut self.clients[client].input);
+        self.bufs.reserve_exact(&mut text, input.len());
+        text.extend_from_slice(&input);
+        self.bufs.give(input);
+        self.clients[client].input = text;
+        self.pause(client);
+        self.unblock(client);
+    }
+
+    /// Whether the client is read though nothing of it is consumed.
+    pub(crate) fn is_listened_to(&self, client: u32) -> bool {
+        let state = &self.clients[client];
+        state.modes.blocking.is_some()
+            || state.modes.turn == Turn::Waits
+            || self.is_held_back(client)
+    }
+
+    /// The client has gone: ends its wait.
+    pub(crate) fn drop_blocking(&mut self, blocking: Blocking) {
+        self.bufs.give(blocking.text);
+        self.activity.come_back();
+    }
+}
+
+impl Blocking {
+    /// Whether the reply is what WAIT or WAITAOF says whose time is not up: less than it asked for.
+    /// Then the request asks for what is left of the time from here on.
+    fn is_cut_short(&mut self, reply: &[u8], now: Time) -> bool {
+        let mut parser = RequestParser::default();
+        let Parsed::Complete { .. } = parser.parse(&self.text, self.text.len()) else {
+            return false;
+        };
+        let [name, wanted @ .., last] = parser.args() else { return false };
+        let name = name.of(&self.text);
+        let said = match resp::reply(reply) {
+            Some(Reply::Integer(count)) if name.eq_ignore_ascii_case(b"wait") => vec![count],
+            _ if name.eq_ignore_ascii_case(b"waitaof") => {
+                keyless::integers(reply).unwrap_or_default()
+            }
+            _ => return false,
+        };
+        let mut pairs = wanted.iter().zip(said);
+        let is_less = pairs.any(|(wanted, said)| {
+            resp::integer(wanted.of(&self.text)).is_some_and(|wanted| said < wanted)
+        });
+        let millis = self.ends.micros_since(now).div_ceil(1000);
+        if !is_less || millis == 0 {
+            return false;
+        }
+        if self.ends != Time::NEVER
+            && let Some(at) = self.text[..last.start as usize].iter().rposition(|&it| it == b'$')
+        {
+            self.text.truncate(at);
+            encode::write_bulk(&mut self.text, millis.to_string().as_bytes());
+        }
+        true
+    }
+}
+
+/// Nothing, in either dialect.
+fn is_nil(reply: &[u8]) -> bool {
+    matches!(reply, b"*-1\r\n" | b"$-1\r\n" | b"_\r\n")
+}

@@ -1,0 +1,90 @@
+//! Commands that are not in the table: those of the configuration, and those that a server is asked
+//! about when a client says them first.
+
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis::{Access, CUSTOM_MAX, CUSTOM_NAME_MAX, Lookup, definitions};
+use cashew_protocol::resp::encode;
+use cashew_protocol::{Span, redis};
+
+use crate::base::failure::Failure;
+use crate::base::slab::NONE;
+use crate::downstream::receive::Plan;
+use crate::engine::Engine;
+use crate::exchange::dispatch::Payload;
+use crate::request::{Due, Merge, Role};
+use crate::upstream::pool::Pool;
+
+impl Engine {
+    /// What a request calls that is not in the table, or what to do first to know.
+    #[cold]
+    pub(crate) fn look_further(
+        &mut self,
+        client: u32,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Result<Lookup, Plan> {
+        let owner = &mut self.clients[client];
+        let pool = &self.pools[owner.pool as usize];
+        let asked = std::mem::take(&mut owner.looked_up);
+        let lookup = pool.commands.find(bytes, args);
+        let Ok(name) = std::str::from_utf8(args[0].of(bytes)) else { return Ok(lookup) };
+        let is_worth_asking = matches!(lookup, Lookup::UnknownCommand)
+            && pool.config.commands_from_servers
+            && pool.learnt.len() < CUSTOM_MAX
+            && owner.session.authenticated
+            && asked != pool.commands_version
+            && name.len() <= CUSTOM_NAME_MAX;
+        if !is_worth_asking {
+            return Ok(lookup);
+        }
+        owner.looked_up = pool.commands_version;
+        Err(self.ask_about(client, name))
+    }
+
+    /// Asks a server about a command on behalf of a client, whose request waits meanwhile: the
+    /// question has its place among the client's requests, but no reply.
+    fn ask_about(&mut self, client: u32, name: &str) -> Plan {
+        let mut question = Vec::new();
+        encode::write_command(&mut question, &[b"COMMAND", b"INFO", name.as_bytes()]);
+        let pool = self.clients[client].pool;
+        let lane = match self.any_server(client, Access::None) {
+            Some(server) => self.lane_for(client, server, question.len()),
+            None => Err(Failure::NoServer),
+        };
+        let lane = match lane {
+            Ok(lane) => lane,
+            Err(failure) => return self.fail(client, failure),
+        };
+        let parent = self.new_request(client);
+        let (fragment, _) = self.requests.add(pool, NONE, self.now);
+        self.requests[fragment].role = Role::Fragment { parent, next: NONE };
+        self.requests[fragment].expect = Expect::Line;
+        self.requests[fragment].due = Due::Anything;
+        let merge = Merge::Learn(name.into());
+        self.requests[parent].role = Role::Parent { fragments: fragment, pending: 1, merge };
+        self.send(lane, fragment, Payload::Bytes(&question));
+        Plan::Wait
+    }
+}
+
+impl Pool {
+    /// Takes in what a server told.
+    pub(crate) fn learn(&mut self, name: &str, reply: &[u8]) {
+        for definition in definitions(name, reply) {
+            let is_known =
+                self.learnt.iter().any(|known| known.name.eq_ignore_ascii_case(&definition.name));
+            if !is_known && self.learnt.len() < CUSTOM_MAX {
+                self.learnt.push(definition);
+            }
+        }
+        self.define_commands();
+    }
+
+    /// Makes the commands anew of what is configured and what is learnt.
+    pub(crate) fn define_commands(&mut self) {
+        let configured = self.config.commands.iter().map(|command| command.definition());
+        let all: Vec<redis::Definition> = configured.chain(self.learnt.iter().cloned()).collect();
+        self.commands = redis::CustomCommands::new(&all, &self.commands);
+        self.decide_policy();
+    }
+}

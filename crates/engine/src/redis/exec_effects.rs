@@ -1,0 +1,360 @@
+//! What a transaction does that the gateway goes along with: SELECT, CLIENT PAUSE and UNPAUSE.
+//!
+//! The server queues and executes SELECT as any command there, so that what follows in the
+//! transaction has the other database. EXEC's reply says of each whether it has been done; by the
+//! last one that has, the client goes on. The lane gets the database back that it is known to have,
+//! behind EXEC.
+//!
+//! In the place of CLIENT PAUSE and UNPAUSE the server gets UNWATCH, which has the same reply and no
+//! effect: EXEC has forgotten what is watched already. When EXEC's reply says that they have been
+//! done all workers are asked as outside of MULTI, and the reply waits for their answers. Of a client
+//! that is gone by then nobody knows what its transaction came to.
+
+use cashew_protocol::Span;
+use cashew_protocol::redis::Command;
+use cashew_protocol::resp::{self, encode};
+
+use crate::base::slab::NONE;
+use crate::downstream::client::Selected;
+use crate::downstream::receive::Plan;
+use crate::downstream::session::NO_VARIANT;
+use crate::engine::Engine;
+use crate::exchange::dispatch::Payload;
+use crate::redis::client_list::Question;
+use crate::redis::keyless::Aggregate;
+use crate::redis::transaction::UNWATCH;
+use crate::request::{Due, Own, Role};
+
+/// Of one transaction.
+const EFFECTS_MAX: usize = 1024;
+/// A database that no server has.
+const NOWHERE: i64 = -1;
+
+/// The effects of the commands that a transaction has queued.
+#[derive(Debug, Default)]
+pub(crate) struct ExecEffects(Vec<Effect>);
+
+#[derive(Clone, Copy, Debug)]
+struct Effect {
+    /// Which one of EXEC's replies is its own.
+    place: u32,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Select(Selected),
+    Pause { millis: u64, writes_only: bool },
+    Unpause,
+}
+
+/// What a transaction has done to the clients of its pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Pauses {
+    /// Which one of EXEC's replies tells of it.
+    place: u32,
+    unpause: bool,
+    /// What has been begun since: for how long, and whether what reads goes on.
+    pause: Option<(u64, bool)>,
+}
+
+impl ExecEffects {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        self.0.capacity() * size_of::<Effect>()
+    }
+
+    /// What is queued behind them is for this database, if they are done.
+    pub(crate) fn database(&self) -> Option<Selected> {
+        self.0.iter().rev().find_map(|effect| effect.kind.database())
+    }
+
+    /// Those that have come about by this reply to EXEC.
+    fn done<'r>(&self, reply: &'r [u8]) -> impl Iterator<Item = Effect> + use<'_, 'r> {
+        let mut left = self.0.iter().peekable();
+        let elements = Aggregate::of(reply).into_iter().flatten().zip(0..);
+        elements.filter_map(move |(element, place)| {
+            let effect = left.next_if(|effect| effect.place == place)?;
+            (!resp::is_error(element)).then_some(*effect)
+        })
+    }
+}
+
+impl Kind {
+    fn database(self) -> Option<Selected> {
+        match self {
+            Self::Select(database) => Some(database),
+            Self::Pause { .. } | Self::Unpause => None,
+        }
+    }
+}
+
+impl Pauses {
+    /// What these come to, one after the other.
+    fn of(exec_effects: impl Iterator<Item = Effect>) -> Option<Self> {
+        let mut all: Option<Self> = None;
+        for Effect { place, kind } in exec_effects {
+            let before = all.unwrap_or_default();
+            all = match kind {
+                Kind::Select(_) => all,
+                Kind::Unpause => Some(Self { place, unpause: true, pause: None }),
+                Kind::Pause { millis, writes_only } => {
+                    let (longest, strictest) = before.pause.unwrap_or((0, true));
+                    let pause = (millis.max(longest), writes_only && strictest);
+                    Some(Self { place, pause: Some(pause), ..before })
+                }
+            };
+        }
+        all
+    }
+}
+
+impl Engine {
+    /// SELECT in MULTI.
+    pub(crate) fn queue_select(&mut self, client: u32, index: &[u8], bytes: &[u8]) -> Plan {
+        let pool = self.clients[client].pool;
+        let state = &self.pools[pool as usize];
+        let named = state.database_named(index).ok().map(Selected::from);
+        let mut variant = state.variant_of(&self.clients[client].session);
+        if let Some(database) = named {
+            variant.database = state.database_of(database);
+        }
+        let mut text = self.bufs.take();
+        match (named, resp::integer(index)) {
+            (Some(_), _) => write_select(variant.database.into(), &mut text),
+            // The server is to refuse it in Redis's words, whatever databases it has.
+            (None, Some(number)) if i32::try_from(number).is_ok() => {
+                write_select(NOWHERE, &mut text);
+            }
+            (None, _) => text.extend_from_slice(bytes),
+        }
+        let plan = if self.is_affected_most(client) {
+            self.refuse_queued(client, "ERR too many SELECTs in one transaction")
+        } else if self.variant(pool, variant).is_none() {
+            // Its lanes are there when the client is to go on with it.
+            self.refuse_queued(client, NO_VARIANT)
+        } else {
+            self.queue_effect(client, &text, named.map(Kind::Select))
+        };
+        self.bufs.give(text);
+        plan
+    }
+
+    /// CLIENT PAUSE or UNPAUSE in MULTI.
+    pub(crate) fn queue_pause(
+        &mut self,
+        client: u32,
+        command: &Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        if self.is_affected_most(client) {
+            return self.refuse_queued(client, "ERR too many CLIENT PAUSEs in one transaction");
+        }
+        match Question::parse(command, bytes, args) {
+            Ok(Question::Pause { millis, writes_only }) => {
+                let question = Question::Pause { millis, writes_only };
+                match self.refusal_of_question(client, &question) {
+                    Some(text) => self.refuse_queued(client, &text),
+                    None => {
+                        let pause = Kind::Pause { millis, writes_only };
+                        self.queue_effect(client, UNWATCH, Some(pause))
+                    }
+                }
+            }
+            Ok(Question::Unpause) => self.queue_effect(client, UNWATCH, Some(Kind::Unpause)),
+            // The server is to refuse it in Redis's words. Should it not it holds nobody back.
+            Ok(_) | Err(_) => {
+                let mut words: Vec<&[u8]> = args.iter().map(|arg| arg.of(bytes)).collect();
+                if let Some(millis) = words.get_mut(2)
+                    && resp::integer(millis).is_some_and(|millis| millis >= 0)
+                {
+                    *millis = b"0";
+                }
+                let mut text = Vec::new();
+                encode::write_command(&mut text, &words);
+                self.queue_effect(client, &text, None)
+            }
+        }
+    }
+
+    fn is_affected_most(&self, client: u32) -> bool {
+        let transaction = self.clients[client].modes.transaction.as_ref();
+        transaction.is_some_and(|transaction| transaction.exec_effects.0.len() >= EFFECTS_MAX)
+    }
+
+    fn queue_effect(&mut self, client: u32, text: &[u8], kind: Option<Kind>) -> Plan {
+        let queued = |engine: &Self| {
+            let transaction = engine.clients[client].modes.transaction.as_ref();
+            transaction.and_then(|transaction| transaction.queued()).unwrap_or_default()
+        };
+        let place = queued(self);
+        let mut plan = self.queue_anywhere(client, text, None);
+        if let Plan::Forward { lane, request } = plan {
+            self.send(lane, request, Payload::Bytes(text));
+            plan = Plan::Done;
+        }
+        if let Some(kind) = kind
+            && queued(self) > place
+            && let Some(transaction) = self.clients[client].modes.transaction()
+        {
+            let before = transaction.size();
+            transaction.exec_effects.0.push(Effect { place, kind });
+            self.bufs.charge(transaction.size() - before);
+        }
+        plan
+    }
+
+    /// Sends EXEC for a transaction with effects, the last request of its lease.
+    pub(crate) fn send_affecting(
+        &mut self,
+        client: u32,
+        lane: u32,
+        exec: &[u8],
+        exec_effects: ExecEffects,
+    ) -> Plan {
+        let selects = exec_effects.database().is_some();
+        let request = self.new_request(client);
+        let slot = &mut self.requests[request];
+        (slot.role, slot.due) = (Role::Affecting(Box::new(exec_effects)), Due::Elements);
+        self.send(lane, request, Payload::Bytes(exec));
+        if selects {
+            let state = &self.lanes[lane as usize];
+            let variant = self.pools[state.pool as usize].params_set[usize::from(state.variant)];
+            let mut text = Vec::new();
+            write_select(variant.database.into(), &mut text);
+            self.ask_with(lane, Own::Demand { lane }, Due::OK, &text);
+        }
+        self.release(lane);
+        Plan::Done
+    }
+
+    /// The reply to EXEC of a transaction with effects is here. Gives it back for the client, unless
+    /// that waits for other workers.
+    pub(crate) fn follow_exec_effects(&mut self, index: u32, reply: Vec<u8>) -> Option<Vec<u8>> {
+        let request = &mut self.requests[index];
+        let client = request.client;
+        let Role::Affecting(exec_effects) = std::mem::replace(&mut request.role, Role::Single)
+        else {
+            unreachable!("it is of a transaction with effects");
+        };
+        self.bufs.discharge(exec_effects.size());
+        if client == NONE {
+            return Some(reply);
+        }
+        debug_assert_eq!(self.clients[client].head, index, "it is owed nothing else");
+        let selected = exec_effects.done(&reply).filter_map(|effect| effect.kind.database()).last();
+        let pauses = Pauses::of(exec_effects.done(&reply));
+        if let Some(database) = selected {
+            self.clients[client].session.database = database;
+            if !self.follow_session(client) {
+                // It cannot go on where it is told to be: all variants have been taken meanwhile.
+                self.finish(client);
+            }
+        }
+        let Some(Pauses { place, unpause, pause }) = pauses else { return Some(reply) };
+        let pause = pause.map(|(millis, writes_only)| {
+            let mode: &[u8] = if writes_only { b"WRITE" } else { b"ALL" };
+            command(&[b"CLIENT", b"PAUSE", millis.to_string().as_bytes(), mode])
+        });
+        let unpause = unpause.then(|| command(&[b"CLIENT", b"UNPAUSE"]));
+        // What all have been told last they have been told all of.
+        let (first, last) = match (unpause, pause) {
+            (unpause, Some(pause)) => (unpause, Some(pause)),
+            (unpause, None) => (None, unpause),
+        };
+        if let Some(question) = first {
+            self.ask_everybody(client, question);
+        }
+        match self.ask_before_answer(client, index, place, last.unwrap_or_default()) {
+            true => {
+                self.requests[index].reply = reply;
+                None
+            }
+            false => Some(reply),
+        }
+    }
+}
+
+fn write_select(database: i64, out: &mut Vec<u8>) {
+    encode::write_command(out, &[b"SELECT", database.to_string().as_bytes()]);
+}
+
+fn command(words: &[&[u8]]) -> Vec<u8> {
+    let mut text = Vec::new();
+    encode::write_command(&mut text, words);
+    text
+}
+
+/// Writes EXEC's reply with an error in the place of one command's.
+pub(crate) fn write_with_error(reply: &[u8], place: u32, error: &str, out: &mut Vec<u8>) {
+    let Some(all) = Aggregate::of(reply) else { return out.extend_from_slice(reply) };
+    out.extend_from_slice(&reply[..reply.len() - all.elements.len()]);
+    for (element, at) in all.zip(0..) {
+        match at == place {
+            true => encode::write_error(out, error.as_bytes()),
+            false => out.extend_from_slice(element),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(reply: &str) -> Option<u32> {
+        let at = |place, database| Effect { place, kind: Kind::Select(Some(database).into()) };
+        let exec_effects = ExecEffects(vec![at(0, 5), at(2, 7), at(3, 9)]);
+        let last = exec_effects.done(reply.as_bytes()).last();
+        last.and_then(|effect| effect.kind.database()?.number())
+    }
+
+    #[test]
+    fn the_last_one_done_counts() {
+        assert_eq!(after("*5\r\n+OK\r\n$1\r\nx\r\n+OK\r\n+OK\r\n+OK\r\n"), Some(9));
+        assert_eq!(after("*5\r\n+OK\r\n*2\r\n:1\r\n:2\r\n+OK\r\n-ERR x\r\n+OK\r\n"), Some(7));
+        assert_eq!(after("*4\r\n+OK\r\n+OK\r\n-ERR x\r\n-ERR x\r\n"), Some(5));
+        assert_eq!(after("*4\r\n-ERR x\r\n+OK\r\n-ERR x\r\n-ERR x\r\n"), None);
+    }
+
+    #[test]
+    fn what_was_not_executed_has_changed_nothing() {
+        for reply in ["*-1\r\n", "_\r\n", "-EXECABORT x\r\n", "*0\r\n", "+OK\r\n", ""] {
+            assert_eq!(after(reply), None);
+        }
+    }
+
+    #[test]
+    fn pauses_add_up_until_they_are_ended() {
+        let pauses = |kinds: &[Kind]| {
+            Pauses::of((0..).zip(kinds).map(|(place, &kind)| Effect { place, kind }))
+        };
+        let pause = |millis, writes_only| Kind::Pause { millis, writes_only };
+        let select = Kind::Select(None.into());
+        assert_eq!(pauses(&[select]), None);
+        let two = [pause(30, true), pause(20, false), select];
+        let expected = Pauses { place: 1, unpause: false, pause: Some((30, false)) };
+        assert_eq!(pauses(&two), Some(expected));
+        let ended = [pause(30, false), Kind::Unpause];
+        assert_eq!(pauses(&ended), Some(Pauses { place: 1, unpause: true, pause: None }));
+        let begun = [pause(30, false), Kind::Unpause, pause(20, true)];
+        let expected = Pauses { place: 2, unpause: true, pause: Some((20, true)) };
+        assert_eq!(pauses(&begun), Some(expected));
+    }
+
+    #[test]
+    fn one_reply_of_many_becomes_an_error() {
+        let written = |reply: &[u8], place| {
+            let mut out = Vec::new();
+            write_with_error(reply, place, "ERR x", &mut out);
+            out
+        };
+        let reply = b"*3\r\n+OK\r\n*1\r\n:1\r\n+OK\r\n";
+        assert_eq!(written(reply, 2), b"*3\r\n+OK\r\n*1\r\n:1\r\n-ERR x\r\n");
+        assert_eq!(written(b"-ERR y\r\n", 0), b"-ERR y\r\n");
+    }
+}

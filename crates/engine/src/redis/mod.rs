@@ -1,0 +1,392 @@
+//! What to do with each Redis command.
+
+pub(crate) mod blocking;
+pub(crate) mod client_command;
+pub(crate) mod client_list;
+pub(crate) mod client_pause;
+pub(crate) mod command_discovery;
+pub(crate) mod cross_shard_copy;
+pub(crate) mod exec_effects;
+pub(crate) mod keyless;
+pub(crate) mod monitor;
+pub(crate) mod pubsub;
+pub(crate) mod script_replay;
+pub(crate) mod scripts;
+pub(crate) mod sort_patterns;
+pub(crate) mod transaction;
+pub(crate) mod wait_all;
+pub(crate) mod worker_query;
+
+use std::borrow::Cow;
+
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis::{
+    self, Command, CommandId, Fan, Group, Local, Lookup, Rule, SessionRule,
+};
+use cashew_protocol::resp::{RequestParser, encode};
+use cashew_protocol::{Span, redis as table};
+
+use crate::downstream::client::State;
+use crate::downstream::notice::Notice;
+use crate::downstream::receive::Plan;
+use crate::downstream::session::NO_DATABASE;
+use crate::engine::Engine;
+use crate::exchange::dispatch::{FragmentText, Payload};
+use crate::request::Merge;
+
+/// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
+/// use.
+pub(crate) const REDIS_VERSION: &str = "7.0.15";
+
+pub(crate) const NOT_AUTHENTICATED: &[u8] = b"-NOAUTH Authentication required.\r\n";
+
+impl Engine {
+    /// Decides about one parsed request; `bytes` is the request as it came.
+    #[inline]
+    pub(crate) fn redis_request(
+        &mut self,
+        client: u32,
+        parser: &RequestParser,
+        bytes: &[u8],
+    ) -> Plan {
+        let bytes = parser.inline_encoded().unwrap_or(bytes);
+        let args = parser.args();
+        if args.is_empty() {
+            return Plan::Done;
+        }
+        let mut lookup = table::find(bytes, args);
+        if let Lookup::UnknownCommand = lookup {
+            if is_http(args[0].of(bytes)) {
+                return self.close_for_http(client);
+            }
+            match self.look_further(client, bytes, args) {
+                Ok(further) => lookup = further,
+                Err(plan) => return plan,
+            }
+        }
+        self.clients[client].called = match lookup {
+            Lookup::Found(command) | Lookup::WrongArity(command) => CommandId::of(command),
+            Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => CommandId::NONE,
+        };
+        if let Lookup::Found(command) = lookup
+            && self.may_not_call(client, command)
+        {
+            return self.refuse_command(client, command);
+        }
+        let plan = match self.pools[self.clients[client].pool as usize].is_monitored {
+            true => self.plan_observed(client, lookup, bytes, args),
+            false => self.plan_redis(client, lookup, bytes, args),
+        };
+        match (&plan, lookup) {
+            (&Plan::Forward { lane, request }, Lookup::Found(command))
+                if command.is_sealed() && !self.is_queueing(client) =>
+            {
+                self.send(lane, request, Payload::Bytes(bytes));
+                self.seal(lane);
+                Plan::Done
+            }
+            _ => plan,
+        }
+    }
+
+    /// As Redis: what a browser was made to send must not get further than its first line, or its
+    /// second, whoever the browser has said to be.
+    #[cold]
+    fn close_for_http(&mut self, client: u32) -> Plan {
+        self.notice(client, Notice::Http);
+        self.give_up(client);
+        Plan::Done
+    }
+
+    /// Why a subscriber or a monitor may not call this command now.
+    #[cold]
+    fn refused_by_mode(&self, client: u32, command: &Command) -> Option<Cow<'static, str>> {
+        if !self.clients[client].session.authenticated && !is_open_to_all(command) {
+            return None;
+        }
+        let refused = self.refused_while_subscribed(client, command).map(Cow::Owned);
+        refused.or_else(|| self.refused_while_monitoring(client, command).map(Cow::Borrowed))
+    }
+
+    #[inline]
+    pub(crate) fn plan_redis(
+        &mut self,
+        client: u32,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        if self.clients[client].off_fast_path {
+            if let Lookup::Found(command) = lookup
+                && self.is_postponed(client, command)
+                && !self.only_reads(client, command, bytes, args)
+            {
+                return self.postpone(client);
+            }
+            if self.is_queueing(client) {
+                return self.queue_redis(client, lookup, bytes, args);
+            }
+            if let Lookup::Found(command) = lookup
+                && let Some(text) = self.refused_by_mode(client, command)
+            {
+                return self.reply_error(client, &text);
+            }
+        }
+        match lookup {
+            // As Redis: whether there is such a command comes first.
+            Lookup::Found(command)
+                if !self.clients[client].session.authenticated && !is_open_to_all(command) =>
+            {
+                self.say(client, NOT_AUTHENTICATED)
+            }
+            Lookup::Found(command) => match command.rule {
+                Rule::Forward | Rule::Single(_)
+                    if command.names_database()
+                        && self.names_other_database(client, command, bytes, args) =>
+                {
+                    self.reply_error(client, NO_DATABASE)
+                }
+                Rule::Forward => self.forward_redis(client, command, bytes, args),
+                Rule::Split(merge) => self.split_redis(client, command, merge, bytes, args),
+                Rule::Local(local) => self.local_redis(client, command, local, bytes, args),
+                Rule::Block if !command.blocks(bytes, args) => {
+                    self.forward_redis(client, command, bytes, args)
+                }
+                Rule::Fan(fan) if command.group == Group::Pubsub => {
+                    self.pubsub_redis(client, command, fan, bytes, args)
+                }
+                Rule::Block => self.block_redis(client, command, bytes, args),
+                Rule::Session(rule) => self.session_redis(client, rule, command, bytes, args),
+                Rule::Fan(Fan::Least | Fan::LeastEach)
+                    if command.blocks(bytes, args) && self.is_single(client) =>
+                {
+                    self.block_redis(client, command, bytes, args)
+                }
+                Rule::Fan(fan) => self.broadcast_redis(client, command, fan, bytes, args),
+                Rule::Single(text) => match self.is_single(client) {
+                    true => self.forward_anywhere(client, command.access, bytes.len()),
+                    false => self.reply_error(client, text),
+                },
+                Rule::Subscribe(which) => self.subscription(client, which, bytes, args),
+                Rule::Publish => self.publish(client, command, bytes, args),
+                Rule::Refuse(text) => self.reply_error(client, text),
+                Rule::Unsupported => {
+                    self.reply_with(client, |out| table::unknown_command_error(out, bytes, args))
+                }
+            },
+            Lookup::UnknownCommand => {
+                self.reply_with(client, |out| table::unknown_command_error(out, bytes, args))
+            }
+            Lookup::UnknownSubcommand(command) => self.reply_with(client, |out| {
+                table::unknown_subcommand_error(out, command, bytes, args)
+            }),
+            Lookup::WrongArity(command) => match self.addressed(client, command, bytes, args) {
+                Some(plan) => plan,
+                None => self.reply_with(client, |out| table::wrong_arity_error(out, command)),
+            },
+        }
+    }
+
+    /// Answers with a ready reply.
+    pub(crate) fn say(&mut self, client: u32, reply: &[u8]) -> Plan {
+        self.reply_with(client, |out| out.extend_from_slice(reply))
+    }
+
+    pub(crate) fn reply_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+        self.answer(client, write);
+        Plan::Done
+    }
+
+    pub(crate) fn reply_error(&mut self, client: u32, text: &str) -> Plan {
+        self.reply_with(client, |out| encode::write_error(out, text.as_bytes()))
+    }
+
+    #[inline]
+    fn forward_redis(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let access = self.access_of(client, command.access);
+        if let Some(key) = command.single_key() {
+            let key = args[key].of(bytes);
+            return self.forward_key(client, key, access, Expect::Line, bytes.len());
+        }
+        let plan = self.with_keys(client, command, bytes, args, |engine, keys, split| {
+            if keys.is_empty() {
+                return engine.forward_anywhere(client, access, bytes.len());
+            }
+            let pool = engine.clients[client].pool;
+            let texts = keys.iter().map(|key| key.of(bytes));
+            match engine.place_keys(pool, texts, access, split) {
+                Ok(Some(server)) => {
+                    match engine.stray_pattern(client, command, server, bytes, args) {
+                        Some(text) => engine.reply_error(client, &text),
+                        None => engine.forward_to(client, Some(server), Expect::Line, bytes.len()),
+                    }
+                }
+                Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
+                Err(failure) => engine.fail(client, failure),
+            }
+        });
+        if command.group == Group::Scripting {
+            self.note_call(client, command, bytes, args, &plan);
+        }
+        plan
+    }
+
+    /// Finds the keys of a command with the scratch memory for them.
+    pub(crate) fn with_keys(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+        then: impl FnOnce(&mut Self, &[Span], &mut crate::exchange::dispatch::Split) -> Plan,
+    ) -> Plan {
+        let mut keys = std::mem::take(&mut self.scratch.keys);
+        let mut split = std::mem::take(&mut self.scratch.split);
+        keys.clear();
+        let plan = match command.keys(bytes, args, &mut keys) {
+            Ok(()) => then(self, &keys, &mut split),
+            Err(text) => self.reply_error(client, text),
+        };
+        self.scratch.keys = keys;
+        self.scratch.split = split;
+        plan
+    }
+
+    /// Splits a command by server when its keys are on several.
+    fn split_redis(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        merge: redis::Merge,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+            let pool = engine.clients[client].pool;
+            let texts = keys.iter().map(|key| key.of(bytes));
+            let access = engine.access_of(client, command.access);
+            match engine.place_keys(pool, texts, access, split) {
+                Ok(Some(server)) => {
+                    return engine.forward_to(client, Some(server), Expect::Line, bytes.len());
+                }
+                Ok(None) => {}
+                Err(failure) => return engine.fail(client, failure),
+            }
+            // Arguments per key: MSET has the value with it.
+            let (merge, step) = match merge {
+                redis::Merge::Gather => (Merge::Elements(engine.gather(split)), 1),
+                redis::Merge::Sum => (Merge::Sum, 1),
+                redis::Merge::AllOk => (Merge::Same, 2),
+            };
+            // As they came: arguments lie close together, each with a header and a line end.
+            let behind = |arg: &Span| arg.end() + b"\r\n".len();
+            let header_end = bytes.iter().position(|&byte| byte == b'\n').unwrap_or_default();
+            let name = &bytes[header_end + 1..behind(&args[0])];
+            let mut start = behind(&args[0]);
+            let request = FragmentText {
+                head: &|out, keys| {
+                    encode::write_array_header(out, 1 + step * keys as usize);
+                    out.extend_from_slice(name);
+                },
+                keys: args[1..].iter().skip(step - 1).step_by(step).map(|last| {
+                    let end = behind(last);
+                    &bytes[std::mem::replace(&mut start, end)..end]
+                }),
+                foot: b"",
+                expect: Expect::Line,
+                size: bytes.len(),
+            };
+            engine.send_fragments(client, split, merge, request)
+        })
+    }
+
+    fn local_redis(
+        &mut self,
+        client: u32,
+        command: &Command,
+        local: Local,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let arg = |at: usize| args.get(at).map(|span| span.of(bytes));
+        match local {
+            Local::Ping => match arg(1) {
+                // The table cannot say that there is a most.
+                Some(_) if args.len() > 2 => {
+                    self.reply_with(client, |out| table::wrong_arity_error(out, command))
+                }
+                text if self.is_pinged_as_subscriber(client) => self.reply_with(client, |out| {
+                    encode::write_array_header(out, 2);
+                    encode::write_bulk(out, b"pong");
+                    encode::write_bulk(out, text.unwrap_or_default());
+                }),
+                None => self.say(client, b"+PONG\r\n"),
+                Some(text) => self.reply_with(client, |out| encode::write_bulk(out, text)),
+            },
+            Local::Echo => {
+                let text = arg(1).unwrap_or_default();
+                self.reply_with(client, |out| encode::write_bulk(out, text))
+            }
+            Local::Quit => self.quit(client),
+            Local::Auth => {
+                let (user, password) = match args.len() {
+                    2 => (None, arg(1).unwrap_or_default()),
+                    3 => (arg(1), arg(2).unwrap_or_default()),
+                    _ => return self.reply_error(client, "ERR syntax error"),
+                };
+                match self.authenticate(client, user, password) {
+                    Ok(()) => self.say(client, b"+OK\r\n"),
+                    Err(text) => self.reply_error(client, text),
+                }
+            }
+            Local::Select => self.select(client, arg(1).unwrap_or_default()),
+            Local::Command => {
+                let version = self.resp_of(client);
+                let pool = self.clients[client].pool as usize;
+                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let plan = self.reply_with(client, |out| {
+                    table::command_reply(bytes, args, &custom, version, out)
+                });
+                self.pools[pool].commands = custom;
+                plan
+            }
+            Local::Client => self.client_command(client, command, bytes, args),
+            Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
+            Local::User => self.say(client, b"$7\r\ndefault\r\n"),
+            Local::Hello => self.hello(client, bytes, args),
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn quit(&mut self, client: u32) -> Plan {
+        let must_wait = self.clients[client].off_fast_path
+            && (self.leave_topics(client) || self.must_hear_first(client));
+        if must_wait {
+            return Plan::Wait;
+        }
+        self.stop_monitor(client);
+        let plan = self.say(client, b"+OK\r\n");
+        self.clients[client].state = State::Closing;
+        plan
+    }
+}
+
+/// What is no command, and begins a line of HTTP.
+fn is_http(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
+}
+
+/// What may be asked before AUTH.
+pub(crate) fn is_open_to_all(command: &Command) -> bool {
+    matches!(
+        command.rule,
+        Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
+    )
+}

@@ -1,0 +1,813 @@
+//! MULTI, EXEC and what belongs to them.
+//!
+//! MULTI is answered here. The first queued command with a key says which server the transaction is
+//! for: a lane is leased, MULTI goes ahead, and from there on the server queues and answers. Commands
+//! without keys that come before are checked here, and sent then. WATCH leases at once, and until
+//! the watch is over all that the client asks of that server goes by the lease.
+//!
+//! The lease ends when the last command of the transaction is sent. What follows waits for its
+//! answer, since it goes by other lanes again.
+
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis::{Access, Command, Fan, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::resp::encode;
+use cashew_protocol::{Span, redis as table};
+
+use crate::redis::cross_shard_copy::{remedy, shown};
+use crate::redis::script_replay::What;
+use crate::redis::script_replay::queued::called_by;
+
+use crate::base::failure::Failure;
+use crate::base::slab::NONE;
+use crate::downstream::receive::Plan;
+use crate::downstream::session::NO_DATABASE;
+use crate::engine::Engine;
+use crate::exchange::dispatch::Payload;
+use crate::redis::client_pause::may_write;
+use crate::redis::exec_effects::ExecEffects;
+use crate::request::{Due, Own};
+use crate::upstream::exclusive::{Lease, UNSENT_MAX};
+
+/// Commands without keys that are kept until a key tells the server: bytes of all of them.
+pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
+
+/// What monitors are told of one transaction.
+const OVERHEARD_SIZE_MAX: usize = 64 * 1024;
+
+const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
+const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+const DISCARD: &[u8] = b"*1\r\n$7\r\nDISCARD\r\n";
+pub(crate) const UNWATCH: &[u8] = b"*1\r\n$7\r\nUNWATCH\r\n";
+const QUEUED: &[u8] = b"+QUEUED\r\n";
+const OK: &[u8] = b"+OK\r\n";
+
+/// What a client has begun with WATCH or MULTI.
+pub(crate) struct Transaction {
+    /// MULTI was said: commands are queued.
+    is_open: bool,
+    /// The server was told so, or is about to be.
+    is_begun: bool,
+    has_watched: bool,
+    /// Some command in it may write.
+    is_writing: bool,
+    /// What EXEC says has to be sealed.
+    is_sealed: bool,
+    /// Commands that were taken for queued.
+    queued: u32,
+    /// The lease, or [`NONE`].
+    pub(crate) lane: u32,
+    /// Queued commands without keys while the server is not known, back to back, and where each
+    /// ends.
+    early: Vec<u8>,
+    early_ends: Vec<u32>,
+    /// What these call, each once.
+    early_calls: Vec<What>,
+    /// The server has been given what the command at hand and those before it call, as far as that
+    /// could be done.
+    is_provided: bool,
+    /// What monitors are to be told of the queued commands when they are executed, a line each behind
+    /// the database, and of how many they will not be told.
+    observed: Vec<u8>,
+    unheard: u32,
+    pub(crate) exec_effects: ExecEffects,
+    fate: Fate,
+}
+
+/// What EXEC will come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Good,
+    /// A command was refused while it was queued.
+    Refused,
+    /// Watching ended before its time: something may have changed meanwhile.
+    Unwatched,
+    /// Keys may live on other servers now than those that commands were queued at.
+    Moved,
+    /// The connection with the queued commands is gone.
+    Lost(Failure),
+}
+
+impl Transaction {
+    fn new() -> Self {
+        Self {
+            is_open: false,
+            is_begun: false,
+            has_watched: false,
+            is_writing: false,
+            is_sealed: false,
+            queued: 0,
+            lane: NONE,
+            early: Vec::new(),
+            early_ends: Vec::new(),
+            early_calls: Vec::new(),
+            is_provided: false,
+            observed: Vec::new(),
+            unheard: 0,
+            exec_effects: ExecEffects::default(),
+            fate: Fate::Good,
+        }
+    }
+
+    pub(crate) fn is_writing(&self) -> bool {
+        self.is_writing
+    }
+
+    /// How many commands are in it; `None` before MULTI.
+    pub(crate) fn queued(&self) -> Option<u32> {
+        self.is_open.then_some(self.queued)
+    }
+
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        let early = self.early_size() + self.observed.capacity();
+        size_of::<Self>() + early + self.exec_effects.size()
+    }
+
+    fn early_size(&self) -> usize {
+        let ends = self.early_ends.capacity() * size_of::<u32>();
+        self.early.capacity() + ends + self.early_calls.capacity() * size_of::<What>()
+    }
+
+    /// A request that will be executed in this database.
+    pub(crate) fn observe(&mut self, database: u32, line: &[u8]) {
+        if self.observed.len() + line.len() > OVERHEARD_SIZE_MAX {
+            self.unheard += 1;
+            return;
+        }
+        self.observed.extend_from_slice(database.to_string().as_bytes());
+        self.observed.push(b' ');
+        self.observed.extend_from_slice(line);
+        self.observed.push(b'\n');
+    }
+
+    pub(crate) fn take_observed(&mut self) -> (Vec<u8>, u32) {
+        (std::mem::take(&mut self.observed), std::mem::take(&mut self.unheard))
+    }
+}
+
+impl Engine {
+    /// Whether what the client asks is queued.
+    pub(crate) fn is_queueing(&self, client: u32) -> bool {
+        self.clients[client]
+            .modes
+            .transaction
+            .as_ref()
+            .is_some_and(|transaction| transaction.is_open)
+    }
+
+    /// The client's lease, if it has one of this server.
+    pub(crate) fn leased(&self, client: u32, server: u32) -> Option<u32> {
+        let lane = self.clients[client].modes.transaction.as_ref()?.lane;
+        (lane != NONE && self.lane(lane).server == server).then_some(lane)
+    }
+
+    /// What the client may touch where it would only read: while it has a transaction it asks the
+    /// server that has it.
+    pub(crate) fn access_of(&self, client: u32, access: Access) -> Access {
+        match self.clients[client].modes.transaction {
+            Some(_) => Access::Write,
+            None => access,
+        }
+    }
+
+    fn transaction(&mut self, client: u32) -> &mut Transaction {
+        let slot = &mut self.clients[client];
+        slot.off_fast_path = true;
+        slot.modes.enter().transaction.get_or_insert_with(|| {
+            self.bufs.charge(size_of::<Transaction>());
+            Box::new(Transaction::new())
+        })
+    }
+
+    /// Takes the client out of its transaction; says which lane it has leased for it.
+    fn close_transaction(&mut self, client: u32) -> u32 {
+        let Some(transaction) = self.clients[client].modes.end_transaction() else { return NONE };
+        self.bufs.discharge(transaction.size());
+        self.update_off_fast_path(client);
+        // By other lanes nothing may overtake what is on its way there.
+        self.clients[client].fenced = true;
+        transaction.lane
+    }
+
+    /// Commands of transactions outside of MULTI.
+    pub(crate) fn session_redis(
+        &mut self,
+        client: u32,
+        rule: SessionRule,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        match rule {
+            SessionRule::Multi => {
+                self.transaction(client).is_open = true;
+                self.say(client, OK)
+            }
+            SessionRule::Exec => self.reply_error(client, "ERR EXEC without MULTI"),
+            SessionRule::Discard => self.reply_error(client, "ERR DISCARD without MULTI"),
+            SessionRule::Watch => self.watch(client, command, bytes, args),
+            SessionRule::Unwatch => self.unwatch(client),
+            SessionRule::Reset => self.reset(client),
+            SessionRule::Monitor => self.begin_monitor(client),
+        }
+    }
+
+    fn watch(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        if let Some(transaction) = &self.clients[client].modes.transaction
+            && transaction.fate != Fate::Good
+        {
+            // EXEC will do nothing in any case.
+            return self.say(client, OK);
+        }
+        self.with_keys(client, command, bytes, args, |engine, keys, split| {
+            let pool = engine.clients[client].pool;
+            let texts = keys.iter().map(|key| key.of(bytes));
+            let server = match engine.place_keys(pool, texts, Access::Write, split) {
+                Ok(Some(server)) => server,
+                Ok(None) => {
+                    let text = engine.crossing(client, command, bytes, keys, split);
+                    return engine.reply_error(client, &text);
+                }
+                Err(failure) => return engine.fail(client, failure),
+            };
+            let key = keys.first().map_or(&b""[..], |key| key.of(bytes));
+            let lane = match engine.clients[client].modes.transaction.as_ref().map(|t| t.lane) {
+                Some(lane) if lane != NONE => {
+                    if engine.lane(lane).server != server {
+                        let text = engine.elsewhere(client, command, key, server, lane);
+                        return engine.reply_error(client, &text);
+                    }
+                    lane
+                }
+                _ => {
+                    if engine.clients[client].requests > 0 {
+                        return Plan::Wait;
+                    }
+                    match engine.lease(client, server) {
+                        Lease::Lane(lane) => lane,
+                        other => return engine.without_lease(client, server, &other),
+                    }
+                }
+            };
+            engine.align(client, lane);
+            let transaction = engine.transaction(client);
+            (transaction.lane, transaction.has_watched) = (lane, true);
+            engine.forward_due(client, lane, Due::OK)
+        })
+    }
+
+    fn unwatch(&mut self, client: u32) -> Plan {
+        match self.close_transaction(client) {
+            NONE => self.say(client, OK),
+            lane => self.send_last(client, lane, UNWATCH, Due::OK),
+        }
+    }
+
+    fn forward_due(&mut self, client: u32, lane: u32, due: Due) -> Plan {
+        let request = self.new_request(client);
+        let slot = &mut self.requests[request];
+        (slot.expect, slot.due) = (Expect::Line, due);
+        Plan::Forward { lane, request }
+    }
+
+    /// Sends the last request of a lease.
+    fn send_last(&mut self, client: u32, lane: u32, text: &[u8], due: Due) -> Plan {
+        let request = self.new_request(client);
+        self.requests[request].due = due;
+        self.send(lane, request, Payload::Bytes(text));
+        self.release(lane);
+        Plan::Done
+    }
+
+    /// RESET: the connection is as if it had just been made.
+    fn reset(&mut self, client: u32) -> Plan {
+        let must_wait = self.clients[client].requests > 0
+            || self.leave_topics(client)
+            || self.must_hear_first(client);
+        if must_wait {
+            return Plan::Wait;
+        }
+        self.end_transaction(client);
+        self.reset_session(client);
+        self.say(client, b"+RESET\r\n")
+    }
+
+    // In MULTI.
+
+    /// A request in MULTI.
+    pub(crate) fn queue_redis(
+        &mut self,
+        client: u32,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let before = self.transaction(client).queued;
+        let plan = self.queue_looked_up(client, lookup, bytes, args);
+        if let Lookup::Found(command) = lookup
+            && self.queued(client) > Some(before)
+        {
+            self.note_queued(client, command, bytes, args);
+        }
+        plan
+    }
+
+    /// How many commands the client's transaction has; `None` where nothing is queued.
+    fn queued(&self, client: u32) -> Option<u32> {
+        self.clients[client].modes.transaction.as_ref().and_then(|transaction| transaction.queued())
+    }
+
+    fn queue_looked_up(
+        &mut self,
+        client: u32,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let command = match lookup {
+            Lookup::Found(command) => command,
+            Lookup::UnknownCommand => {
+                return self.refuse_with(client, |out| {
+                    table::unknown_command_error(out, bytes, args);
+                });
+            }
+            Lookup::UnknownSubcommand(command) => {
+                return self.refuse_with(client, |out| {
+                    table::unknown_subcommand_error(out, command, bytes, args);
+                });
+            }
+            Lookup::WrongArity(command) => {
+                return self.refuse_with(client, |out| table::wrong_arity_error(out, command));
+            }
+        };
+        if command.facts.flags.split(' ').any(|flag| flag == "no_multi") {
+            return self.refuse_queued(client, "ERR Command not allowed inside a transaction");
+        }
+        if may_write(command) && !self.only_reads(client, command, bytes, args) {
+            self.transaction(client).is_writing = true;
+        }
+        if command.is_sealed() {
+            self.transaction(client).is_sealed = true;
+        }
+        match command.rule {
+            Rule::Session(SessionRule::Exec) => self.exec(client),
+            Rule::Session(SessionRule::Discard) => self.discard(client),
+            Rule::Session(SessionRule::Multi) => {
+                self.reply_error(client, "ERR MULTI calls can not be nested")
+            }
+            Rule::Session(SessionRule::Watch) => {
+                self.reply_error(client, "ERR WATCH inside MULTI is not allowed")
+            }
+            Rule::Session(SessionRule::Reset) => self.reset(client),
+            Rule::Local(Local::Quit) => self.quit(client),
+            Rule::Refuse(_) | Rule::Fan(_) if command.has_flag("no_multi") => {
+                self.refuse_queued(client, "ERR Command not allowed inside a transaction")
+            }
+            Rule::Local(Local::Select) => {
+                let index = args.get(1).map_or(&b""[..], |arg| arg.of(bytes));
+                self.queue_select(client, index, bytes)
+            }
+            Rule::Local(Local::Client)
+                if matches!(command.name, "client|pause" | "client|unpause") =>
+            {
+                self.queue_pause(client, command, bytes, args)
+            }
+            Rule::Session(SessionRule::Unwatch)
+            | Rule::Fan(Fan::AnyServer)
+            | Rule::Local(Local::Ping | Local::Echo | Local::Command) => {
+                self.queue_anywhere(client, bytes, None)
+            }
+            Rule::Forward | Rule::Single(_)
+                if command.names_database()
+                    && self.names_other_database(client, command, bytes, args) =>
+            {
+                self.refuse_queued(client, NO_DATABASE)
+            }
+            Rule::Forward | Rule::Split(_) | Rule::Block => {
+                self.queue_by_keys(client, command, bytes, args)
+            }
+            Rule::Publish => {
+                let channel = args[1].of(bytes);
+                let pool = self.clients[client].pool;
+                match self.channel_server(pool, channel) {
+                    Some(server) => self.queue_at(client, command, server, channel, bytes, None),
+                    None => self.refuse_for(client, Failure::NoServer),
+                }
+            }
+            Rule::Fan(_) | Rule::Single(_) => {
+                if self.is_single(client) {
+                    return self.queue_anywhere(client, bytes, None);
+                }
+                let name = name_of(command);
+                self.refuse_queued(
+                    client,
+                    &format!(
+                        "ERR {name} in a transaction would reach one of the servers behind this \
+                         gateway only; call it outside of MULTI"
+                    ),
+                )
+            }
+            Rule::Refuse(text) => self.refuse_queued(client, text),
+            Rule::Unsupported => {
+                self.refuse_with(client, |out| table::unknown_command_error(out, bytes, args))
+            }
+            Rule::Session(SessionRule::Monitor) | Rule::Subscribe(_) | Rule::Local(_) => {
+                let name = name_of(command);
+                self.refuse_queued(
+                    client,
+                    &format!(
+                        "ERR {name} is answered by this gateway, which cannot be done in the \
+                         middle of a transaction; call it outside of MULTI"
+                    ),
+                )
+            }
+        }
+    }
+
+    fn queue_by_keys(
+        &mut self,
+        client: u32,
+        command: &'static Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let mut keys = std::mem::take(&mut self.scratch.keys);
+        let mut split = std::mem::take(&mut self.scratch.split);
+        keys.clear();
+        // What is wrong with its keys is for the server to say, when it executes the command.
+        let are_found = command.keys(bytes, args, &mut keys).is_ok() && !keys.is_empty();
+        let call = called_by(command, bytes, args);
+        let plan = if are_found {
+            let pool = self.clients[client].pool;
+            let texts = keys.iter().map(|key| key.of(bytes));
+            match self.place_keys(pool, texts, Access::Write, &mut split) {
+                Ok(Some(server)) => {
+                    match self.stray_pattern(client, command, server, bytes, args) {
+                        Some(text) => self.refuse_queued(client, &text),
+                        None => {
+                            let key = keys[0].of(bytes);
+                            self.queue_at(client, command, server, key, bytes, call)
+                        }
+                    }
+                }
+                Ok(None) => {
+                    let text = self.crossing(client, command, bytes, &keys, &split);
+                    self.refuse_queued(client, &text)
+                }
+                Err(failure) => self.refuse_for(client, failure),
+            }
+        } else {
+            self.queue_anywhere(client, bytes, call)
+        };
+        self.scratch.keys = keys;
+        self.scratch.split = split;
+        plan
+    }
+
+    /// Queues a command for the server that has its keys, the first of which is `key`.
+    fn queue_at(
+        &mut self,
+        client: u32,
+        command: &Command,
+        server: u32,
+        key: &[u8],
+        bytes: &[u8],
+        call: Option<What>,
+    ) -> Plan {
+        let transaction = self.transaction(client);
+        let lane = transaction.lane;
+        match transaction.fate {
+            Fate::Lost(failure) => return self.refuse_for(client, failure),
+            Fate::Unwatched | Fate::Moved => return self.say(client, QUEUED),
+            // It is for no server any more.
+            Fate::Refused if lane == NONE => return self.say(client, QUEUED),
+            Fate::Good | Fate::Refused => {}
+        }
+        if lane != NONE && self.lane(lane).server != server {
+            let text = self.elsewhere(client, command, key, server, lane);
+            return self.refuse_queued(client, &text);
+        }
+        match self.enlist(client, server, call) {
+            Ok(lane) => self.queue_on(client, lane, bytes),
+            Err(plan) => plan,
+        }
+    }
+
+    /// Queues a command that any server may execute.
+    pub(crate) fn queue_anywhere(&mut self, client: u32, bytes: &[u8], call: Option<What>) -> Plan {
+        let transaction = self.transaction(client);
+        let lane = transaction.lane;
+        match transaction.fate {
+            Fate::Lost(failure) => return self.refuse_for(client, failure),
+            Fate::Unwatched | Fate::Moved => return self.say(client, QUEUED),
+            Fate::Refused if lane == NONE => return self.say(client, QUEUED),
+            Fate::Good | Fate::Refused => {}
+        }
+        if lane != NONE {
+            let server = self.lane(lane).server;
+            return match self.enlist(client, server, call) {
+                Ok(lane) => self.queue_on(client, lane, bytes),
+                Err(plan) => plan,
+            };
+        }
+        if self.transaction(client).early.len() + bytes.len() > EARLY_SIZE_MAX {
+            return self.refuse_queued(
+                client,
+                "ERR commands without keys at the start of a transaction are too large for this \
+                 gateway; begin with a command that has a key",
+            );
+        }
+        let transaction = self.transaction(client);
+        let before = transaction.size();
+        transaction.early.extend_from_slice(bytes);
+        let end = transaction.early.len() as u32;
+        transaction.early_ends.push(end);
+        if let Some(call) = call
+            && !transaction.early_calls.contains(&call)
+        {
+            transaction.early_calls.push(call);
+        }
+        let grown = transaction.size() - before;
+        transaction.queued += 1;
+        self.bufs.charge(grown);
+        self.say(client, QUEUED)
+    }
+
+    fn queue_on(&mut self, client: u32, lane: u32, bytes: &[u8]) -> Plan {
+        let waits = self.lane(lane).output.len();
+        if waits > 0 && waits + bytes.len() as u64 > UNSENT_MAX && self.clients[client].requests > 0
+        {
+            return Plan::Wait;
+        }
+        self.transaction(client).queued += 1;
+        self.forward_due(client, lane, Due::QUEUED)
+    }
+
+    /// Makes the server know of the transaction, all that was queued so far included, and gives it
+    /// what it is about to call; returns the lane.
+    fn enlist(&mut self, client: u32, server: u32, call: Option<What>) -> Result<u32, Plan> {
+        let transaction = self.transaction(client);
+        let has_calls = call.is_some() || !transaction.early_calls.is_empty();
+        if has_calls && !transaction.is_provided {
+            let mut calls = transaction.early_calls.clone();
+            calls.extend(call.filter(|call| !calls.contains(call)));
+            match self.provide(client, server, &calls) {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.transaction(client).is_provided = true;
+                    return Err(Plan::Wait);
+                }
+                Err(failure) => return Err(self.refuse_for(client, failure)),
+            }
+        }
+        let transaction = self.transaction(client);
+        let mut lane = transaction.lane;
+        if lane == NONE {
+            if self.clients[client].requests > 0 {
+                return Err(Plan::Wait);
+            }
+            lane = match self.lease(client, server) {
+                Lease::Lane(lane) => lane,
+                other => {
+                    let plan = self.without_lease(client, server, &other);
+                    if let Plan::Done = plan {
+                        self.doom(client, Fate::Refused);
+                    }
+                    return Err(plan);
+                }
+            };
+            self.transaction(client).lane = lane;
+        }
+        let transaction = self.transaction(client);
+        transaction.is_provided = false;
+        if !std::mem::replace(&mut transaction.is_begun, true) {
+            let size = transaction.early_size();
+            let early = std::mem::take(&mut transaction.early);
+            let ends = std::mem::take(&mut transaction.early_ends);
+            transaction.early_calls = Vec::new();
+            self.align(client, lane);
+            self.ask_with(lane, Own::Demand { lane }, Due::OK, MULTI);
+            let mut start = 0;
+            for &end in &ends {
+                self.ask_with(lane, Own::Whatever, Due::QUEUED, &early[start..end as usize]);
+                start = end as usize;
+            }
+            self.bufs.discharge(size);
+        }
+        Ok(lane)
+    }
+
+    fn exec(&mut self, client: u32) -> Plan {
+        let transaction = self.transaction(client);
+        match transaction.fate {
+            Fate::Good => {}
+            Fate::Refused | Fate::Lost(_) => {
+                self.end_transaction(client);
+                return self.say(
+                    client,
+                    b"-EXECABORT Transaction discarded because of previous errors.\r\n",
+                );
+            }
+            Fate::Unwatched => {
+                self.end_transaction(client);
+                return self.reply_nil_array(client);
+            }
+            Fate::Moved => {
+                self.end_transaction(client);
+                return self.say(
+                    client,
+                    b"-EXECABORT Transaction discarded because its keys may have moved to other \
+                      servers meanwhile.\r\n",
+                );
+            }
+        }
+        if transaction.lane == NONE && transaction.early.is_empty() {
+            self.end_transaction(client);
+            return self.say(client, b"*0\r\n");
+        }
+        let server = match transaction.lane {
+            NONE => self.any_server(client, Access::Write),
+            lane => Some(self.lane(lane).server),
+        };
+        let lane = match server {
+            Some(server) => match self.enlist(client, server, None) {
+                Ok(lane) => lane,
+                Err(Plan::Wait) => return Plan::Wait,
+                Err(plan) => {
+                    self.end_transaction(client);
+                    return plan;
+                }
+            },
+            None => {
+                self.end_transaction(client);
+                return self.fail(client, Failure::NoServer);
+            }
+        };
+        self.observe_queued(client);
+        let exec_effects = std::mem::take(&mut self.transaction(client).exec_effects);
+        let is_sealed = self.transaction(client).is_sealed;
+        self.close_transaction(client);
+        let plan = match exec_effects.is_empty() {
+            true => self.send_last(client, lane, EXEC, Due::Elements),
+            false => self.send_affecting(client, lane, EXEC, exec_effects),
+        };
+        if is_sealed {
+            // The lane is nobody else's until this is answered, too.
+            self.seal(lane);
+        }
+        plan
+    }
+
+    fn discard(&mut self, client: u32) -> Plan {
+        let transaction = self.transaction(client);
+        if transaction.is_begun && transaction.lane != NONE {
+            let lane = self.close_transaction(client);
+            return self.send_last(client, lane, DISCARD, Due::OK);
+        }
+        self.end_transaction(client);
+        self.say(client, OK)
+    }
+
+    // Ends that the client has not asked the server for.
+
+    /// Forgets the client's transaction, on its server too.
+    pub(crate) fn end_transaction(&mut self, client: u32) {
+        let is_begun = self.clients[client].modes.transaction.as_ref().is_some_and(|t| t.is_begun);
+        let lane = self.close_transaction(client);
+        if lane != NONE {
+            self.clean_up(lane, is_begun);
+        }
+    }
+
+    /// Gives a lease back as it was taken.
+    pub(crate) fn clean_up(&mut self, lane: u32, is_begun: bool) {
+        // What its client has asked is still answered.
+        let text = if is_begun { DISCARD } else { UNWATCH };
+        self.ask_with(lane, Own::Demand { lane }, Due::OK, text);
+        self.release(lane);
+    }
+
+    /// The client is gone, and its wait on that lane.
+    pub(crate) fn drop_transaction(&mut self, transaction: Transaction, waited_on: u32) {
+        self.bufs.discharge(transaction.size());
+        // It was given up already where the client waited.
+        if transaction.lane == NONE || transaction.lane == waited_on {
+            return;
+        }
+        match self.lane(transaction.lane).has_connection() {
+            true => self.clean_up(transaction.lane, transaction.is_begun),
+            false => self.abandon_session(transaction.lane),
+        }
+    }
+
+    /// The lease is gone.
+    pub(crate) fn lose_transaction(&mut self, client: u32, failure: Failure) {
+        let Some(transaction) = self.clients[client].modes.transaction() else { return };
+        transaction.lane = NONE;
+        let fate = match transaction.is_open {
+            // Clients know what to do when what they watch has changed.
+            _ if matches!(failure, Failure::Unused | Failure::Held) && transaction.has_watched => {
+                Fate::Unwatched
+            }
+            false => Fate::Unwatched,
+            true => Fate::Lost(failure),
+        };
+        self.doom(client, fate);
+    }
+
+    /// Keys of these pools may live on other servers from now on: what was queued or watched where
+    /// they lived is worth nothing, and who waits does so elsewhere.
+    pub(crate) fn invalidate_leases(&mut self, pools: impl Fn(u32) -> bool) {
+        for pool in (0..self.pools.len() as u32).filter(|&pool| pools(pool)) {
+            for server in 0..self.pools[pool as usize].servers.len() as u32 {
+                self.dissolve_line(pool, server);
+            }
+        }
+        for client in self.clients.indices().collect::<Vec<u32>>() {
+            let conn = self.client_conn(client);
+            let state = &self.clients[client];
+            if let Some(blocking) = &state.modes.blocking
+                && pools(state.pool)
+                && !blocking.is_withdrawn
+                && !self.requests[blocking.request].has_begun()
+            {
+                // Its server could not be told.
+                self.break_session(blocking.lane, Failure::Removed);
+                if !self.clients.is_current(client, conn.generation()) {
+                    continue;
+                }
+            }
+            let state = &mut self.clients[client];
+            let Some(transaction) = state.modes.transaction() else { continue };
+            if !pools(state.pool) || (transaction.lane == NONE && !transaction.is_begun) {
+                continue;
+            }
+            let lane = std::mem::replace(&mut transaction.lane, NONE);
+            let is_begun = std::mem::replace(&mut transaction.is_begun, false);
+            let fate = if transaction.has_watched { Fate::Unwatched } else { Fate::Moved };
+            self.doom(client, fate);
+            if lane != NONE {
+                self.clean_up(lane, is_begun);
+            }
+        }
+    }
+
+    /// The first misfortune counts.
+    fn doom(&mut self, client: u32, fate: Fate) {
+        if let Some(transaction) = self.clients[client].modes.transaction()
+            && transaction.fate == Fate::Good
+        {
+            transaction.fate = fate;
+        }
+    }
+
+    // Refusals.
+
+    fn refuse_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+        self.doom(client, Fate::Refused);
+        self.reply_with(client, write)
+    }
+
+    pub(crate) fn refuse_queued(&mut self, client: u32, text: &str) -> Plan {
+        self.refuse_with(client, |out| encode::write_error(out, text.as_bytes()))
+    }
+
+    fn refuse_for(&mut self, client: u32, failure: Failure) -> Plan {
+        self.doom(client, Fate::Refused);
+        self.fail(client, failure)
+    }
+
+    fn elsewhere(
+        &self,
+        client: u32,
+        command: &Command,
+        key: &[u8],
+        server: u32,
+        lane: u32,
+    ) -> String {
+        let config = &self.pools[self.clients[client].pool as usize].config;
+        let servers = &config.servers;
+        let (its, first) = (&servers[server as usize], &servers[self.lane(lane).server as usize]);
+        let (name, key, remedy) = (name_of(command), shown(key), remedy(config.hash_tag));
+        format!(
+            "CROSSSLOT {name} {key} is for server {}, the transaction is for server {}: {remedy}",
+            its.name, first.name
+        )
+    }
+
+    fn reply_nil_array(&mut self, client: u32) -> Plan {
+        let version = self.resp_of(client);
+        self.reply_with(client, |out| encode::write_null_array(out, version))
+    }
+}
+
+/// As users write it.
+fn name_of(command: &Command) -> String {
+    command.name.to_ascii_uppercase().replace('|', " ")
+}

@@ -1,0 +1,408 @@
+//! One request on its way.
+
+pub(crate) mod slab;
+
+use cashew_protocol::Span;
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::redis;
+
+use crate::base::buffer::BufPool;
+use crate::base::slab::NONE;
+use crate::base::time::Time;
+use crate::exchange::seal::Seal;
+use crate::memcached::{Aggregate, Asked};
+use crate::redis::cross_shard_copy::CrossShardCopy;
+use crate::redis::exec_effects::ExecEffects;
+use crate::redis::keyless::{Named, Newest, Page, Round};
+use crate::redis::pubsub::Correction;
+use crate::redis::script_replay::{Call, Remembered};
+use crate::redis::scripts::Sha;
+use crate::upstream::bulk::Mark;
+
+/// A request of a client, one per-server part of it, or a question of the gateway's own.
+///
+/// It stands in up to two queues at once, linked through its own fields: that of its client, in
+/// the order of arrival, and that of a lane, in the order of sending. Its slot is free again when
+/// it stands in neither.
+pub(crate) struct Request {
+    pub(crate) pool: u32,
+    /// The client that waits for the reply, or [`NONE`]: it has gone, or there never was one.
+    pub(crate) client: u32,
+    pub(crate) next_in_client: u32,
+    pub(crate) next_in_lane: u32,
+    pub(crate) role: Role,
+    /// The slot is taken: see [`crate::request::slab::Requests`].
+    pub(crate) is_used: bool,
+    pub(crate) in_lane: bool,
+    /// The reply is complete: in `reply`, or already with the client.
+    pub(crate) done: bool,
+    /// Part of the reply is already in the client's output, and all that follows goes there too.
+    pub(crate) streaming: bool,
+    /// memcached's noreply, or CLIENT REPLY: the reply is for nobody.
+    pub(crate) silent: bool,
+    /// The gateway answered in the server's place.
+    pub(crate) failed: bool,
+    /// What to say of it if its server fails is noted: see [`crate::memcached::Notes`].
+    pub(crate) is_noted: bool,
+    /// Uniques of its server come in the reply in text and get a tag.
+    pub(crate) is_tagged: bool,
+    pub(crate) expect: Expect,
+    /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
+    pub(crate) asked: Asked,
+    /// Only of Redis' fragments, and on connections for sessions.
+    pub(crate) due: Due,
+    /// When the request was complete.
+    pub(crate) started: Time,
+    /// Its bytes in the lane's output.
+    pub(crate) wire_len: u64,
+    /// Bytes that have arrived of the reply so far.
+    pub(crate) arrived: u64,
+    /// Of its key, when there is one and the reply may be large.
+    pub(crate) mark: Mark,
+    /// What has arrived of the reply and is not with the client yet.
+    pub(crate) reply: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// Goes to one server as it is, or was answered here.
+    Single,
+    /// Was split; its fragments are linked by [`Role::Fragment`]'s `next`.
+    Parent {
+        fragments: u32,
+        pending: u32,
+        merge: Merge,
+    },
+    Fragment {
+        parent: u32,
+        next: u32,
+    },
+    /// As [`Role::Single`], but for numbers of subscribers that it is answered.
+    Counted(Correction),
+    /// As a single one, but for a reply that says that the server has lost what is called.
+    Call(Box<Call>),
+    /// As a single one, but it may do what the gateway goes along with.
+    Affecting(Box<ExecEffects>),
+    /// Asks an ejected server whether it is well.
+    Probe {
+        server: u32,
+    },
+    /// The server may let it wait as long as it likes: see [`crate::redis::blocking`].
+    Blocked,
+    /// Nobody has asked for it but the gateway.
+    Own(Own),
+}
+
+/// What the gateway says on a lane for its own purposes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Own {
+    /// Whatever the reply is.
+    Whatever,
+    /// What follows is good for nothing if it is refused.
+    Demand { lane: u32 },
+    /// CLIENT ID.
+    PeerId { lane: u32 },
+    /// ECHO behind a request: see [`crate::exchange::seal`].
+    Seal(Seal),
+}
+
+/// How the replies of fragments become one. An error of any fragment is the answer of all.
+#[derive(Debug)]
+pub(crate) enum Merge {
+    /// Add the integers.
+    Sum,
+    /// Every reply says the same: pass one on.
+    Same,
+    /// Arrays whose elements are dealt back to the positions of the keys.
+    Elements(Box<Gather>),
+    /// What a server told of the command of this name: nothing for the client.
+    Learn(Box<str>),
+    /// memcached's VALUE blocks, in the order of the keys, and one END.
+    Values(Box<Gather>),
+    /// memcached's `OK`, or the first answer that is something else.
+    Told(Box<Aggregate>),
+    /// memcached's statistics.
+    Stats(Box<Aggregate>),
+    /// Either in packets.
+    Packets(Box<Aggregate>),
+    /// As the command says, which has no keys.
+    Fan(redis::Fan),
+    /// The sum for each channel, to which so much is to be added.
+    Numsub(Box<[i32]>),
+    /// What all say alike, to SCRIPT LOAD of a script that is new.
+    Load(Box<Sha>),
+    /// SCRIPT EXISTS, and which of the scripts are remembered here.
+    Scripts(Box<Remembered>),
+    /// What each server says, under its name.
+    Named(Box<Named>),
+    Newest(Box<Newest>),
+    /// One page of a SCAN over all servers.
+    Page(Page),
+    /// One server after the other, until one has what is asked for.
+    Round(Box<Round>),
+    /// Stages of a key's way from one server to another.
+    CrossShardCopy(Box<CrossShardCopy>),
+    /// The functions of another server, for one that has been called and lacks them.
+    Functions(Box<Call>),
+    /// The last reply is the answer, whatever the others are.
+    Last,
+}
+
+/// What the reply of Redis must be: to a fragment, for the replies of all to become one, and on a
+/// connection that clients have one after the other. An error is as good. A reply that is something
+/// else answers another request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Anything,
+    Integer,
+    Status,
+    Array(u32),
+    /// The line, of which so many bytes have come.
+    Said(Said, u8),
+    /// Elements, or none: what EXEC is answered, and a call that waits for elements with their names.
+    Elements,
+    /// One element, or none: what a call is answered that waits to move one.
+    Element,
+}
+
+/// A reply that is always the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    Ok,
+    Queued,
+    NoElement,
+}
+
+impl Said {
+    const fn line(self) -> &'static [u8] {
+        match self {
+            Self::Ok => b"+OK\r\n",
+            Self::Queued => b"+QUEUED\r\n",
+            Self::NoElement => b"*-1\r\n",
+        }
+    }
+}
+
+impl Due {
+    /// So much of a reply tells.
+    pub(crate) const START_MAX: usize = 16;
+
+    pub(crate) const OK: Self = Self::Said(Said::Ok, 0);
+    pub(crate) const QUEUED: Self = Self::Said(Said::Queued, 0);
+
+    /// What a command is answered that may wait.
+    pub(crate) fn of_wait(command: &str) -> Self {
+        match command {
+            "blpop" | "brpop" | "blmpop" | "bzpopmin" | "bzpopmax" | "bzmpop" | "xread"
+            | "xreadgroup" | "waitaof" => Self::Elements,
+            "blmove" | "brpoplpush" => Self::Element,
+            "wait" => Self::Integer,
+            _ => Self::Anything,
+        }
+    }
+
+    pub(crate) fn of(merge: &Merge, keys: u32) -> Self {
+        match merge {
+            Merge::Sum => Self::Integer,
+            Merge::Same => Self::Status,
+            Merge::Elements(_) => Self::Array(keys),
+            Merge::Fan(redis::Fan::Sum | redis::Fan::Least | redis::Fan::Most) => Self::Integer,
+            _ => Self::Anything,
+        }
+    }
+
+    /// Whether a reply that begins so is it; `None` while that cannot be said.
+    #[inline]
+    pub(crate) fn is_met_by(self, start: &[u8]) -> Option<bool> {
+        if self == Self::Anything {
+            return Some(true);
+        }
+        let kind = *start.first()?;
+        match self {
+            _ if matches!(kind, b'-' | b'!') => Some(true),
+            Self::Anything => Some(true),
+            Self::Integer => Some(kind == b':'),
+            Self::Status => Some(kind == b'+'),
+            Self::Elements => Some(matches!(kind, b'*' | b'%' | b'_')),
+            Self::Element | Self::Said(..) => unreachable!("they are met bit by bit"),
+            Self::Array(_) if kind != b'*' => Some(false),
+            Self::Array(count) => is_length(&start[1..], count),
+        }
+    }
+}
+
+impl Due {
+    /// Whether a reply can be it that begins, or goes on, with `bytes`, of which nothing need be kept.
+    pub(crate) fn goes_on(&mut self, bytes: &[u8]) -> bool {
+        let Some(&first) = bytes.first() else { return true };
+        let is_error = matches!(first, b'-' | b'!');
+        *self = match *self {
+            Self::Anything => return true,
+            Self::Said(_, 0) if is_error => Self::Anything,
+            Self::Said(said, at) => {
+                let rest = &said.line()[usize::from(at)..];
+                let len = rest.len().min(bytes.len());
+                if rest[..len] != bytes[..len] {
+                    return false;
+                }
+                match len == rest.len() {
+                    true => Self::Anything,
+                    false => Self::Said(said, at + len as u8),
+                }
+            }
+            Self::Element if is_error || matches!(first, b'$' | b'_') => Self::Anything,
+            Self::Element => {
+                *self = Self::Said(Said::NoElement, 0);
+                return self.goes_on(bytes);
+            }
+            due => match due.is_met_by(bytes) {
+                Some(true) => Self::Anything,
+                is_met => return is_met.is_none(),
+            },
+        };
+        true
+    }
+
+    /// In the words of the log.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Self::Anything => "a reply of RESP",
+            Self::Integer => "a number, or an error",
+            Self::Status => "a line of success, or an error",
+            Self::Array(_) => "an array with an element for each key, or an error",
+            Self::Said(Said::Ok, _) => "OK, or an error",
+            Self::Said(Said::Queued, _) => "QUEUED, or an error",
+            Self::Elements => "an array, null or an error",
+            Self::Said(Said::NoElement, _) | Self::Element => "a string, null or an error",
+        }
+    }
+}
+
+/// Whether a header's number, which `digits` begin with, is this one; `None` while that cannot be said.
+#[inline]
+fn is_length(digits: &[u8], count: u32) -> Option<bool> {
+    let mut number = 0u32;
+    for (at, &byte) in digits.iter().enumerate().take(Due::START_MAX - 2) {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            let is_number = at > 0 && byte == b'\r';
+            return match digits.get(at + 1) {
+                _ if !is_number || number != count => Some(false),
+                Some(&next) => Some(next == b'\n'),
+                None => None,
+            };
+        }
+        number = number.saturating_mul(10).saturating_add(digit.into());
+    }
+    if digits.len() + 2 > Due::START_MAX { Some(false) } else { None }
+}
+
+/// Which fragment answers which key.
+#[derive(Debug, Default)]
+pub(crate) struct Gather {
+    /// By position in the request: the ordinal of the fragment that carries the key.
+    pub(crate) owners: Vec<u32>,
+    /// Keys, and what stands between them, for replies that omit missing ones.
+    pub(crate) text: Vec<u8>,
+    pub(crate) keys: Vec<Span>,
+    /// The reply goes on: no END.
+    pub(crate) is_part: bool,
+    /// How many of the keys have been dealt with before all replies were there.
+    pub(crate) dealt: u32,
+    /// By fragment: where what is not dealt out begins in its reply; empty before the first is.
+    pub(crate) places: Vec<usize>,
+}
+
+impl Gather {
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        let owners = self.owners.capacity() * size_of::<u32>();
+        let keys = self.keys.capacity() * size_of::<Span>();
+        let places = self.places.capacity() * size_of::<usize>();
+        size_of::<Self>() + owners + self.text.capacity() + keys + places
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.owners.clear();
+        self.text.clear();
+        self.keys.clear();
+        self.is_part = false;
+        self.dealt = 0;
+        self.places.clear();
+    }
+}
+
+impl Request {
+    /// Whether this is what is left to be written of a request that was answered already.
+    pub(crate) fn is_remnant(&self) -> bool {
+        self.done && self.in_lane
+    }
+
+    /// Whether something of its reply has come.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.arrived > 0 || !self.reply.is_empty()
+    }
+
+    /// A free slot.
+    pub(crate) fn free() -> Self {
+        Self {
+            pool: 0,
+            client: NONE,
+            next_in_client: NONE,
+            next_in_lane: NONE,
+            role: Role::Single,
+            is_used: false,
+            in_lane: false,
+            done: false,
+            streaming: false,
+            silent: false,
+            failed: false,
+            is_noted: false,
+            is_tagged: false,
+            expect: Expect::Line,
+            asked: Asked::default(),
+            due: Due::Anything,
+            started: Time::ZERO,
+            wire_len: 0,
+            arrived: 0,
+            mark: Mark::default(),
+            reply: Vec::new(),
+        }
+    }
+
+    /// It stands in a lane's queue, with so many bytes in the lane's output.
+    #[inline(always)]
+    pub(crate) fn enter_lane(&mut self, wire_len: u64) {
+        self.wire_len = wire_len;
+        self.in_lane = true;
+    }
+
+    /// Keeps bytes of the reply.
+    #[inline]
+    pub(crate) fn hold(&mut self, bytes: &[u8], bufs: &mut BufPool) {
+        bufs.extend(&mut self.reply, bytes);
+    }
+
+    /// Makes a request of a free slot, where the reply is empty and the role single.
+    #[inline]
+    pub(crate) fn begin(&mut self, pool: u32, client: u32, started: Time) {
+        self.pool = pool;
+        self.client = client;
+        self.next_in_client = NONE;
+        self.next_in_lane = NONE;
+        self.is_used = true;
+        self.in_lane = false;
+        self.done = false;
+        self.streaming = false;
+        self.silent = false;
+        self.failed = false;
+        self.is_noted = false;
+        self.is_tagged = false;
+        self.expect = Expect::Line;
+        self.due = Due::Anything;
+        self.started = started;
+        self.wire_len = 0;
+        self.arrived = 0;
+        self.mark = Mark::default();
+    }
+}

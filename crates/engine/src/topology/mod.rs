@@ -1,0 +1,3 @@
+//! From a key to a shard to a server.
+
+pub(crate) mod router;

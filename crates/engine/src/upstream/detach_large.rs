@@ -1,0 +1,114 @@
+//! Shared lanes whose connection is set aside, since a large reply comes on it.
+//!
+//! That a reply is large shows when its first bytes come. From there on the connection is for that
+//! reply and for what was asked behind it: it changes places with a private one, so that nobody
+//! else's requests wait for its end. Who has requests there is fenced, as these must not be
+//! overtaken by later ones on another connection.
+
+use crate::base::id::ConnId;
+use crate::base::slab::NONE;
+use crate::base::time::Time;
+use crate::engine::{Closed, Engine};
+use crate::upstream::bulk::BULK_SIZE;
+use crate::upstream::lane::{Lane, Link};
+use crate::upstream::streaming::PRIVATE_LANES_MAX;
+
+impl Engine {
+    /// Whether the reply that is coming on a shared lane is so large that it would hold others up. Its
+    /// client asks accordingly from here on.
+    pub(crate) fn brings_large(&mut self, index: u32) -> bool {
+        let lane = &self.lanes[index as usize];
+        let remaining = lane.scanner.remaining();
+        if remaining == 0 || lane.is_private || lane.head == NONE {
+            return false;
+        }
+        let request = lane.head;
+        let size = self.requests[request].arrived + remaining;
+        self.learn_window(request, size);
+        size >= BULK_SIZE as u64
+    }
+
+    /// Gives a shared lane another connection. What is on it stays with the one it has, as a
+    /// private lane, whose number is returned; the lane's own if there is none to be had.
+    #[cold]
+    pub(crate) fn detach_large(&mut self, index: u32) -> u32 {
+        let Some(other) = self.lane_to_change_with(index) else {
+            let Lane { pool, server, .. } = self.lanes[index as usize];
+            self.notify_want(pool, server);
+            return index;
+        };
+        // The list of lanes that the statistics are behind of has their numbers.
+        self.publish_lanes();
+        // Each keeps the slot that its connections are named by: the driver has one for each.
+        self.lanes.swap(index as usize, other as usize);
+        for lane in [index, other] {
+            let state = &mut self.lanes[lane as usize];
+            state.is_private = lane == other;
+            state.armed = Time::NEVER;
+            self.lane_at[state.slot as usize] = lane;
+        }
+        if self.lane(index).link == Link::Idle {
+            self.connect(index);
+        }
+        [index, other].into_iter().for_each(|lane| self.rearm(lane));
+        self.fence_all(other);
+        other
+    }
+
+    /// A private lane that nobody has and that can take a shared one's place.
+    fn lane_to_change_with(&mut self, index: u32) -> Option<u32> {
+        let Lane { pool, server, .. } = self.lanes[index as usize];
+        let lane = self.free_lane_to_change_with(index);
+        if lane.is_none() && self.want_streaming_lane(pool, server) {
+            return self.free_lane_to_change_with(index);
+        }
+        lane
+    }
+
+    fn free_lane_to_change_with(&mut self, index: u32) -> Option<u32> {
+        let Lane { pool, server, variant, .. } = self.lanes[index as usize];
+        let state = &self.pools[pool as usize].servers[server as usize];
+        let is_free = |lane: &u32| self.lane(*lane).is_free();
+        let suits = |lane: &u32| {
+            let lane = self.lane(*lane);
+            matches!(lane.link, Link::Ready { .. }) && lane.variant == variant
+        };
+        let free = || state.streaming_lanes.iter().copied().filter(is_free);
+        if let Some(lane) = free().find(suits) {
+            return Some(lane);
+        }
+        let lane = match free().find(|&lane| self.lane(lane).link == Link::Idle) {
+            Some(lane) => lane,
+            None if state.streaming_lanes.len() < PRIVATE_LANES_MAX => {
+                self.add_private_lane(pool, server, variant)
+            }
+            None => free().next()?,
+        };
+        if self.lane(lane).has_connection() {
+            self.disconnect(lane, Closed::ByUs);
+        }
+        let state = &mut self.lanes[lane as usize];
+        (state.link, state.variant) = (Link::Idle, variant);
+        Some(lane)
+    }
+
+    /// What clients ask who have requests on the lane waits until these are answered.
+    fn fence_all(&mut self, lane: u32) {
+        let mut at = self.lane(lane).head;
+        while at != NONE {
+            let client = self.waiting_client(at);
+            if client != NONE {
+                self.clients[client].fenced = true;
+            }
+            at = self.requests[at].next_in_lane;
+        }
+    }
+
+    /// The lane that has this connection, if it is not the one of that number.
+    #[cold]
+    pub(crate) fn lane_elsewhere(&self, conn: ConnId) -> Option<u32> {
+        let index = *self.lane_at.get(conn.index() as usize)?;
+        let lane = self.lane(index);
+        (lane.conn == conn && lane.has_connection()).then_some(index)
+    }
+}

@@ -1,0 +1,585 @@
+//! Lanes that clients lease for transactions and blocking calls.
+//!
+//! A lease lasts over several requests, until the last of them is sent; what is still on its way
+//! then keeps the lane from others until it is answered. A lane is given back as it was taken, with
+//! no transaction open and nothing watched, or its connection is closed.
+//!
+//! Each worker makes up to its share of `session_connections` for each server, and of all servers
+//! together as many as open files allow. Who finds none waits in the server's line.
+
+use cashew_metrics::{PoolCounter, ServerGauge};
+
+use crate::base::action::Action;
+use crate::base::failure::Failure;
+use crate::base::id::ConnId;
+use crate::base::slab::NONE;
+use crate::base::time::Time;
+use crate::base::timers::Timer;
+use crate::downstream::client::Client;
+use crate::downstream::receive::Plan;
+use crate::downstream::slow_clients::{TELL_US, is_due};
+use crate::engine::{Closed, Engine, lanes_here};
+use crate::exchange::dispatch::Payload;
+use crate::request::{Due, Own, Role};
+use crate::upstream::lane::{Counted, Link};
+use crate::upstream::pool::{Pool, Queues};
+
+/// Clients that may wait for a lease of one server, in each worker.
+const LINE_MAX: usize = 4096;
+/// How long a connection that nobody needs is kept.
+const IDLE_MAX_US: u64 = 60_000_000;
+/// A lease of which nothing is made for so long gives way to a client that waits: at the latest when
+/// half of the time is up that it may wait.
+const UNUSED_MAX_US: u64 = 10_000_000;
+/// What is said on a lease may lie unwritten up to so many bytes; beyond that its client waits.
+pub(crate) const UNSENT_MAX: u64 = 1 << 20;
+
+/// Where a client stands that wants a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It wants none, or has one.
+    No,
+    /// In line.
+    Waits,
+    /// It is to have this lane when its request is looked at again.
+    Has { lane: u32 },
+    /// It has waited long enough.
+    Over,
+    /// It is held back by CLIENT PAUSE, whatever it wants.
+    HeldBack,
+}
+
+/// What became of the wish for a lease.
+pub(crate) enum Lease {
+    Lane(u32),
+    /// The client is in line: its request is to be looked at again.
+    InLine,
+    /// All are taken, and as many wait as may, or this client has waited long enough.
+    None,
+    /// The server cannot be reached.
+    Failed(Failure),
+}
+
+impl Engine {
+    /// So many connections for sessions there may be at once, over all servers.
+    pub fn set_session_connections_max(&mut self, max: u64) {
+        self.sessions_max = max;
+    }
+
+    /// How many lanes for sessions this worker may have to a server of the pool.
+    pub(crate) fn session_lanes_max(&self, pool: &Pool) -> usize {
+        lanes_here(pool.config.session_connections, self.rank, self.workers) as usize
+    }
+
+    /// Gives the client a lane to itself. It is to be called only while the client is owed nothing:
+    /// what it asked by other lanes must not be overtaken.
+    pub(crate) fn lease(&mut self, client: u32, server: u32) -> Lease {
+        let Client { pool, variant, ref modes, .. } = self.clients[client];
+        match modes.turn {
+            Turn::No | Turn::HeldBack => {}
+            Turn::Waits => return Lease::InLine,
+            Turn::Over => {
+                self.clients[client].modes.end_turn();
+                return Lease::None;
+            }
+            Turn::Has { lane } => {
+                self.clients[client].modes.end_turn();
+                let state = &self.lanes[lane as usize];
+                if (state.pool, state.server) == (pool, server) {
+                    return self.take(client, lane);
+                }
+                // Its keys have another server by now.
+                self.release(lane);
+            }
+        }
+        if self.pools[pool as usize].servers[server as usize].is_silent() {
+            return Lease::Failed(Failure::Silent);
+        }
+        let is_first = self.pools[pool as usize].servers[server as usize].line.is_empty();
+        let lane = match is_first {
+            true => self.session_lane(pool, server, variant),
+            false => None,
+        };
+        match lane {
+            Some(lane) => self.take(client, lane),
+            None => self.join_line(client, server),
+        }
+    }
+
+    fn take(&mut self, client: u32, index: u32) -> Lease {
+        if !self.lane(index).has_connection() {
+            // Nothing need be said twice on a connection that is made for this client.
+            self.lanes[index as usize].variant = self.clients[client].variant;
+            if let Err(failure) = self.reach(index) {
+                self.release(index);
+                return Lease::Failed(failure);
+            }
+        }
+        let lane = &mut self.lanes[index as usize];
+        debug_assert!(lane.is_free(), "nothing is on its way on a lane that is taken");
+        lane.lease = client;
+        lane.leased_at = lane.written;
+        lane.leased_since = self.now;
+        lane.progress_at = self.now;
+        self.align(client, index);
+        self.publish_session(index);
+        Lease::Lane(index)
+    }
+
+    /// A lane that nobody has, which best has the right variant and a connection.
+    fn session_lane(&mut self, pool_index: u32, server_index: u32, variant: u16) -> Option<u32> {
+        let pool = &self.pools[pool_index as usize];
+        let server = &pool.servers[server_index as usize];
+        let may_add = server.session_lanes.len() < self.session_lanes_max(pool);
+        let rank = |lane: &u32| {
+            let lane = &self.lanes[*lane as usize];
+            match lane.link {
+                Link::Ready { .. } => u32::from(lane.variant != variant),
+                Link::Handshaking { .. } | Link::Connecting { .. } => 2,
+                Link::Idle => 3,
+                // While one attempt was in vain the next is not made.
+                Link::Backoff { .. } => 4,
+            }
+        };
+        let free = server.session_lanes.iter().copied();
+        let free = free.filter(|&lane| !self.lanes[lane as usize].is_taken());
+        let best = free.min_by_key(rank);
+        if best.is_some_and(|lane| self.lane(lane).has_connection()) {
+            return best;
+        }
+        if best.is_none() && !may_add {
+            return None;
+        }
+        if self.session_links >= self.sessions_max && !self.close_idle() {
+            return None;
+        }
+        Some(best.unwrap_or_else(|| self.add_session_lane(pool_index, server_index, variant)))
+    }
+
+    fn add_session_lane(&mut self, pool: u32, server: u32, variant: u16) -> u32 {
+        let wire_protocol =
+            self.pools[pool as usize].params_set[usize::from(variant)].wire_protocol;
+        let lane = self.add_lanes(1, (pool, server), variant, wire_protocol);
+        let state = &mut self.lanes[lane as usize];
+        (state.is_private, state.is_session) = (true, true);
+        self.pools[pool as usize].servers[server as usize].session_lanes.push(lane);
+        lane
+    }
+
+    /// Closes a connection for sessions that nobody has, to whichever server. Returns whether there
+    /// was one.
+    #[cold]
+    fn close_idle(&mut self) -> bool {
+        let servers = self.pools.iter().flat_map(|pool| &pool.servers);
+        let mut lanes = servers.flat_map(|server| &server.session_lanes).copied();
+        let unused = lanes.find(|&lane| {
+            let lane = self.lane(lane);
+            lane.has_connection() && !lane.is_taken()
+        });
+        if let Some(lane) = unused {
+            self.disconnect(lane, Closed::ByUs);
+        }
+        unused.is_some()
+    }
+
+    /// Brings what the lane's connection has agreed on to what its client has. To be called before
+    /// anything is sent for the client.
+    pub(crate) fn align(&mut self, client: u32, index: u32) {
+        let wanted = self.clients[client].variant;
+        let lane = &mut self.lanes[index as usize];
+        if lane.variant == wanted {
+            return;
+        }
+        debug_assert!(lane.is_free(), "a client that is owed nothing agrees on something else");
+        let before = std::mem::replace(&mut lane.variant, wanted);
+        // Until then the handshake is still to come, and goes by the lane's variant.
+        if matches!(lane.link, Link::Ready { .. } | Link::Handshaking { .. }) {
+            self.greet_again(index, before);
+        }
+    }
+
+    /// Says something of the gateway's own on a lane, to which an answer is due.
+    pub(crate) fn ask(&mut self, lane: u32, own: Own, due: Due, words: &[&str]) {
+        let mut text = String::new();
+        use std::fmt::Write;
+        let _ = write!(text, "*{}\r\n", words.len());
+        for word in words {
+            let _ = write!(text, "${}\r\n{word}\r\n", word.len());
+        }
+        self.ask_with(lane, own, due, text.as_bytes());
+    }
+
+    pub(crate) fn ask_with(&mut self, lane: u32, own: Own, due: Due, text: &[u8]) {
+        let pool = self.lanes[lane as usize].pool;
+        let (request, slot) = self.requests.add(pool, NONE, self.now);
+        (slot.role, slot.due) = (Role::Own(own), due);
+        self.send(lane, request, Payload::Bytes(text));
+    }
+
+    /// The reply to something that the gateway asked for itself.
+    pub(crate) fn own_reply(&mut self, own: Own, reply: &[u8]) {
+        match own {
+            Own::Whatever | Own::Seal(_) => {}
+            Own::Demand { lane } => {
+                if reply.starts_with(b"-") {
+                    self.break_session(lane, Failure::HandshakeRefused);
+                }
+            }
+            Own::PeerId { lane } => {
+                let id = cashew_protocol::resp::reply(reply);
+                if let Some(cashew_protocol::resp::Reply::Integer(id)) = id {
+                    self.lanes[lane as usize].peer_id = id.unsigned_abs();
+                }
+                self.withdraw_due(lane);
+            }
+        }
+    }
+
+    /// The lane is nobody's any more, as soon as what is on its way there is answered.
+    pub(crate) fn release(&mut self, index: u32) {
+        self.lanes[index as usize].lease = NONE;
+        self.publish_session(index);
+    }
+
+    // The line.
+
+    fn join_line(&mut self, client: u32, server: u32) -> Lease {
+        let conn = self.client_conn(client);
+        let pool_index = self.clients[client].pool;
+        let pool = &mut self.pools[pool_index as usize];
+        let until = self.now.plus_millis(pool.config.session_wait_ms);
+        let line = &mut pool.servers[server as usize].line;
+        if line.len() >= LINE_MAX {
+            return Lease::None;
+        }
+        line.push_back((conn, until));
+        self.clients[client].modes.enter().turn = Turn::Waits;
+        self.timers.arm(until, Timer::Line);
+        self.publish_line(pool_index, server);
+        self.tell_line(pool_index, server);
+        Lease::InLine
+    }
+
+    /// Counts and tells that somebody has to wait.
+    #[cold]
+    fn tell_line(&mut self, pool_index: u32, server_index: u32) {
+        let pool = &mut self.pools[pool_index as usize];
+        self.metrics.add_pool(pool.metrics, PoolCounter::SessionWaits, 1);
+        let server = &mut pool.servers[server_index as usize];
+        if is_due(&mut server.line_told_at, self.now, TELL_US) {
+            let clients = server.line.len() as u32;
+            let (pool, server) = (pool_index, server_index);
+            self.actions.push_back(Action::SessionsWait { pool, server, clients });
+        }
+    }
+
+    /// Gives lanes that nobody has to those who wait for them.
+    #[cold]
+    pub(crate) fn serve_line(&mut self, pool: u32, server: u32) {
+        while let Some((conn, _)) = self.first_in_line(pool, server) {
+            let variant = self.clients[conn.index()].variant;
+            let Some(lane) = self.session_lane(pool, server, variant) else { break };
+            self.pools[pool as usize].servers[server as usize].line.pop_front();
+            let client = conn.index();
+            self.lanes[lane as usize].lease = client;
+            self.clients[client].modes.enter().turn = Turn::Has { lane };
+            self.count_session(lane);
+            self.unblock(client);
+        }
+        self.publish_line(pool, server);
+    }
+
+    /// All in a line are clients that wait: who does not any more is taken out.
+    fn first_in_line(&self, pool: u32, server: u32) -> Option<(ConnId, Time)> {
+        let first = self.pools[pool as usize].servers[server as usize].line.front().copied();
+        debug_assert!(first.is_none_or(|(conn, _)| {
+            let client = self.clients.get(conn.index(), conn.generation());
+            client.is_some_and(|client| client.modes.turn == Turn::Waits)
+        }));
+        first
+    }
+
+    /// Lets those know who have waited long enough. Within a line all wait equally long.
+    pub(crate) fn maintain_waiters(&mut self) {
+        for pool in 0..self.pools.len() as u32 {
+            for server in 0..self.pools[pool as usize].servers.len() as u32 {
+                if self.pools[pool as usize].servers[server as usize].line.is_empty() {
+                    continue;
+                }
+                while let Some((conn, until)) = self.first_in_line(pool, server) {
+                    let client = &mut self.clients[conn.index()];
+                    if until > self.now {
+                        self.timers.arm(until, Timer::Line);
+                        break;
+                    }
+                    client.modes.enter().turn = Turn::Over;
+                    self.pools[pool as usize].servers[server as usize].line.pop_front();
+                    self.unblock(conn.index());
+                }
+                self.publish_line(pool, server);
+            }
+        }
+    }
+
+    /// All of the server's line look again where they belong.
+    pub(crate) fn dissolve_line(&mut self, pool: u32, server: u32) {
+        let line = std::mem::take(&mut self.pools[pool as usize].servers[server as usize].line);
+        for (conn, _) in line {
+            self.clients[conn.index()].modes.end_turn();
+            self.unblock(conn.index());
+        }
+        self.publish_line(pool, server);
+    }
+
+    /// The client wants no lease any more.
+    pub(crate) fn leave_line(&mut self, client: u32) {
+        match self.clients[client].modes.end_turn() {
+            Turn::Has { lane } => self.release(lane),
+            Turn::Waits => self.take_out_of_line(client),
+            Turn::No | Turn::Over | Turn::HeldBack => {}
+        }
+    }
+
+    /// Who is gone takes no room from others.
+    #[cold]
+    fn take_out_of_line(&mut self, client: u32) {
+        let conn = self.client_conn(client);
+        let pool = self.clients[client].pool;
+        for server in 0..self.pools[pool as usize].servers.len() as u32 {
+            let line = &mut self.pools[pool as usize].servers[server as usize].line;
+            if let Some(at) = line.iter().position(|&(other, _)| other == conn) {
+                line.remove(at);
+                self.publish_line(pool, server);
+                return;
+            }
+        }
+    }
+
+    /// A request has been dispatched. What its client waited for and did not take after all, as other
+    /// keys came together or apart meanwhile, is for others.
+    #[inline]
+    pub(crate) fn end_unused_turn(&mut self, client: u32) {
+        let modes = &mut self.clients[client].modes;
+        // It was for this request only, which was answered in another way.
+        if modes.ending.is_some() {
+            modes.take_ending();
+        }
+        if matches!(modes.turn, Turn::Has { .. } | Turn::Over) {
+            self.leave_line(client);
+        }
+    }
+
+    fn publish_line(&mut self, pool: u32, server: u32) {
+        let server = &self.pools[pool as usize].servers[server as usize];
+        self.metrics.set_server(server.metrics, ServerGauge::InLine, server.line.len() as u64);
+    }
+
+    // How leases end that are not given back.
+
+    /// Ends the connection of a lane that a client leased, or one with requests that must not be
+    /// executed by themselves: all of them fail. No fault of the server's.
+    pub(crate) fn break_session(&mut self, index: u32, failure: Failure) {
+        if self.lane(index).has_connection() {
+            self.disconnect(index, Closed::ByUs);
+        }
+        let holder = self.lane(index).lease;
+        self.fail_sent(index, failure);
+        self.fail_unsent(index, failure);
+        self.lose_lease(index, holder, failure);
+    }
+
+    /// The lane's connection is gone, and with it what the client had agreed on there who had
+    /// leased it until then, if one had.
+    pub(crate) fn lose_lease(&mut self, index: u32, client: u32, failure: Failure) {
+        if client == NONE || self.lane(index).lease != client {
+            return;
+        }
+        self.lanes[index as usize].lease = NONE;
+        match self.clients[client].modes.turn {
+            // It has not said anything there.
+            Turn::Has { .. } => {
+                self.clients[client].modes.end_turn();
+                self.unblock(client);
+            }
+            Turn::No | Turn::Waits | Turn::Over | Turn::HeldBack => {
+                self.lose_transaction(client, failure)
+            }
+        }
+        self.publish_session(index);
+    }
+
+    /// Ends the connection under requests that are for nobody any more.
+    pub(crate) fn abandon_session(&mut self, index: u32) {
+        if self.lane(index).has_connection() {
+            self.disconnect(index, Closed::ByUs);
+        }
+        let lane = &mut self.lanes[index as usize];
+        lane.lease = NONE;
+        let mut at = lane.head;
+        (lane.head, lane.tail, lane.first_unsent) = (NONE, NONE, NONE);
+        (lane.unsent, lane.partial, lane.in_flight, lane.in_flight_size) = (0, 0, 0, 0);
+        lane.output.clear(&mut self.bufs);
+        while at != NONE {
+            let next = self.requests[at].next_in_lane;
+            debug_assert_eq!(self.requests[at].client, NONE);
+            self.free_request(at);
+            at = next;
+        }
+        self.publish_queues(index);
+    }
+
+    /// Whether a connection of the lane that is about to end had begun something that cannot be
+    /// gone on with on another one.
+    pub(crate) fn is_engaged(&self, index: u32) -> bool {
+        let lane = self.lane(index);
+        lane.is_session && (lane.written > lane.leased_at || lane.partial > 0)
+    }
+
+    // Now and then.
+
+    /// Closes connections that nobody needs, makes ready those that somebody will, and takes leases
+    /// back of which nothing is made while others wait.
+    pub(crate) fn maintain_sessions(&mut self) {
+        for pool in 0..self.pools.len() as u32 {
+            for server in 0..self.pools[pool as usize].servers.len() as u32 {
+                let state = &self.pools[pool as usize].servers[server as usize];
+                if !state.session_lanes.is_empty() {
+                    self.maintain_exclusive_lanes(pool, server);
+                }
+                self.make_ready(pool, server);
+                // There may be room by now that another server's connections left.
+                if !self.pools[pool as usize].servers[server as usize].line.is_empty() {
+                    self.serve_line(pool, server);
+                }
+            }
+        }
+    }
+
+    fn maintain_exclusive_lanes(&mut self, pool: u32, server: u32) {
+        let state = &self.pools[pool as usize];
+        let max = self.session_lanes_max(state);
+        let kept = state.config.session_connections_idle as usize;
+        let unused_max_us = UNUSED_MAX_US.min(state.config.session_wait_ms * 500);
+        let held_max_us = state.limits.session_hold_ms * 1000;
+        let state = &state.servers[server as usize];
+        let is_awaited = !state.line.is_empty();
+        let mut unused = 0;
+        for lane in state.session_lanes.clone() {
+            let state = self.lane(lane);
+            let idle_us = self.now.micros_since(state.progress_at);
+            if state.lease != NONE {
+                let is_unused = state.is_free() && idle_us >= unused_max_us;
+                let modes = &self.clients[state.lease].modes;
+                let is_held = modes.transaction.is_some()
+                    && self.now.micros_since(state.leased_since) >= held_max_us;
+                if is_awaited && (is_unused || is_held) && modes.turn == Turn::No {
+                    self.take_back(lane, if is_held { Failure::Held } else { Failure::Unused });
+                }
+            } else if state.is_free() {
+                let is_ready = matches!(state.link, Link::Ready { .. });
+                unused += usize::from(is_ready);
+                let is_over = is_ready && unused > kept && idle_us >= IDLE_MAX_US;
+                let count = self.pools[pool as usize].servers[server as usize].session_lanes.len();
+                if is_over || (count > max && state.has_connection()) {
+                    self.disconnect(lane, Closed::ByUs);
+                }
+                if count > max && self.lane(lane).link == Link::Idle {
+                    let state = &mut self.pools[pool as usize].servers[server as usize];
+                    state.session_lanes.retain(|&other| other != lane);
+                    self.vacate(lane..lane + 1);
+                }
+            }
+        }
+    }
+
+    /// A client has not used its lease for long, or has had it for long, and others wait.
+    fn take_back(&mut self, lane: u32, why: Failure) {
+        let pool = self.lane(lane).pool;
+        let metrics = self.pools[pool as usize].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::SessionsReclaimed, 1);
+        self.break_session(lane, why);
+    }
+
+    /// Connects as many as are to be ready.
+    fn make_ready(&mut self, pool_index: u32, server_index: u32) {
+        let pool = &self.pools[pool_index as usize];
+        let server = &pool.servers[server_index as usize];
+        let max = self.session_lanes_max(pool);
+        let wanted = (pool.config.session_connections_idle as usize).min(max);
+        if wanted == 0 || !pool.is_in_use() || !server.is_up() {
+            return;
+        }
+        let lanes = server.session_lanes.clone();
+        let free = || lanes.iter().filter(|&&lane| !self.lane(lane).is_taken());
+        let connected = free().filter(|&&lane| self.lane(lane).has_connection()).count();
+        let mut idle: Vec<u32> =
+            free().copied().filter(|&lane| self.lane(lane).link == Link::Idle).collect();
+        let mut count = lanes.len();
+        for _ in connected..wanted {
+            let lane = match idle.pop() {
+                Some(lane) => lane,
+                None if count < max => {
+                    count += 1;
+                    self.add_session_lane(pool_index, server_index, 0)
+                }
+                None => return,
+            };
+            if self.session_links >= self.sessions_max {
+                return;
+            }
+            self.lanes[lane as usize].progress_at = self.now;
+            self.connect(lane);
+        }
+    }
+
+    // Statistics.
+
+    /// The state of a lane for sessions has changed: counts it, and lets those go on who wait.
+    pub(crate) fn publish_session(&mut self, index: u32) {
+        self.count_session(index);
+        let lane = &self.lanes[index as usize];
+        let (pool, server) = (lane.pool, lane.server);
+        if !lane.is_taken() && !self.pools[pool as usize].servers[server as usize].line.is_empty() {
+            self.serve_line(pool, server);
+        }
+    }
+
+    fn count_session(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let counted = Counted { queues: Queues::of(lane), is_taken: lane.is_taken() };
+        let before = std::mem::replace(&mut lane.counted, counted);
+        let server = &mut self.pools[lane.pool as usize].servers[lane.server as usize];
+        server.session_queues.replace(before.queues, counted.queues);
+        if before.is_taken != counted.is_taken {
+            match counted.is_taken {
+                true => server.sessions += 1,
+                false => server.sessions -= 1,
+            }
+            let sessions = u64::from(server.sessions);
+            self.metrics.set_server(server.metrics, ServerGauge::Sessions, sessions);
+        }
+    }
+
+    /// What a client is told that finds no lease.
+    pub(crate) fn no_lease(&mut self, client: u32, server: u32) -> String {
+        let pool = &self.pools[self.clients[client].pool as usize];
+        let name = &pool.config.servers[server as usize].name;
+        format!(
+            "ERR all connections to server {name} for transactions and blocking calls are in use; \
+             session_connections of pool {} is their number",
+            pool.config.name
+        )
+    }
+
+    /// What comes of a request for which there is no lease, or not yet.
+    pub(crate) fn without_lease(&mut self, client: u32, server: u32, lease: &Lease) -> Plan {
+        match *lease {
+            Lease::Lane(_) | Lease::InLine => Plan::Wait,
+            Lease::None => {
+                let text = self.no_lease(client, server);
+                self.reply_error(client, &text)
+            }
+            Lease::Failed(failure) => self.fail(client, failure),
+        }
+    }
+}

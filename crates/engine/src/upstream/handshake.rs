@@ -1,0 +1,271 @@
+//! A connection to a server from its beginning until requests may be sent on it.
+
+use cashew_metrics::ServerCounter;
+use cashew_protocol::memcached::Expect;
+use cashew_protocol::resp::encode;
+
+use crate::base::action::Action;
+use crate::base::failure::Failure;
+use crate::base::id::ConnId;
+use crate::base::time::Time;
+use crate::downstream::session_params::{SessionParams, WireProtocol};
+use crate::engine::{Closed, Engine};
+use crate::memcached::{greet, is_greeted};
+use crate::upstream::lane::{Handshake, Lane, Link, Scan, Scanner};
+use crate::upstream::liveness::question;
+use crate::upstream::low_water::LowWater;
+
+/// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
+const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
+
+impl Engine {
+    pub(crate) fn connect(&mut self, index: u32) {
+        self.lanes[index as usize].is_early = false;
+        self.connect_until(index, None);
+    }
+
+    /// As [`connect`](Self::connect), with a deadline that may be shorter.
+    pub(crate) fn connect_until(&mut self, index: u32, deadline: Option<Time>) {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let server = &pool.servers[lane.server as usize];
+        let is_silent = server.is_silent();
+        lane.asks |= is_silent && lane.is_shared();
+        lane.tried_at = self.now;
+        if server.failing || is_silent {
+            self.metrics.set_tried(server.metrics, self.now.as_micros());
+        }
+        let deadline = match deadline {
+            _ if is_silent => pool.dial_deadline(server, lane.attempts, self.now),
+            Some(deadline) => deadline,
+            None if lane.asks => pool.first_sign(self.now),
+            None => pool.connect_deadline(self.now),
+        };
+        lane.generation = lane.generation.wrapping_add(1);
+        lane.conn = ConnId::lane(lane.slot, lane.generation);
+        lane.link = Link::Connecting { deadline };
+        self.session_links += u64::from(lane.is_session);
+        lane.dirty = false;
+        let (pool, server) = (lane.pool, lane.server);
+        let conn = self.lane_conn(index);
+        self.actions.push_back(Action::Connect { conn, pool, server });
+        self.arm_lane(index, deadline);
+    }
+
+    /// The connection stands: say who we are, then send what waits.
+    pub(crate) fn lane_connected(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let Link::Connecting { mut deadline } = lane.link else { return };
+        let pool = &mut self.pools[lane.pool as usize];
+        let server = &mut pool.servers[lane.server as usize];
+        server.connect_us = self.now.micros_since(lane.tried_at).max(1);
+        let is_silent = server.is_silent();
+        self.metrics.add_server(server.metrics, ServerCounter::Connects, 1);
+        let pool = &*pool;
+        if lane.asks && is_silent {
+            deadline = pool.sign_deadline(self.now);
+        }
+        let SessionParams { wire_protocol, database } = pool.params_set[usize::from(lane.variant)];
+        lane.scanner = Scanner::new(wire_protocol);
+        lane.tagger = None;
+        lane.low_water = LowWater::Byte;
+        lane.progress_at = self.now;
+        let handshake = &mut lane.handshake;
+        debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
+        (handshake.replies_owed, handshake.greetings) = (0, 0);
+        if let Some(credentials) = &pool.config.memcached.server_auth {
+            handshake.replies_owed += 1;
+            handshake
+                .output
+                .write_with(&mut self.bufs, 0, |out| greet(wire_protocol, credentials, out));
+        }
+        if let Some(password) = &pool.auth {
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"AUTH", password.as_bytes()]);
+            });
+        }
+        if wire_protocol == WireProtocol::Resp3 {
+            handshake.owe_greeting();
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"HELLO", b"3"]);
+            });
+        }
+        if database > 0 {
+            handshake.replies_owed += 1;
+            let database = database.to_string();
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"SELECT", database.as_bytes()]);
+            });
+        }
+        if lane.asks {
+            handshake.replies_owed += 1;
+            let (text, _) = question(wire_protocol);
+            handshake.output.push(text, &mut self.bufs);
+        }
+        let is_greeting = handshake.replies_owed > 0;
+        lane.link = Link::Handshaking { deadline };
+        let server = self.server_of(index);
+        // It may be another process that has been started in the place of the last one.
+        server.scripts_seen.clear();
+        server.functions_seen = false;
+        server.connections += 1;
+        self.publish_connections(index);
+        if is_greeting {
+            self.mark_lane(index);
+        } else {
+            self.lane_ready(index);
+        }
+    }
+
+    /// Agrees with the server on the lane's variant, which was another one so far. What is sent
+    /// waits for that: it would mean something else.
+    pub(crate) fn greet_again(&mut self, index: u32, before: u16) {
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let (was, is) =
+            (pool.params_set[usize::from(before)], pool.params_set[usize::from(lane.variant)]);
+        let handshake = &mut lane.handshake;
+        if let Link::Ready { .. } = lane.link {
+            lane.link = Link::Handshaking { deadline: pool.connect_deadline(self.now) };
+            (handshake.replies_owed, handshake.greetings) = (0, 0);
+        }
+        if was.wire_protocol != is.wire_protocol {
+            if let Scanner::Redis(scanner) = &mut lane.scanner {
+                scanner.set_resp3(is.wire_protocol == WireProtocol::Resp3);
+            }
+            let version: &[u8] = if is.wire_protocol == WireProtocol::Resp3 { b"3" } else { b"2" };
+            handshake.owe_greeting();
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"HELLO", version]);
+            });
+        }
+        if was.database != is.database || (was.wire_protocol != is.wire_protocol && is.database > 0)
+        {
+            let database = is.database.to_string();
+            handshake.replies_owed += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| {
+                encode::write_command(out, &[b"SELECT", database.as_bytes()]);
+            });
+        }
+        match self.lanes[index as usize].handshake.replies_owed {
+            0 => self.lane_ready(index),
+            _ => self.mark_lane(index),
+        }
+        self.rearm(index);
+    }
+
+    fn lane_ready(&mut self, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        lane.link = Link::Ready { since: self.now };
+        let has_asked = std::mem::take(&mut lane.asks);
+        lane.is_early = false;
+        let server = self.server_of(index);
+        let was_hindered = server.local_error.take().is_some();
+        if server.is_silent() {
+            if has_asked {
+                let Lane { pool, server, .. } = self.lanes[index as usize];
+                self.end_silence(pool, server);
+                self.note_reached(pool, server);
+            }
+        } else if std::mem::take(&mut server.failing) || was_hindered {
+            let Lane { pool, server, .. } = self.lanes[index as usize];
+            self.actions.push_back(Action::ServerRecovered { pool, server });
+            self.note_reached(pool, server);
+        }
+        if self.lanes[index as usize].unsent > 0 {
+            self.mark_lane(index);
+        }
+        self.rearm(index);
+        if self.lanes[index as usize].is_feed {
+            self.feed_ready(index);
+        }
+    }
+
+    /// Consumes replies to the handshake; returns what is left of `bytes`.
+    pub(crate) fn handshake_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index as usize];
+        let handshake = &mut lane.handshake;
+        let (len, complete) = match lane.scanner.scan(Expect::Line, bytes) {
+            Scan::Complete(len) => (len, true),
+            Scan::Partial => (bytes.len(), false),
+            Scan::Invalid => {
+                self.misfit(index, "a reply to what is said first on a connection", bytes);
+                return &[];
+            }
+        };
+        handshake.reply.extend_from_slice(&bytes[..len]);
+        if handshake.reply.len() > HANDSHAKE_REPLY_MAX {
+            self.misfit(index, "a short reply to what is said first on a connection", bytes);
+            return &[];
+        }
+        if complete {
+            let wire_protocol =
+                self.pools[lane.pool as usize].params_set[usize::from(lane.variant)].wire_protocol;
+            let is_sign = lane.asks && handshake.replies_owed == 1;
+            let is_of_redis = matches!(wire_protocol, WireProtocol::Resp2 | WireProtocol::Resp3);
+            if is_sign && is_of_redis && !matches!(handshake.reply.first(), Some(b'+' | b'-')) {
+                self.misfit(index, "PONG, or an error", bytes);
+                return &[];
+            }
+            let is_ok = match wire_protocol {
+                // A sign of life, whatever it says.
+                _ if is_sign => true,
+                // A map, or an array, is the answer to HELLO, and to nothing else.
+                WireProtocol::Resp2 | WireProtocol::Resp3 if handshake.greetings & 1 == 1 => {
+                    matches!(handshake.reply.first(), Some(b'%' | b'*'))
+                }
+                WireProtocol::Resp2 | WireProtocol::Resp3 => handshake.reply == b"+OK\r\n",
+                WireProtocol::Text | WireProtocol::Binary => {
+                    is_greeted(wire_protocol, &handshake.reply)
+                }
+            };
+            if !is_ok {
+                let failure = self.refusal_of(index);
+                self.lane_down(index, failure, Closed::ByUs);
+                return &[];
+            }
+            handshake.reply.clear();
+            handshake.replies_owed -= 1;
+            handshake.greetings >>= 1;
+            if handshake.replies_owed == 0 {
+                self.lane_ready(index);
+            }
+        }
+        &bytes[len..]
+    }
+
+    /// What the server refused with its reply to the handshake. Only what a client has asked for is
+    /// its own affair: what the configuration asks of a server concerns all.
+    fn refusal_of(&self, index: u32) -> Failure {
+        let lane = &self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let SessionParams { wire_protocol, database } = pool.params_set[usize::from(lane.variant)];
+        let behind = u32::from(lane.asks);
+        let is_selecting = database > 0 && lane.handshake.replies_owed == 1 + behind;
+        let hello_owed = 1 + u32::from(database > 0) + behind;
+        let is_greeting =
+            wire_protocol == WireProtocol::Resp3 && lane.handshake.replies_owed == hello_owed;
+        let reply = lane.handshake.reply.as_slice();
+        if reply.starts_with(b"-BUSY") {
+            Failure::Busy
+        } else if reply.starts_with(b"-LOADING") {
+            Failure::Loading
+        } else if is_selecting && database != pool.params_set[0].database {
+            Failure::DatabaseRefused
+        } else if is_greeting
+            && (reply.starts_with(b"-NOPROTO") || reply.starts_with(b"-ERR unknown command"))
+        {
+            Failure::WireProtocolRefused
+        } else {
+            Failure::HandshakeRefused
+        }
+    }
+}
+
+impl Handshake {
+    fn owe_greeting(&mut self) {
+        self.greetings |= 1u64.checked_shl(self.replies_owed).unwrap_or(0);
+        self.replies_owed += 1;
+    }
+}

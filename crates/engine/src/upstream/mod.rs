@@ -1,0 +1,17 @@
+//! Servers and the connections to them.
+
+pub(crate) mod bulk;
+pub(crate) mod connect_attempts;
+pub(crate) mod detach_large;
+pub(crate) mod exclusive;
+pub(crate) mod handshake;
+pub(crate) mod inspect;
+pub(crate) mod lane;
+pub(crate) mod lanes;
+pub(crate) mod liveness;
+pub(crate) mod low_water;
+pub(crate) mod misfit;
+pub(crate) mod outage;
+pub(crate) mod pool;
+pub(crate) mod probe;
+pub(crate) mod streaming;

@@ -1,0 +1,358 @@
+//! Connections to servers that end or do not come about, and what fails with them.
+//!
+//! What was sent fails, since nobody knows whether it was executed; what was not sent waits for the
+//! next connection, unless the server cannot be reached. Failures in a row are counted, and lead to
+//! the server's ejection.
+
+use std::time::Duration;
+
+use cashew_config::snapshot::Protocol;
+use cashew_metrics::ServerCounter;
+use cashew_protocol::memcached::Expect;
+
+use crate::base::action::Action;
+use crate::base::failure::Failure;
+use crate::base::slab::NONE;
+use crate::base::time::Time;
+use crate::engine::{Closed, Engine};
+use crate::request::Role;
+use crate::upstream::lane::{Lane, Link};
+
+/// Backoff after the first failed attempt to connect; it doubles with every further one.
+const BACKOFF_MIN_MS: u64 = 10;
+const BACKOFF_MAX_MS: u64 = 1000;
+/// A connection that lived shorter than this counts as a failed attempt.
+const SETTLED_AFTER_US: u64 = 1_000_000;
+/// How long the ejection of a server is waited for before it is asked for again.
+const ASK_AGAIN_MS: u64 = 1000;
+/// The log is told so seldom at most what keeps the gateway from connecting to a server.
+const HINDERED_AGAIN: Duration = Duration::from_secs(10);
+
+impl Engine {
+    /// The connection ended, or could not be made.
+    ///
+    /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
+    /// for the next connection, unless the server cannot be reached.
+    pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        if self.lanes[index as usize].is_feed {
+            self.feed_lost(index);
+            self.connection_down(index, failure, closed);
+            self.feed_settled(index);
+            return;
+        }
+        let holder = self.lane(index).lease;
+        self.connection_down(index, failure, closed);
+        if self.lane(index).unsent == 0 {
+            self.lose_lease(index, holder, failure);
+        }
+    }
+
+    fn connection_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+        self.hear_failure(index, failure);
+        let lane = &mut self.lanes[index as usize];
+        lane.last_failure = failure;
+        lane.failed_at = self.now;
+        let is_early = std::mem::take(&mut lane.is_early);
+        let had_requests = lane.in_flight > 0 || lane.partial > 0;
+        let is_engaged = self.is_engaged(index);
+        let link = self.disconnect(index, closed);
+        self.count_down(index, link, failure);
+        self.fail_sent(index, failure);
+        if is_engaged {
+            // What comes next in a transaction means something else on another connection.
+            self.fail_unsent(index, failure);
+        }
+
+        let is_clean = failure == Failure::Closed && !had_requests;
+        let settled = matches!(link, Link::Ready { since }
+            if self.now.micros_since(since) >= SETTLED_AFTER_US);
+        if failure == Failure::WireProtocolRefused {
+            self.wire_protocol_refused(index);
+        }
+        let is_counted = !(is_early && self.server_of(index).failing);
+        if !is_clean && failure.is_of_server() && is_counted {
+            self.note_failure(index, failure);
+        }
+        if failure.is_local() {
+            self.note_local_error(index, failure);
+        }
+        if self.lane(index).is_shared() && self.server_of(index).is_silent() {
+            self.down_in_silence(index, is_early);
+            return;
+        }
+        let is_feed_wanted = self.is_feed_wanted(index);
+        let lane = &mut self.lanes[index as usize];
+        let pool = &self.pools[lane.pool as usize];
+        let server = &pool.servers[lane.server as usize];
+        // What fails gets no reads while there are replicas, so nothing but this finds it well.
+        let is_missed = server.failing && !server.ejected;
+        let is_kept = match lane.is_private {
+            true => false,
+            false if lane.is_feed => is_feed_wanted,
+            false if lane.variant == 0 => pool.preconnect || is_missed,
+            false => is_missed && pool.usage[usize::from(lane.variant)].clients > 0,
+        };
+        let wanted = lane.unsent > 0 || is_kept;
+        if settled || (is_clean && lane.attempts == 0) {
+            lane.attempts = u32::from(!settled);
+            if wanted {
+                self.connect(index);
+            }
+            return;
+        }
+        if failure == Failure::TimedOut && !is_early {
+            // Those that have not waited long enough try again.
+            self.expire_unsent(index);
+            let lane = &mut self.lanes[index as usize];
+            if lane.unsent > 0 {
+                lane.attempts = lane.attempts.saturating_add(1);
+                self.connect(index);
+                return;
+            }
+        } else {
+            self.fail_unsent(index, failure);
+        }
+        self.back_off(index, self.now, is_early);
+    }
+
+    /// A further attempt was in vain: the next one is due after a while that begins at that time. An early
+    /// one leaves that as it was.
+    pub(crate) fn back_off(&mut self, index: u32, from: Time, is_early: bool) {
+        let lane = &mut self.lanes[index as usize];
+        if !is_early {
+            lane.attempts = lane.attempts.saturating_add(1);
+            let steps = lane.attempts.saturating_sub(1).min(16);
+            let span = (BACKOFF_MIN_MS << steps).min(BACKOFF_MAX_MS);
+            lane.due_at = from.plus_millis(self.rng.jitter(span).max(1));
+        }
+        self.await_attempt(index);
+    }
+
+    fn count_down(&mut self, index: u32, link: Link, failure: Failure) {
+        let server = self.server_of(index).metrics;
+        let counter = match (link, failure) {
+            (_, Failure::TimedOut) => ServerCounter::ServerTimedout,
+            (Link::Connecting { .. }, _) => ServerCounter::ConnectErrors,
+            (_, Failure::Closed) => ServerCounter::ServerEof,
+            _ => ServerCounter::ServerErr,
+        };
+        self.metrics.add_server(server, counter, 1);
+    }
+
+    /// Counts a failure of the server and asks for its ejection at the limit.
+    fn note_failure(&mut self, index: u32, failure: Failure) {
+        let now = self.now;
+        let Lane { pool: pool_index, server: server_index, .. } = self.lanes[index as usize];
+        let pool = &mut self.pools[pool_index as usize];
+        let limit = pool.failure_limit;
+        let may_eject = pool.auto_eject && pool.router.may_eject(server_index);
+        let server = &mut pool.servers[server_index as usize];
+        if !std::mem::replace(&mut server.failing, true) {
+            self.actions.push_back(Action::ServerFailing {
+                pool: pool_index,
+                server: server_index,
+                why: failure,
+            });
+        }
+        if server.failed_at != now {
+            server.failed_at = now;
+            server.failures = server.failures.saturating_add(1);
+        }
+        if may_eject && server.failures >= limit && !server.ejected && now >= server.ask_at {
+            server.ask_at = now.plus_millis(ASK_AGAIN_MS);
+            self.actions.push_back(Action::Eject {
+                pool: pool_index,
+                server: server_index,
+                why: failure,
+            });
+        }
+    }
+
+    /// This machine failed, which says nothing of the server. The log is told, but not of what goes on
+    /// or comes and goes.
+    fn note_local_error(&mut self, index: u32, failure: Failure) {
+        let Lane { pool, server: server_index, .. } = self.lanes[index as usize];
+        let server = &mut self.pools[pool as usize].servers[server_index as usize];
+        let is_new = server.local_error != Some(failure);
+        if is_new && server.hindered_at.is_none_or(|at| self.now - at >= HINDERED_AGAIN) {
+            (server.local_error, server.hindered_at) = (Some(failure), Some(self.now));
+            self.actions.push_back(Action::ServerHindered {
+                pool,
+                server: server_index,
+                why: failure,
+            });
+        }
+    }
+
+    /// Fails what was sent, wholly or in part, on the connection that is gone.
+    pub(crate) fn fail_sent(&mut self, index: u32, failure: Failure) {
+        let lane = &mut self.lanes[index as usize];
+        let mut at = lane.head;
+        let mut end = lane.first_unsent;
+        if lane.partial > 0 {
+            let broken = &self.requests[lane.first_unsent];
+            lane.output.advance(broken.wire_len - lane.partial, &mut self.bufs);
+            lane.partial = 0;
+            lane.unsent -= 1;
+            lane.first_unsent = broken.next_in_lane;
+            end = lane.first_unsent;
+            self.detach_upload(index);
+        }
+        end = self.rest_of_get(index, end);
+        let lane = &mut self.lanes[index as usize];
+        lane.in_flight = 0;
+        lane.in_flight_size = 0;
+        lane.head = end;
+        if end == NONE {
+            lane.tail = NONE;
+        }
+        while at != end {
+            let next = self.requests[at].next_in_lane;
+            self.forget_key(index, at);
+            self.fail_request(at, failure);
+            at = next;
+        }
+        self.publish_queues(index);
+    }
+
+    /// What is left of a get of several keys when its start is sent means nothing to another
+    /// connection: takes it out of the output. `end` is the first request not sent; returns the one
+    /// behind that get.
+    fn rest_of_get(&mut self, index: u32, mut end: u32) -> u32 {
+        let lane = &mut self.lanes[index as usize];
+        let mut at = lane.head;
+        let mut goes_on = false;
+        while at != end || (goes_on && end != NONE) {
+            let request = &self.requests[at];
+            goes_on = request.expect == Expect::Coalesced;
+            if at == end {
+                lane.output.advance(request.wire_len, &mut self.bufs);
+                lane.unsent -= 1;
+                lane.first_unsent = request.next_in_lane;
+                end = request.next_in_lane;
+            }
+            at = request.next_in_lane;
+        }
+        end
+    }
+
+    /// A request is about to leave the lane without its reply.
+    pub(crate) fn forget_key(&mut self, index: u32, request: u32) {
+        if self.requests[request].expect.is_coalesced() && !self.requests[request].is_remnant() {
+            let lane = &mut self.lanes[index as usize];
+            lane.coalesced.pop_key(&self.requests[request], &mut self.bufs);
+        }
+    }
+
+    /// Fails what waits to be sent.
+    pub(crate) fn fail_unsent(&mut self, index: u32, failure: Failure) {
+        while self.lanes[index as usize].unsent > 0 {
+            self.fail_first_unsent(index, failure);
+        }
+        self.publish_queues(index);
+    }
+
+    /// Fails what has waited to be sent longer than the timeout.
+    pub(crate) fn expire_unsent(&mut self, index: u32) {
+        if self.lane(index).is_session {
+            // They belong together.
+            if self.first_unsent_expiry(index).is_some_and(|expiry| expiry <= self.now) {
+                let holder = self.lane(index).lease;
+                self.fail_unsent(index, Failure::TimedOut);
+                self.lose_lease(index, holder, Failure::TimedOut);
+            }
+            return;
+        }
+        while let Some(expiry) = self.first_unsent_expiry(index)
+            && expiry <= self.now
+        {
+            self.fail_first_unsent(index, Failure::TimedOut);
+        }
+        self.publish_queues(index);
+    }
+
+    pub(crate) fn first_unsent_expiry(&self, index: u32) -> Option<Time> {
+        let lane = &self.lanes[index as usize];
+        if lane.unsent == 0 {
+            return None;
+        }
+        let started = self.requests[lane.first_unsent].started;
+        Some(self.pools[lane.pool as usize].expiry(started))
+    }
+
+    /// Only while nothing is in flight: then the first unsent request is the lane's head. Those that
+    /// are joined with it fail with it.
+    fn fail_first_unsent(&mut self, index: u32, failure: Failure) {
+        self.lanes[index as usize].close_gets(&mut self.bufs);
+        while self.fail_unsent_head(index, failure) == Expect::Coalesced {}
+    }
+
+    fn fail_unsent_head(&mut self, index: u32, failure: Failure) -> Expect {
+        let lane = &mut self.lanes[index as usize];
+        assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
+        let request = lane.first_unsent;
+        lane.output.advance(self.requests[request].wire_len, &mut self.bufs);
+        lane.unsent -= 1;
+        lane.head = self.requests[request].next_in_lane;
+        lane.first_unsent = lane.head;
+        if lane.head == NONE {
+            lane.tail = NONE;
+        }
+        self.detach_upload(index);
+        self.forget_key(index, request);
+        let expect = self.requests[request].expect;
+        self.fail_request(request, failure);
+        expect
+    }
+
+    /// Answers a request in its server's place.
+    pub(crate) fn fail_request(&mut self, index: u32, failure: Failure) {
+        let request = &mut self.requests[index];
+        if request.is_remnant() {
+            // It was answered; that the rest of it was not written is nobody's failure.
+            self.free_request(index);
+            return;
+        }
+        request.in_lane = false;
+        request.failed = true;
+        match request.role {
+            Role::Probe { .. } | Role::Own(_) => {
+                self.free_request(index);
+                return;
+            }
+            Role::Blocked if failure == Failure::Removed => {
+                self.wait_failed(index);
+                return;
+            }
+            Role::Single
+            | Role::Parent { .. }
+            | Role::Fragment { .. }
+            | Role::Counted(_)
+            | Role::Affecting(_)
+            | Role::Blocked
+            | Role::Call(_) => {}
+        }
+        if request.streaming && request.client != NONE {
+            // Half of a reply is with the client: nothing sensible can follow it.
+            let client = request.client;
+            self.break_off(client);
+            return;
+        }
+        let pool = request.pool;
+        let protocol = self.pools[pool as usize].protocol;
+        self.count_forward_error(pool);
+        if protocol == Protocol::Memcached {
+            return self.fail_sent_memcached(index, failure);
+        }
+        self.answer_instead(index, |out| failure.write_reply(protocol, out));
+    }
+
+    /// Answers a request that has left its lane with the gateway's words.
+    pub(crate) fn answer_instead(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
+        self.drop_reply(index);
+        let mut reply = self.bufs.take();
+        write(&mut reply);
+        self.charge(index, reply.len());
+        self.deliver_buf(index, reply);
+    }
+}

@@ -1,0 +1,60 @@
+//! Whether an ejected server is well again.
+
+use cashew_protocol::memcached::binary::Opcode;
+
+use crate::base::action::Action;
+use crate::base::slab::NONE;
+use crate::base::timers::Timer;
+use crate::engine::Engine;
+use crate::exchange::dispatch::Payload;
+use crate::memcached::Asked;
+use crate::request::Role;
+use crate::upstream::lane::Link;
+use crate::upstream::liveness::question;
+
+impl Engine {
+    /// Asks an ejected server whether it is well; asks again later if it is not.
+    pub(crate) fn probe(&mut self, pool_index: u32, server_index: u32) {
+        let pool = &self.pools[pool_index as usize];
+        let server = &pool.servers[server_index as usize];
+        if !server.ejected {
+            return;
+        }
+        let lane = server.first_lane;
+        let (text, expect) = question(pool.params_set[0].wire_protocol);
+        self.arm_probe(pool_index, server_index);
+        let link = self.lanes[lane as usize].link;
+        let is_waiting = matches!(link, Link::Connecting { .. } | Link::Handshaking { .. });
+        let is_asked = self.lanes[lane as usize].unsent + self.lanes[lane as usize].in_flight > 0;
+        if is_waiting || is_asked {
+            return;
+        }
+        if matches!(link, Link::Idle | Link::Backoff { .. }) {
+            self.connect(lane);
+        }
+        let (request, _) = self.requests.add(pool_index, NONE, self.now);
+        self.requests[request].role = Role::Probe { server: server_index };
+        self.requests[request].expect = expect;
+        self.requests[request].asked = Asked { opcode: Opcode::Version.byte(), ..Asked::default() };
+        self.send(lane, request, Payload::Bytes(text));
+    }
+
+    pub(crate) fn arm_probe(&mut self, pool_index: u32, server_index: u32) {
+        let pool = &mut self.pools[pool_index as usize];
+        let at = self.now.plus_millis(self.rng.jitter(pool.retry_ms).max(1));
+        pool.servers[server_index as usize].probe_at = at;
+        self.timers.arm(at, Timer::Probe { pool: pool_index, server: server_index });
+    }
+
+    /// The reply to a probe.
+    pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
+        let pool = &self.pools[lane_pool as usize];
+        let is_ejected = pool.is_in_use() && pool.servers[lane_server as usize].ejected;
+        let is_well =
+            [&b"+"[..], b"VERSION", b"\x81\x0b"].iter().any(|start| reply.starts_with(start));
+        // Every time: it may be too early yet for this one to come back.
+        if is_well && is_ejected {
+            self.actions.push_back(Action::Readmit { pool: lane_pool, server: lane_server });
+        }
+    }
+}
