@@ -9,8 +9,8 @@ use std::sync::LazyLock;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Identity, Place, Plan, PoolState, Rest, Setup,
-    Time,
+    Action, Admission, CloseReason, ConnId, Engine, Identity, Place, Plan, PoolId, PoolState, Rest,
+    Setup, Time,
 };
 use cashew_metrics::Writer;
 
@@ -303,7 +303,7 @@ impl World {
                 let choice = script.byte()?;
                 let admission = if choice < 240 { Admission::Welcome } else { Admission::Full };
                 let pool = u32::from(choice) % 3;
-                let conn = self.engine.handle_accepted(pool, admission, 1, now);
+                let conn = self.engine.handle_accepted(PoolId::new(pool), admission, 1, now);
                 self.clients.push(conn);
             }
             1..=3 => {
@@ -386,7 +386,7 @@ impl World {
                     ring.held = true;
                     ring.version += 1;
                     let version = ring.version;
-                    self.engine.handle_hold(pool as u32, version, 100, now);
+                    self.engine.handle_hold(PoolId::new(pool as u32), version, 100, now);
                 }
             }
             14 => {
@@ -470,7 +470,7 @@ impl World {
             let is_stuck = self.stuck.contains(&conn);
             self.forget(conn);
             let cashew_engine::Export { pool, parts, input, output } = export;
-            if (pool as usize) < self.rings.len() && !self.is_retiring {
+            if pool.index() < self.rings.len() && !self.is_retiring {
                 let conn = self.engine.handle_adopted(pool, parts, input, output, self.now);
                 self.clients.push(conn);
                 if is_stuck {
@@ -488,7 +488,7 @@ impl World {
         let ring = &mut self.rings[pool];
         ring.held = false;
         let Ring { version, live, .. } = ring.clone();
-        self.engine.handle_release(pool as u32, version, &live, self.now, 1);
+        self.engine.handle_release(PoolId::new(pool as u32), version, &live, self.now, 1);
     }
 
     /// What a worker does at the end of a tick.
@@ -634,7 +634,9 @@ impl World {
         }
         self.tick();
         assert_eq!(self.engine.requests_pending(), 0);
-        assert!((0..self.rings.len()).all(|pool| self.engine.clients_of(pool as u32) == 0));
+        assert!(
+            (0..self.rings.len()).all(|pool| self.engine.clients_of(PoolId::new(pool as u32)) == 0)
+        );
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use cashew_engine::{
     Action, Admission, CloseReason, ConnId, Engine, Identity, LaneKind, LaneState, Place, Plan,
-    Rest, Setup as EngineSetup, Time,
+    PoolId, Rest, Setup as EngineSetup, Time,
 };
 use cashew_metrics::Writer;
 
@@ -318,7 +318,7 @@ impl<'a> Rig<'a> {
 
     fn accept(&mut self) -> ConnId {
         self.clients += 1;
-        self.engine.handle_accepted(0, Admission::Welcome, self.clients, self.now)
+        self.engine.handle_accepted(PoolId::new(0), Admission::Welcome, self.clients, self.now)
     }
 
     /// The engine gets bytes of a client.

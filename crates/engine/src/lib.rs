@@ -18,7 +18,7 @@ mod upstream;
 
 pub use base::action::{Action, Scope, Sequel, SlowEnd};
 pub use base::failure::{CloseReason, Failure};
-pub use base::id::ConnId;
+pub use base::id::{ConnId, PoolId, ServerId};
 pub use base::latency_batch::Answered;
 pub use base::time::Time;
 pub use downstream::activity::Activity;

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{ConnId, Export, Rest};
+use cashew_engine::{ConnId, Export, PoolId, Rest};
 use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\ncommand_policy: admin\nclient_pause_max: 100000\n\
@@ -528,12 +528,12 @@ fn a_call_whose_connection_is_being_made_is_ended_here() {
 
 /// The servers of a pool that is held: their ring is about to change.
 fn hold(world: &mut World) {
-    world.engine.handle_hold(0, 1, 60_000, world.now);
+    world.engine.handle_hold(PoolId::new(0), 1, 60_000, world.now);
     world.tick();
 }
 
 fn release(world: &mut World) {
-    world.engine.handle_release(0, 1, &[true], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, &[true], world.now, 0);
     world.tick();
 }
 

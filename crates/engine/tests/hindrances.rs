@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId, Failure};
+use cashew_engine::{Action, CloseReason, ConnId, Failure, PoolId, ServerId};
 use cashew_metrics::ServerCounter;
 use world::{World, pool, redis};
 
@@ -46,7 +46,11 @@ fn is_against_the_server(action: &Action) -> bool {
 
 fn told(world: &World) -> Vec<Failure> {
     let told = world.actions.iter().filter_map(|action| match action {
-        Action::ServerHindered { pool: 0, server: 0, why } => Some(*why),
+        Action::ServerHindered { pool, server, why }
+            if (pool.number(), server.number()) == (0, 0) =>
+        {
+            Some(*why)
+        }
         _ => None,
     });
     told.collect()
@@ -80,7 +84,10 @@ fn no_server_is_ejected_for_what_is_wrong_with_this_machine() {
         let lane = world.accept(0);
         world.send(lane, "$1\r\n1\r\n");
         world.expect(client, "$1\r\n1\r\n");
-        assert_eq!(world.actions.last(), Some(&Action::ServerRecovered { pool: 0, server: 0 }));
+        assert_eq!(
+            world.actions.last(),
+            Some(&Action::ServerRecovered { pool: PoolId::new(0), server: ServerId::new(0) })
+        );
     }
 }
 

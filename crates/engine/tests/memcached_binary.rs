@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId, WireProtocol};
+use cashew_engine::{Action, CloseReason, ConnId, PoolId, WireProtocol};
 use cashew_metrics::PoolCounter;
 use world::{World, pool};
 
@@ -291,12 +291,17 @@ fn servers_that_speak_nothing_else_are_probed_and_told_who_comes() {
     world.expect(lane, ask(VERSION, 1, ""));
     world.send(lane, reply(VERSION, 0, 1, "1.6.18"));
     world.expect(client, reply(VERSION, 0, 1, "1.6.18"));
-    world.engine.handle_hold(0, 1, 1000, world.now);
-    world.engine.handle_release(0, 1, &[false, true], world.now, 0);
+    world.engine.handle_hold(PoolId::new(0), 1, 1000, world.now);
+    world.engine.handle_release(PoolId::new(0), 1, &[false, true], world.now, 0);
     world.wait_ms(200);
     world.expect(lane, ask(VERSION, 0, ""));
     world.send(lane, reply(VERSION, 0, 0, "1.6.18"));
-    assert!(world.actions.iter().any(|action| matches!(action, Action::Readmit { server: 0, .. })));
+    assert!(
+        world
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Readmit { server, .. } if server.number() == 0))
+    );
 }
 
 #[test]
@@ -309,7 +314,8 @@ fn who_moves_speaks_on_as_before() {
         assert!(world.is_handed_off(conn));
         let moved = world.engine.export(conn, world.now).unwrap();
         assert_eq!(moved.parts.wire_protocol, wire_protocol);
-        let conn = world.engine.handle_adopted(0, moved.parts, vec![], vec![], world.now);
+        let conn =
+            world.engine.handle_adopted(PoolId::new(0), moved.parts, vec![], vec![], world.now);
         world.send(conn, ask(NOOP, 5, ""));
         world.expect(conn, reply(NOOP, 0, 5, ""));
     }

@@ -3,7 +3,7 @@
 mod world;
 
 use cashew_config::Context;
-use cashew_engine::{Action, CloseReason, ConnId};
+use cashew_engine::{Action, CloseReason, ConnId, PoolId};
 use cashew_placement::Hash;
 use cashew_protocol::redis::{Access, COMMANDS, Keys, Rule};
 use world::{World, redis, snapshot};
@@ -212,8 +212,13 @@ fn an_ejected_replica_gets_nothing_until_it_is_readmitted() {
     let (mut world, client, lanes) = connected(eject);
     let get = |key: &str| redis(&format!("GET {key}"));
     dies(&mut world, client, lanes[0], &get(&key_of(0)));
-    assert!(world.actions.iter().any(|action| matches!(action, Action::Eject { server: 0, .. })));
-    world.engine.handle_release(0, 1, &[false, true, true, true], world.now, 0);
+    assert!(
+        world
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Eject { server, .. } if server.number() == 0))
+    );
+    world.engine.handle_release(PoolId::new(0), 1, &[false, true, true, true], world.now, 0);
     world.tick();
     // The ring is over two replicas now.
     for n in 0..20 {
@@ -224,7 +229,7 @@ fn an_ejected_replica_gets_nothing_until_it_is_readmitted() {
     // Another worker found it well before this one did.
     world.wait_ms(100);
     assert!(!world.connects_to(0));
-    world.engine.handle_release(0, 2, &[true; 4], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 2, &[true; 4], world.now, 0);
     world.tick();
     let back = world.accept(0);
     for replica in 0..3 {

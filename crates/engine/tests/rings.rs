@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId};
+use cashew_engine::{Action, CloseReason, ConnId, PoolId, ServerId};
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 use cashew_placement::{Distribution, Hash, Node, Ring};
 use world::{World, pool, redis, snapshot};
@@ -16,13 +16,13 @@ fn four_servers() -> (World, ConnId, [ConnId; 4]) {
 }
 
 fn hold(world: &mut World, version: u64) {
-    world.engine.handle_hold(0, version, 0, world.now);
+    world.engine.handle_hold(PoolId::new(0), version, 0, world.now);
     world.tick();
-    assert_eq!(world.actions.last(), Some(&Action::Held { pool: 0, version }));
+    assert_eq!(world.actions.last(), Some(&Action::Held { pool: PoolId::new(0), version }));
 }
 
 fn release(world: &mut World, version: u64, live: &[bool]) {
-    world.engine.handle_release(0, version, live, world.now, 1_000_000);
+    world.engine.handle_release(PoolId::new(0), version, live, world.now, 1_000_000);
     world.tick();
 }
 
@@ -152,7 +152,7 @@ fn an_abandoned_ejection_may_be_asked_for_again() {
         world.send(client, redis("GET a"));
         world.refuse(0);
         world.expect(client, "-ERR Connection refused\r\n");
-        let is_ejection = |action: &&Action| matches!(action, Action::Eject { server: 0, .. });
+        let is_ejection = |action: &&Action| matches!(action, Action::Eject { server, .. } if server.number() == 0);
         assert_eq!(world.actions.iter().filter(is_ejection).count(), round);
         hold(&mut world, round as u64);
         release(&mut world, round as u64, &[true; 2]);
@@ -445,7 +445,8 @@ fn a_server_that_comes_and_goes_is_probed_no_more_often_for_it() {
             world.refuse(0);
         }
     }
-    let is_attempt = |action: &&Action| matches!(action, Action::Connect { server: 0, .. });
+    let is_attempt =
+        |action: &&Action| matches!(action, Action::Connect { server, .. } if server.number() == 0);
     let attempts = world.actions.iter().filter(is_attempt).count();
     // Every 500 to 1000 ms.
     assert!((9..=21).contains(&attempts), "{attempts}");
@@ -456,7 +457,7 @@ fn an_ejection_that_nobody_answers_is_asked_for_again() {
     let options = "redis: true\npreconnect: true\nauto_eject_hosts: true\nserver_failure_limit: 1";
     let mut world = World::new(&pool(options, 2));
     let asked = |world: &World| {
-        let is_ejection = |action: &&Action| matches!(action, Action::Eject { server: 0, .. });
+        let is_ejection = |action: &&Action| matches!(action, Action::Eject { server, .. } if server.number() == 0);
         world.actions.iter().filter(is_ejection).count()
     };
     world.refuse(0);
@@ -476,7 +477,7 @@ fn a_server_that_is_not_taken_back_says_so_with_every_probe() {
     let options = "redis: true\nauto_eject_hosts: true\nserver_retry_timeout: 1000";
     let mut world = World::new(&pool(options, 2));
     release(&mut world, 1, &[false, true]);
-    let readmit = Action::Readmit { pool: 0, server: 0 };
+    let readmit = Action::Readmit { pool: PoolId::new(0), server: ServerId::new(0) };
     world.wait_ms(1000);
     let lane = world.accept(0);
     for round in 1..5 {

@@ -5,7 +5,7 @@ mod world;
 use std::fmt::Write as _;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, CloseReason, ConnId};
+use cashew_engine::{Action, CloseReason, ConnId, PoolId, ServerId};
 use cashew_metrics::ServerGauge;
 use world::{World, pool, redis};
 
@@ -34,7 +34,11 @@ fn fall_silent(world: &mut World, client: ConnId) {
     world.expect(sign, redis("PING"));
     world.wait_ms(100);
     assert!(world.closed.contains(&sign));
-    assert!(world.actions.contains(&Action::ServerSilent { pool: 0, server: 0 }));
+    assert!(
+        world
+            .actions
+            .contains(&Action::ServerSilent { pool: PoolId::new(0), server: ServerId::new(0) })
+    );
     assert_eq!(gauge(world), 1);
 }
 
@@ -45,7 +49,7 @@ fn gauge(world: &World) -> u64 {
 
 fn speaks(world: &World) -> Vec<u64> {
     let lasted = |action: &Action| match *action {
-        Action::ServerSpeaks { pool: 0, server: 0, lasted_ms } => Some(lasted_ms),
+        Action::ServerSpeaks { lasted_ms, .. } => Some(lasted_ms),
         _ => None,
     };
     world.actions.iter().filter_map(lasted).collect()
@@ -120,7 +124,7 @@ fn a_silent_server_is_asked_until_it_says_anything() {
     world.send(sign, ONE);
     world.send(b, ONE);
     world.expect(client, format!("{ONE}{ONE}"));
-    let recovered = Action::ServerRecovered { pool: 0, server: 0 };
+    let recovered = Action::ServerRecovered { pool: PoolId::new(0), server: ServerId::new(0) };
     assert!(!world.actions.contains(&recovered), "one line is enough");
     world.assert_idle();
 }
@@ -140,7 +144,11 @@ fn a_server_that_gives_a_sign_of_life_is_only_slow() {
     world.expect(sign, redis("GET a"));
     world.send(sign, ONE);
     world.expect(client, ONE);
-    assert!(!world.actions.contains(&Action::ServerSilent { pool: 0, server: 0 }));
+    assert!(
+        !world
+            .actions
+            .contains(&Action::ServerSilent { pool: PoolId::new(0), server: ServerId::new(0) })
+    );
     world.assert_idle();
 }
 
@@ -178,7 +186,11 @@ fn a_server_that_answers_elsewhere_is_not_silent() {
     world.send(clients[0], redis("GET a"));
     world.send(clients[1], redis("GET a"));
     world.wait_ms(1);
-    assert!(!world.actions.contains(&Action::ServerSilent { pool: 0, server: 0 }));
+    assert!(
+        !world
+            .actions
+            .contains(&Action::ServerSilent { pool: PoolId::new(0), server: ServerId::new(0) })
+    );
 }
 
 #[test]
@@ -381,7 +393,11 @@ fn reads_avoid_a_silent_replica() {
     world.expect(client, LATE);
     world.accept(0);
     world.wait_ms(100);
-    assert!(world.actions.contains(&Action::ServerSilent { pool: 0, server: 0 }));
+    assert!(
+        world
+            .actions
+            .contains(&Action::ServerSilent { pool: PoolId::new(0), server: ServerId::new(0) })
+    );
     for _ in 0..10 {
         world.send(client, &read);
         world.expect(two, &read);
@@ -428,7 +444,10 @@ fn a_silent_server_is_ejected_and_comes_back() {
     let client = world.client();
     fall_silent(&mut world, client);
     let asks = |world: &World| {
-        world.actions.iter().any(|action| matches!(action, Action::Eject { server: 0, .. }))
+        world
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Eject { server, .. } if server.number() == 0))
     };
     for _ in 0..10 {
         if asks(&world) {
@@ -439,8 +458,8 @@ fn a_silent_server_is_ejected_and_comes_back() {
         assert!(world.closed.contains(&sign));
     }
     assert!(asks(&world));
-    world.engine.handle_hold(0, 1, 500, world.now);
-    world.engine.handle_release(0, 1, &[false, true], world.now, 1);
+    world.engine.handle_hold(PoolId::new(0), 1, 500, world.now);
+    world.engine.handle_release(PoolId::new(0), 1, &[false, true], world.now, 1);
     world.tick();
     world.send(client, redis("GET a"));
     let b = world.lanes[&1][0];
@@ -460,9 +479,14 @@ fn a_silent_server_is_ejected_and_comes_back() {
         world.wait_ms(20);
     }
     world.send(probe, "+PONG\r\n");
-    assert!(world.actions.iter().any(|action| matches!(action, Action::Readmit { server: 0, .. })));
-    world.engine.handle_hold(0, 2, 500, world.now);
-    world.engine.handle_release(0, 2, &[true, true], world.now, 2);
+    assert!(
+        world
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Readmit { server, .. } if server.number() == 0))
+    );
+    world.engine.handle_hold(PoolId::new(0), 2, 500, world.now);
+    world.engine.handle_release(PoolId::new(0), 2, &[true, true], world.now, 2);
     world.tick();
     world.send(client, redis("GET a"));
     world.expect(probe, redis("GET a"));

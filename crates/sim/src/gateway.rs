@@ -7,7 +7,8 @@ use std::rc::Rc;
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Protocol;
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, Rest, Setup,
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, PoolId, Rest,
+    ServerId, Setup,
 };
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
@@ -240,7 +241,10 @@ impl Gateway {
                     return;
                 };
                 let id = u64::from(conn) + 1;
-                let token = self.engine.handle_accepted(pool as u32, admission, id, now).token();
+                let token = self
+                    .engine
+                    .handle_accepted(PoolId::new(pool as u32), admission, id, now)
+                    .token();
                 fabric.network.name(conn, token);
                 assert!(
                     self.sockets.insert(token, Socket::of(conn)).is_none(),
@@ -297,12 +301,12 @@ impl Gateway {
         let id = u64::from(self.id);
         match order {
             Order::Hold { pool, version, drain_ms } => {
-                self.engine.handle_hold(pool, version, drain_ms, now);
+                self.engine.handle_hold(PoolId::new(pool), version, drain_ms, now);
             }
             Order::Release { pool, version, live } => {
                 let config = &self.snapshot.pools[pool as usize];
                 fabric.oracle.rings.released(config, self.id, version, &live, at);
-                self.engine.handle_release(pool, version, &live, now, at);
+                self.engine.handle_release(PoolId::new(pool), version, &live, now, at);
             }
             Order::Prepare(proposal) => {
                 let Proposal { snapshot, states, workers, refused_by } = &*proposal;
@@ -359,9 +363,9 @@ impl Gateway {
     }
 
     /// Where a pool and its server are in the universe.
-    fn place(&self, pool: u32, server: u32) -> (u32, u32) {
+    fn place(&self, pool: PoolId, server: ServerId) -> (u32, u32) {
         let config = self.engine.pool_config(pool);
-        (pool_id(config), server_id(&config.servers[server as usize]))
+        (pool_id(config), server_id(&config.servers[server.index()]))
     }
 
     /// One read, of any size.
@@ -491,17 +495,17 @@ impl Gateway {
                     }
                 }
                 Action::Held { pool, version } => {
-                    let pool = pool_id(&self.snapshot.pools[pool as usize]);
+                    let pool = pool_id(&self.snapshot.pools[pool.index()]);
                     fabric.oracle.rings.held(pool, self.id, fabric.clock.now());
                     self.wishes.push(Wish::Held { pool, version });
                 }
                 Action::Eject { pool, server, .. } => {
-                    assert!((pool as usize) < self.snapshot.pools.len(), "it is in use");
+                    assert!(pool.index() < self.snapshot.pools.len(), "it is in use");
                     let (pool, server) = self.place(pool, server);
                     self.wishes.push(Wish::Eject { pool, server });
                 }
                 Action::Readmit { pool, server } => {
-                    assert!((pool as usize) < self.snapshot.pools.len(), "it is in use");
+                    assert!(pool.index() < self.snapshot.pools.len(), "it is in use");
                     let (pool, server) = self.place(pool, server);
                     self.wishes.push(Wish::Readmit { pool, server });
                 }
@@ -629,7 +633,7 @@ impl Gateway {
             .filter(|&conn| matches!(fabric.network.conn(conn).peer, Peer::Client(_)));
         assert_eq!(clients.count(), 0, "I3: connections of clients are left");
         for (pool, config) in self.snapshot.pools.iter().enumerate() {
-            assert_eq!(self.engine.clients_of(pool as u32), 0, "I3: clients are left");
+            assert_eq!(self.engine.clients_of(PoolId::new(pool as u32)), 0, "I3: clients are left");
             let gauge =
                 self.metrics.pool_gauge(self.metrics.pool(pool), PoolGauge::ClientConnections);
             assert_eq!(gauge, 0, "clients counted");

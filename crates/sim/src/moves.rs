@@ -1,6 +1,6 @@
 //! Clients that go from one gateway to another.
 
-use cashew_engine::{CloseReason, ConnId, Export};
+use cashew_engine::{CloseReason, ConnId, Export, PoolId};
 
 use crate::clock::Event;
 use crate::gateway::{Gateway, Input, Socket, Wish};
@@ -165,7 +165,7 @@ impl Gateway {
         // It may have another place here, or none any more.
         let wanted = fabric.oracle.pool_of(client);
         let name = &fabric.pools[wanted as usize].name;
-        let is_it = |&pool: &u32| pool_id(self.engine.pool_config(pool)) == wanted;
+        let is_it = |&pool: &PoolId| pool_id(self.engine.pool_config(pool)) == wanted;
         let Some(pool) = self.engine.pool_named(name).filter(is_it) else {
             self.close(conn, fabric);
             return;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Token};
-use cashew_engine::{Admission, CloseReason, ConnId, Engine, OpenFiles, Time};
+use cashew_engine::{Admission, CloseReason, ConnId, Engine, OpenFiles, PoolId, Time};
 use cashew_metrics::{Segments, Shared, Writer, monotonic_ms};
 use rustix::process::{Resource, getrlimit};
 
@@ -42,7 +42,7 @@ impl Report {
 /// Whose clients come in on a listening socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Listener {
-    Pool(u32),
+    Pool(PoolId),
     /// Of the pool that had this name, which the snapshot does not have any more.
     Removed(String),
 }
@@ -146,11 +146,14 @@ impl Core {
 
     /// Another snapshot is in use: what belongs to its pools is found by name.
     pub(crate) fn set_snapshot(&mut self, snapshot: Arc<Snapshot>) {
-        let places: HashMap<&str, u32> =
-            (0..).zip(&snapshot.pools).map(|(at, pool)| (pool.name.as_str(), at)).collect();
+        let places: HashMap<&str, PoolId> = (0..)
+            .map(PoolId::new)
+            .zip(&snapshot.pools)
+            .map(|(at, pool)| (pool.name.as_str(), at))
+            .collect();
         for listener in self.listeners.values_mut() {
             let name = match listener {
-                Listener::Pool(pool) => &self.snapshot.pools[*pool as usize].name,
+                Listener::Pool(pool) => &self.snapshot.pools[pool.index()].name,
                 Listener::Removed(name) => name,
             };
             *listener = match places.get(name.as_str()) {
@@ -165,7 +168,7 @@ impl Core {
 
     /// The pool whose clients come in there, as the engine numbers it; a removed one is there as
     /// long as it has clients.
-    fn pool_of(&self, listener: u32) -> Option<u32> {
+    fn pool_of(&self, listener: u32) -> Option<PoolId> {
         match self.listeners.get(&listener)? {
             Listener::Pool(pool) => Some(*pool),
             Listener::Removed(name) => self.engine.pool_named(name),
@@ -199,7 +202,7 @@ impl Core {
     }
 
     /// Whether clients have all the files that they may have.
-    fn is_full(&mut self, pool: u32) -> bool {
+    fn is_full(&mut self, pool: PoolId) -> bool {
         let clients = self.engine.clients() as u64;
         if clients < self.files.clients() {
             return false;
@@ -217,7 +220,7 @@ impl Core {
 
     /// Whether the pool's limit of clients, counted over all workers, has room. If so this client
     /// has taken its place there.
-    fn admission(&self, pool: u32) -> Admission {
+    fn admission(&self, pool: PoolId) -> Admission {
         let limit = self.engine.pool_config(pool).client_connections;
         match self.shared.take(self.engine.quota(pool), limit) {
             true => Admission::Welcome,

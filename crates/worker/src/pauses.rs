@@ -1,7 +1,7 @@
 //! CLIENT PAUSE over all workers. What holds stands in memory that all share, so that those that
 //! start meanwhile know of it, and clients that go from one worker to another do not escape it.
 
-use cashew_engine::ClientPause;
+use cashew_engine::{ClientPause, PoolId};
 use cashew_metrics::{Pause, monotonic_ms};
 
 use crate::core::Core;
@@ -12,13 +12,13 @@ const SAME_MS: u64 = 50;
 impl Core {
     /// Has the engine hold clients back as all workers do.
     pub(crate) fn follow_pauses(&mut self) {
-        for pool in 0..self.engine.pools() {
+        for pool in self.engine.pools() {
             self.follow_pause(pool);
         }
     }
 
     /// The same for one pool.
-    pub(crate) fn follow_pause(&mut self, pool: u32) {
+    pub(crate) fn follow_pause(&mut self, pool: PoolId) {
         let shared = self.shared.pause(self.engine.quota(pool), monotonic_ms());
         let (pause, known) =
             (shared.map(|it| self.engine_pause(it)), self.engine.client_pause(pool));
@@ -37,7 +37,7 @@ impl Core {
 
     /// Has all workers hold the clients of a pool back as the engine does. If there is no room for
     /// another pool none does, the engine neither.
-    pub(crate) fn share_pause(&mut self, pool: u32) -> bool {
+    pub(crate) fn share_pause(&mut self, pool: PoolId) -> bool {
         let pause = self.engine.client_pause(pool).map(|ClientPause { until, writes_only }| {
             let left_ms = until.micros_since(self.now).div_ceil(1000);
             Pause { until_ms: monotonic_ms().saturating_add(left_ms), writes_only }

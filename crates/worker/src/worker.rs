@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use cashew_control::{ChildChannel, Session, ToMaster};
 use cashew_driver::{Driver, Token};
-use cashew_engine::{Action, ConnId, Engine, Identity, OpenFiles, Sequel, Setup, SlowEnd, Time};
+use cashew_engine::{
+    Action, ConnId, Engine, Identity, OpenFiles, PoolId, Sequel, ServerId, Setup, SlowEnd, Time,
+};
 use cashew_metrics::monotonic_ms;
 
 use rustix::thread::set_current_timer_slack;
@@ -145,7 +147,7 @@ impl<D: Driver> Worker<D> {
         let mut pools = BTreeMap::new();
         for (listener, pool, socket) in listeners {
             driver.listen(listener, socket).map_err(Error::Io)?;
-            pools.insert(listener, Listener::Pool(pool));
+            pools.insert(listener, Listener::Pool(PoolId::new(pool)));
         }
         let snapshot = Arc::new(snapshot);
         let mut core = Core {
@@ -400,7 +402,7 @@ impl<D: Driver> Worker<D> {
                 self.driver.set_low_water(Token(conn.token()), bytes);
             }
             Action::Held { pool, version } => {
-                self.outbox.say(ToMaster::Held { pool, version });
+                self.outbox.say(ToMaster::Held { pool: pool.number(), version });
             }
             Action::Prepared { epoch } => self.outbox.say(ToMaster::Prepared { epoch }),
             Action::Paused { epoch, unfinished } => {
@@ -413,10 +415,15 @@ impl<D: Driver> Worker<D> {
             }
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
-                self.outbox.say(ToMaster::ServerDown { pool, server, why });
+                self.outbox.say(ToMaster::ServerDown {
+                    pool: pool.number(),
+                    server: server.number(),
+                    why,
+                });
             }
             Action::Readmit { pool, server } => {
-                self.outbox.say(ToMaster::ServerUp { pool, server });
+                self.outbox
+                    .say(ToMaster::ServerUp { pool: pool.number(), server: server.number() });
             }
             Action::Notice { pool, conn, notice, times } => {
                 self.log_notice(pool, conn, notice, times)
@@ -528,9 +535,9 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    fn names(&self, pool: u32, server: u32) -> (&str, &str) {
+    fn names(&self, pool: PoolId, server: ServerId) -> (&str, &str) {
         let pool = self.core.engine.pool_config(pool);
-        (&pool.name, &pool.servers[server as usize].name)
+        (&pool.name, &pool.servers[server.index()].name)
     }
 
     #[inline(never)]

@@ -1,7 +1,7 @@
 //! What the engine wants done.
 
 use crate::base::failure::Failure;
-use crate::base::id::ConnId;
+use crate::base::id::{ConnId, PoolId, ServerId};
 use crate::downstream::notice::Notice;
 
 /// Work for the driver, or news for the master.
@@ -14,8 +14,8 @@ pub enum Action {
     /// Connect to a server; answer with `handle_connected` or `handle_closed`.
     Connect {
         conn: ConnId,
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
     },
     /// Close the connection; its id means nothing from here on.
     Close {
@@ -42,7 +42,7 @@ pub enum Action {
     /// The pool dispatches nothing any more, as `handle_hold` asked, and nothing is on its way to
     /// servers that are well, or the time for that is up.
     Held {
-        pool: u32,
+        pool: PoolId,
         version: u64,
     },
     /// The epoch can be switched to, as `handle_prepare` asked.
@@ -57,14 +57,14 @@ pub enum Action {
     },
     /// The server reached its failure limit: every worker should leave it out of the ring.
     Eject {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
         why: Failure,
     },
     /// The ejected server answered: every worker may take it back.
     Readmit {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
     },
     /// Clients of the pool monitor here, and want to be told what others ask, or none do any more.
     /// The former is said again every second. By its name, since who monitors may stay behind in a
@@ -78,14 +78,14 @@ pub enum Action {
     Ask {
         ticket: u64,
         scope: Scope,
-        pool: u32,
+        pool: PoolId,
         by: u64,
         request: Vec<u8>,
     },
     /// News for the log: what a client did, and how often clients of its pool have since this was told
     /// last, this time included.
     Notice {
-        pool: u32,
+        pool: PoolId,
         conn: ConnId,
         notice: Notice,
         times: u64,
@@ -98,7 +98,7 @@ pub enum Action {
     /// News for the log: so many clients of the pool are not read for now, as they hold most, and the
     /// pool holds more than its share.
     HeldBack {
-        pool: u32,
+        pool: PoolId,
         clients: u32,
         held: u64,
         share: u64,
@@ -106,7 +106,7 @@ pub enum Action {
     /// News for the log: clients of the pool that held most were closed, which freed so many bytes. The
     /// one that held most of all had the id `most`; all of the pool held `held` then.
     Shed {
-        pool: u32,
+        pool: PoolId,
         clients: u32,
         bytes: u64,
         most: u64,
@@ -116,62 +116,62 @@ pub enum Action {
     /// News for the log: all connections to a server that large requests and replies have to themselves
     /// are taken. Said every ten seconds at most, as what follows.
     LargeWaits {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
     },
     /// News for the log: so many clients of this worker wait for a connection to a server for a
     /// transaction or a blocking call.
     SessionsWait {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
         clients: u32,
     },
     /// News for the log: the client of this id was put off, since it sent a large request, or took a
     /// large reply, too slowly.
     SlowClient {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
         id: u64,
         end: SlowEnd,
     },
     /// News for the log: a server that answered so far failed.
     ServerFailing {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
         why: Failure,
     },
     /// News for the log: something that is wrong with this machine keeps it from connecting to a
     /// server. Said again when the cause is another, or after a connection was made in between, every
     /// ten seconds at most.
     ServerHindered {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
         why: Failure,
     },
     /// News for the log: a server sent what is no reply to what it was asked. Said every ten seconds at
     /// most of each server.
     ServerMisfit {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
         expected: &'static str,
         excerpt: Vec<u8>,
         sequel: Sequel,
     },
     /// News for the log: a server that let requests wait for too long gives no sign of life.
     ServerSilent {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
     },
     /// News for the log: it does again, after so many milliseconds.
     ServerSpeaks {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
         lasted_ms: u64,
     },
     /// News for the log: a failing server, or one that could not be connected to, is again.
     ServerRecovered {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
     },
 }
 

@@ -1,4 +1,74 @@
-//! Names of connections, shared with the driver.
+//! What indices name, and names of connections, which are shared with the driver.
+
+use std::fmt;
+
+/// A number that names one thing of its kind, so that indices of two kinds cannot be exchanged.
+pub(crate) trait Id: Copy + Eq {
+    fn new(number: u32) -> Self;
+    fn number(self) -> u32;
+}
+
+macro_rules! ids {
+    ($($(#[$meta:meta])* $visibility:vis $name:ident)*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        $visibility struct $name(u32);
+
+        #[allow(dead_code)]
+        impl $name {
+            /// Names nothing.
+            $visibility const NONE: Self = Self(u32::MAX);
+
+            #[inline(always)]
+            $visibility const fn new(number: u32) -> Self {
+                Self(number)
+            }
+
+            #[inline(always)]
+            $visibility const fn number(self) -> u32 {
+                self.0
+            }
+
+            #[inline(always)]
+            $visibility const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl Id for $name {
+            #[inline(always)]
+            fn new(number: u32) -> Self {
+                Self(number)
+            }
+
+            #[inline(always)]
+            fn number(self) -> u32 {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A client's slot. Another client may have it later: see [`ConnId`].
+    pub(crate) ClientId
+    /// A request's slot.
+    pub(crate) RequestId
+    /// A connection to a server, while connections of it come and go.
+    pub(crate) LaneId
+    /// A pool of a worker, first those of the epoch in use in its order.
+    pub PoolId
+    /// A server among those of its pool.
+    pub ServerId
+    /// The place of a topic among those of its pool; another topic may have it later.
+    pub(crate) TopicSlot
+}
 
 /// A client's or a server's connection. A stale id (its connection closed, its slot used anew)
 /// names nothing: the generation differs.
@@ -10,12 +80,13 @@ pub struct ConnId(u64);
 const LANE: u64 = 1 << 31;
 
 impl ConnId {
-    pub(crate) fn client(index: u32, generation: u32) -> Self {
-        debug_assert!(u64::from(index) < LANE);
-        Self(u64::from(generation) << 32 | u64::from(index))
+    pub(crate) fn of_client(index: ClientId, generation: u32) -> Self {
+        let index = u64::from(index.number());
+        debug_assert!(index < LANE);
+        Self(u64::from(generation) << 32 | index)
     }
 
-    pub(crate) fn lane(index: u32, generation: u32) -> Self {
+    pub(crate) fn of_lane(index: u32, generation: u32) -> Self {
         debug_assert!(u64::from(index) < LANE);
         Self(u64::from(generation) << 32 | LANE | u64::from(index))
     }
@@ -33,8 +104,14 @@ impl ConnId {
         self.0 & LANE != 0
     }
 
-    pub(crate) fn index(self) -> u32 {
+    /// Of a connection to a server: the slot that it is named by.
+    pub(crate) fn slot(self) -> u32 {
         (self.0 & (LANE - 1)) as u32
+    }
+
+    /// Of a client's connection.
+    pub(crate) fn client(self) -> ClientId {
+        ClientId(self.slot())
     }
 
     pub(crate) fn generation(self) -> u32 {

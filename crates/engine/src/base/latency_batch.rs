@@ -1,6 +1,6 @@
 //! Latencies of a tick, on their way into the statistics.
 
-use cashew_metrics::{PoolCounter, PoolId, Writer};
+use cashew_metrics::{PoolCounter, Writer};
 
 /// Requests that arrived together and were answered together take equally long: they are counted
 /// up and recorded at once.
@@ -8,7 +8,7 @@ use cashew_metrics::{PoolCounter, PoolId, Writer};
 pub(crate) struct LatencyBatch {
     count: u64,
     latency_us: u64,
-    pool: Option<PoolId>,
+    pool: Option<cashew_metrics::PoolId>,
     /// All that has been published so far.
     pub(crate) total: Answered,
 }
@@ -22,7 +22,7 @@ pub struct Answered {
 
 impl LatencyBatch {
     #[inline]
-    pub(crate) fn add(&mut self, pool: PoolId, latency_us: u64, metrics: &Writer) {
+    pub(crate) fn add(&mut self, pool: cashew_metrics::PoolId, latency_us: u64, metrics: &Writer) {
         if self.latency_us != latency_us || self.pool != Some(pool) {
             self.publish(metrics);
             (self.pool, self.latency_us) = (Some(pool), latency_us);
@@ -31,7 +31,7 @@ impl LatencyBatch {
     }
 
     /// The pool that the numbers not published yet are of.
-    pub(crate) fn pool(&mut self) -> Option<&mut PoolId> {
+    pub(crate) fn pool(&mut self) -> Option<&mut cashew_metrics::PoolId> {
         self.pool.as_mut()
     }
 

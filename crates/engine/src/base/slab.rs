@@ -1,14 +1,18 @@
 //! Slots with stable indices, reused last in, first out so that the hot ones stay in cache.
 
+use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
+use crate::base::id::Id;
+
 /// The index that names no slot.
-pub(crate) const NONE: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
 
 /// A growing array of slots. Every value put in gets a generation of its own, never given out
 /// again before 2^32 others, so that an (index, generation) pair can go stale safely.
-pub(crate) struct Slab<T> {
+pub(crate) struct Slab<I, T> {
     entries: Vec<Entry<T>>,
+    id: PhantomData<I>,
     free: u32,
     len: u32,
     /// The largest `len` since the last [`Slab::shrink`].
@@ -21,13 +25,13 @@ enum Entry<T> {
     Free { next: u32 },
 }
 
-impl<T> Slab<T> {
+impl<I: Id, T> Slab<I, T> {
     /// Bytes of a slot.
     #[cfg(test)]
     pub(crate) const SLOT_SIZE: usize = size_of::<Entry<T>>();
 
     pub(crate) const fn new() -> Self {
-        Self { entries: Vec::new(), free: NONE, len: 0, peak: 0, generation: 0 }
+        Self { entries: Vec::new(), id: PhantomData, free: NONE, len: 0, peak: 0, generation: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -36,7 +40,7 @@ impl<T> Slab<T> {
 
     /// Returns the index and the generation of the new slot.
     #[inline]
-    pub(crate) fn insert(&mut self, value: T) -> (u32, u32) {
+    pub(crate) fn insert(&mut self, value: T) -> (I, u32) {
         self.generation = self.generation.wrapping_add(1);
         let entry = Entry::Used { generation: self.generation, value };
         self.len += 1;
@@ -45,18 +49,19 @@ impl<T> Slab<T> {
             let index = self.entries.len() as u32;
             assert!(index < NONE >> 1, "slab is full");
             self.entries.push(entry);
-            return (index, self.generation);
+            return (I::new(index), self.generation);
         }
         let index = self.free;
         match std::mem::replace(&mut self.entries[index as usize], entry) {
             Entry::Free { next } => self.free = next,
             Entry::Used { .. } => unreachable!("the free list holds free slots only"),
         }
-        (index, self.generation)
+        (I::new(index), self.generation)
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, index: u32) -> T {
+    pub(crate) fn remove(&mut self, index: I) -> T {
+        let index = index.number();
         let entry =
             std::mem::replace(&mut self.entries[index as usize], Entry::Free { next: self.free });
         match entry {
@@ -71,7 +76,8 @@ impl<T> Slab<T> {
 
     /// The value that was given this generation, if the slot still holds it.
     #[inline(always)]
-    pub(crate) fn get(&self, index: u32, generation: u32) -> Option<&T> {
+    pub(crate) fn get(&self, index: I, generation: u32) -> Option<&T> {
+        let index = index.number();
         match self.entries.get(index as usize) {
             Some(Entry::Used { generation: g, value }) if *g == generation => Some(value),
             _ => None,
@@ -80,7 +86,8 @@ impl<T> Slab<T> {
 
     /// As [`Slab::get`].
     #[inline(always)]
-    pub(crate) fn get_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, index: I, generation: u32) -> Option<&mut T> {
+        let index = index.number();
         match self.entries.get_mut(index as usize) {
             Some(Entry::Used { generation: g, value }) if *g == generation => Some(value),
             _ => None,
@@ -89,12 +96,14 @@ impl<T> Slab<T> {
 
     /// Whether the slot still holds the value that was given this generation.
     #[inline]
-    pub(crate) fn is_current(&self, index: u32, generation: u32) -> bool {
+    pub(crate) fn is_current(&self, index: I, generation: u32) -> bool {
+        let index = index.number();
         matches!(self.entries.get(index as usize),
             Some(Entry::Used { generation: g, .. }) if *g == generation)
     }
 
-    pub(crate) fn generation(&self, index: u32) -> u32 {
+    pub(crate) fn generation(&self, index: I) -> u32 {
+        let index = index.number();
         match &self.entries[index as usize] {
             Entry::Used { generation, .. } => *generation,
             Entry::Free { .. } => free_slot(index),
@@ -103,15 +112,18 @@ impl<T> Slab<T> {
 
     /// A value and its generation.
     #[inline(always)]
-    pub(crate) fn entry(&mut self, index: u32) -> (&mut T, u32) {
+    pub(crate) fn entry(&mut self, index: I) -> (&mut T, u32) {
+        let index = index.number();
         match &mut self.entries[index as usize] {
             Entry::Used { generation, value } => (value, *generation),
             Entry::Free { .. } => free_slot(index),
         }
     }
 
-    pub(crate) fn indices(&self) -> impl Iterator<Item = u32> + '_ {
-        let used = |(i, e): (usize, &Entry<T>)| matches!(e, Entry::Used { .. }).then_some(i as u32);
+    pub(crate) fn indices(&self) -> impl Iterator<Item = I> + '_ {
+        let used = |(i, e): (usize, &Entry<T>)| {
+            matches!(e, Entry::Used { .. }).then_some(I::new(i as u32))
+        };
         self.entries.iter().enumerate().filter_map(used)
     }
 
@@ -145,11 +157,12 @@ fn free_slot(index: u32) -> ! {
     panic!("slot {index} is free")
 }
 
-impl<T> Index<u32> for Slab<T> {
+impl<I: Id, T> Index<I> for Slab<I, T> {
     type Output = T;
 
     #[inline(always)]
-    fn index(&self, index: u32) -> &T {
+    fn index(&self, index: I) -> &T {
+        let index = index.number();
         match &self.entries[index as usize] {
             Entry::Used { value, .. } => value,
             Entry::Free { .. } => free_slot(index),
@@ -157,9 +170,10 @@ impl<T> Index<u32> for Slab<T> {
     }
 }
 
-impl<T> IndexMut<u32> for Slab<T> {
+impl<I: Id, T> IndexMut<I> for Slab<I, T> {
     #[inline(always)]
-    fn index_mut(&mut self, index: u32) -> &mut T {
+    fn index_mut(&mut self, index: I) -> &mut T {
+        let index = index.number();
         match &mut self.entries[index as usize] {
             Entry::Used { value, .. } => value,
             Entry::Free { .. } => free_slot(index),
@@ -170,10 +184,11 @@ impl<T> IndexMut<u32> for Slab<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::id::ClientId;
 
     #[test]
     fn a_removed_slot_is_reused_under_another_generation() {
-        let mut slab = Slab::new();
+        let mut slab: Slab<ClientId, _> = Slab::new();
         let (a, first) = slab.insert('a');
         assert_eq!(slab.remove(a), 'a');
         let (b, second) = slab.insert('b');
@@ -184,8 +199,8 @@ mod tests {
 
     #[test]
     fn shrinking_keeps_values_and_frees_the_rest() {
-        let mut slab = Slab::new();
-        let indices: Vec<u32> = (0..10_000).map(|i| slab.insert(i).0).collect();
+        let mut slab: Slab<ClientId, _> = Slab::new();
+        let indices: Vec<ClientId> = (0..10_000).map(|i| slab.insert(i).0).collect();
         for &index in &indices[1..] {
             slab.remove(index);
         }
@@ -193,9 +208,9 @@ mod tests {
         slab.shrink();
         slab.shrink();
         assert!(slab.entries.len() <= 256 && slab.entries.capacity() < 1024);
-        assert_eq!(slab[0], 0);
-        let again: Vec<u32> = (0..500).map(|i| slab.insert(i).0).collect();
+        assert_eq!(slab[ClientId::new(0)], 0);
+        let again: Vec<ClientId> = (0..500).map(|i| slab.insert(i).0).collect();
         assert_eq!(slab.len(), 501);
-        assert!(again.iter().all(|&index| index != 0));
+        assert!(again.iter().all(|&index| index != ClientId::new(0)));
     }
 }

@@ -3,16 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
 use crate::base::time::Time;
 
 /// What is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    Lane(u32),
+    Lane(LaneId),
     /// Time to see whether an ejected server is back.
     Probe {
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
     },
     /// Something about the change of an epoch or a ring has waited long enough.
     Change,
@@ -24,7 +25,7 @@ pub(crate) enum Timer {
     ClientPause,
     /// A client that gave wrong passwords may go on.
     Slowed {
-        client: u32,
+        client: ClientId,
         generation: u32,
     },
     Housekeeping,

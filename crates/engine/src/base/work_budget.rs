@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use crate::base::id::ConnId;
+use crate::base::id::{ClientId, ConnId};
 use crate::engine::Engine;
 
 /// Some milliseconds of work.
@@ -79,12 +79,12 @@ impl Engine {
     /// Whether a whole request of this length, of so many words, is not for this turn. Its client is
     /// resumed by itself then.
     #[inline]
-    pub(crate) fn puts_off(&mut self, client: u32, len: usize, words: usize) -> bool {
+    pub(crate) fn puts_off(&mut self, client: ClientId, len: usize, words: usize) -> bool {
         len >= LARGE_REQUEST && !self.must_wait(client, len) && self.puts_off_large(client, words)
     }
 
     #[inline(never)]
-    fn puts_off_large(&mut self, client: u32, words: usize) -> bool {
+    fn puts_off_large(&mut self, client: ClientId, words: usize) -> bool {
         if !self.work_budget.is_over() {
             self.work_budget.words += words;
             return false;
@@ -119,8 +119,8 @@ impl Engine {
         while !self.work_budget.is_spent()
             && let Some(conn) = self.work_budget.put_off.pop_front()
         {
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.resume(conn.index());
+            if self.clients.is_current(conn.client(), conn.generation()) {
+                self.resume(conn.client());
             }
         }
         self.work_budget.is_catching_up = false;

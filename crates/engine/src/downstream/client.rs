@@ -8,8 +8,7 @@ use cashew_protocol::{memcached, resp};
 
 use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::fifo::Fifo;
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ConnId, PoolId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::activity::Activity;
 use crate::downstream::session_modes::Modes;
@@ -23,7 +22,7 @@ use crate::request::slab::Requests;
 /// The requests it is owed an answer to form one chain through `next_in_client`, from `head` to
 /// `tail`.
 pub(crate) struct Client {
-    pub(crate) pool: u32,
+    pub(crate) pool: PoolId,
     /// Which of a server's lanes this client uses, modulo their number: always the same one, so
     /// that its requests to a server run in order.
     pub(crate) lane_choice: u16,
@@ -32,8 +31,8 @@ pub(crate) struct Client {
     pub(crate) variant: u16,
     /// What it called last.
     pub(crate) called: CommandId,
-    pub(crate) head: u32,
-    pub(crate) tail: u32,
+    pub(crate) head: RequestId,
+    pub(crate) tail: RequestId,
     /// When it last had nothing to wait for and asked: see [`Activity`].
     pub(crate) asked_in: u32,
     /// Length of the chain.
@@ -217,8 +216,8 @@ impl Client {
     /// Puts a request at the end of the chain. It is to be added to what the client `asked`, who joins
     /// the crowd if there was none before it.
     #[inline(always)]
-    pub(crate) fn append(&mut self, request: u32, requests: &mut Requests) {
-        if self.head == NONE {
+    pub(crate) fn append(&mut self, request: RequestId, requests: &mut Requests) {
+        if self.head == RequestId::NONE {
             self.head = request;
         } else {
             requests[self.tail].next_in_client = request;
@@ -235,7 +234,7 @@ impl Client {
         dirty: &mut Fifo<ConnId>,
         deferred: &mut Fifo<ConnId>,
     ) {
-        let is_deferred = self.head != NONE && self.output.len() < LARGE as u64;
+        let is_deferred = self.head != RequestId::NONE && self.output.len() < LARGE as u64;
         match (self.dirty, is_deferred) {
             (Dirty::No, true) => {
                 self.dirty = Dirty::Patient;
@@ -259,7 +258,7 @@ impl Client {
         activity: &mut Activity,
         mut ended: impl FnMut(Time),
     ) {
-        while self.head != NONE {
+        while self.head != RequestId::NONE {
             let request = &mut requests[self.head];
             if !request.done {
                 return;
@@ -295,7 +294,7 @@ impl Client {
         self.head = request.next_in_client;
         self.requests -= 1;
         requests.remove(head, bufs);
-        if self.head == NONE {
+        if self.head == RequestId::NONE {
             activity.leave();
         }
         started
@@ -317,13 +316,13 @@ impl Client {
         no_more && self.requests == 0 && self.output.is_empty()
     }
 
-    pub(crate) fn new(pool: u32, lane_choice: u16, session: Session) -> Self {
+    pub(crate) fn new(pool: PoolId, lane_choice: u16, session: Session) -> Self {
         Self {
             pool,
             lane_choice,
             variant: 0,
-            head: NONE,
-            tail: NONE,
+            head: RequestId::NONE,
+            tail: RequestId::NONE,
             asked_in: 0,
             requests: 0,
             window: UNKNOWN,

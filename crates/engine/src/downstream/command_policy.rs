@@ -8,6 +8,7 @@ use cashew_protocol::memcached::binary::Opcode;
 use cashew_protocol::memcached::words;
 use cashew_protocol::redis::{Command, Policy};
 
+use crate::base::id::ClientId;
 use crate::downstream::notice::Notice;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -33,14 +34,14 @@ impl Pool {
 impl Engine {
     /// Whether the client's pool lets nobody call the command.
     #[inline]
-    pub(crate) fn may_not_call(&self, client: u32, command: &Command) -> bool {
-        self.pools[self.clients[client].pool as usize].policy.refuses(command)
+    pub(crate) fn may_not_call(&self, client: ClientId, command: &Command) -> bool {
+        self.pools[self.clients[client].pool].policy.refuses(command)
     }
 
     /// Answers a request that clients may not make, as Redis does by its ACL: a transaction is
     /// spoilt by it.
     #[cold]
-    pub(crate) fn refuse_command(&mut self, client: u32, command: &'static Command) -> Plan {
+    pub(crate) fn refuse_command(&mut self, client: ClientId, command: &'static Command) -> Plan {
         if !self.clients[client].session.authenticated && !is_open_to_all(command) {
             return self.say(client, NOT_AUTHENTICATED);
         }
@@ -61,7 +62,7 @@ impl Engine {
     /// The answer to a text request that clients may not make.
     pub(crate) fn text_refusal(
         &mut self,
-        client: u32,
+        client: ClientId,
         parser: &TextParser,
         bytes: &[u8],
     ) -> Option<Vec<u8>> {
@@ -70,7 +71,7 @@ impl Engine {
         if !is_chore {
             return None;
         }
-        let chores = self.pools[self.clients[client].pool as usize].chores;
+        let chores = self.pools[self.clients[client].pool].chores;
         let name = chores.refusal(parser.line().of(bytes))?;
         self.note_refusal(client, name);
         Some(format!("CLIENT_ERROR {}\r\n", refusal_of_chore(name)).into_bytes())
@@ -79,11 +80,11 @@ impl Engine {
     /// The same for a binary request with this key: what is said in its answer.
     pub(crate) fn binary_refusal(
         &mut self,
-        client: u32,
+        client: ClientId,
         opcode: Opcode,
         key: &[u8],
     ) -> Option<String> {
-        let chores = self.pools[self.clients[client].pool as usize].chores;
+        let chores = self.pools[self.clients[client].pool].chores;
         let name = match opcode {
             Opcode::Flush => chores.refusal(b"flush_all"),
             Opcode::Verbosity => chores.refusal(b"verbosity"),
@@ -94,8 +95,8 @@ impl Engine {
         Some(refusal_of_chore(name))
     }
 
-    fn note_refusal(&mut self, client: u32, command: &'static str) {
-        let pool = self.clients[client].pool as usize;
+    fn note_refusal(&mut self, client: ClientId, command: &'static str) {
+        let pool = self.clients[client].pool;
         self.metrics.add_pool(self.pools[pool].metrics, PoolCounter::CommandsRefused, 1);
         self.notice(client, Notice::Refused { command });
     }

@@ -9,8 +9,7 @@ use cashew_metrics::PoolGauge;
 use cashew_protocol::redis;
 
 use crate::base::action::Action;
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId, PoolId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Client, Dirty, Handoff, Profile, Session, Skip, State};
 use crate::downstream::session_params::WireProtocol;
@@ -58,7 +57,7 @@ pub enum Silence {
 /// A client that is no longer here, but for its socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    pub pool: u32,
+    pub pool: PoolId,
     pub parts: SessionParts,
     /// Received and not consumed.
     pub input: Vec<u8>,
@@ -107,20 +106,20 @@ impl Engine {
     /// [`Action::HandOff`] follows when it is at rest. One that is about to be closed stays.
     pub fn handle_leave(&mut self, conn: ConnId, now: Time) {
         self.now = now;
-        if !conn.is_lane() && self.clients.is_current(conn.index(), conn.generation()) {
-            self.leave(conn.index());
+        if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
+            self.leave(conn.client());
         }
     }
 
     /// The client need not leave after all, unless it has been handed off.
     pub fn handle_stay(&mut self, conn: ConnId) {
-        if conn.is_lane() || !self.clients.is_current(conn.index(), conn.generation()) {
+        if conn.is_lane() || !self.clients.is_current(conn.client(), conn.generation()) {
             return;
         }
-        let client = &mut self.clients[conn.index()];
+        let client = &mut self.clients[conn.client()];
         if client.handoff == Handoff::Asked {
             client.handoff = Handoff::No;
-            self.unblock(conn.index());
+            self.unblock(conn.client());
         }
     }
 
@@ -134,8 +133,8 @@ impl Engine {
         self.moving.next = movable.map(|index| self.client_conn(index)).collect();
     }
 
-    fn is_movable(&self, index: u32) -> bool {
-        self.pools[self.clients[index].pool as usize].is_in_use() && !self.is_pinned(index)
+    fn is_movable(&self, index: ClientId) -> bool {
+        self.pools[self.clients[index].pool].is_in_use() && !self.is_pinned(index)
     }
 
     /// Takes [`Engine::leave_all`] back, and all that was told to leave, but for those who have been
@@ -162,9 +161,9 @@ impl Engine {
         self.now = now;
         let mut total = 0;
         let mut movable = Vec::new();
-        for index in self.clients.indices().collect::<Vec<u32>>() {
+        for index in self.clients.indices().collect::<Vec<ClientId>>() {
             let client = &mut self.clients[index];
-            let is_owed = client.head != NONE;
+            let is_owed = client.head != RequestId::NONE;
             let asked = self.activity.take_count(&mut client.asked_in, &mut client.asked, is_owed);
             total += u64::from(asked);
             let stays = client.handoff != Handoff::No
@@ -187,7 +186,7 @@ impl Engine {
         count
     }
 
-    fn leave(&mut self, index: u32) {
+    fn leave(&mut self, index: ClientId) {
         let is_pinned = self.is_pinned(index);
         let client = &mut self.clients[index];
         if client.handoff != Handoff::No || client.state == State::Closing || is_pinned {
@@ -203,7 +202,7 @@ impl Engine {
     }
 
     /// Somebody new.
-    pub(crate) fn leave_new(&mut self, index: u32) {
+    pub(crate) fn leave_new(&mut self, index: ClientId) {
         if self.moving.all && self.is_movable(index) {
             let conn = self.client_conn(index);
             self.moving.next.push(conn);
@@ -221,7 +220,7 @@ impl Engine {
     /// Clients that were handed off are closed: there is nobody to whom they could go.
     pub fn close_handed_off(&mut self, now: Time) {
         self.now = now;
-        for index in self.clients.indices().collect::<Vec<u32>>() {
+        for index in self.clients.indices().collect::<Vec<ClientId>>() {
             if self.clients[index].handoff == Handoff::HandedOff {
                 self.drop_client(index, Closed::ByUs);
             }
@@ -239,8 +238,8 @@ impl Engine {
         shrink(&mut self.moving.departing);
         for _ in self.moving.handed_off + self.moving.departing.len()..self.moving.allowed {
             let Some(conn) = self.moving.next.pop() else { break };
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.leave(conn.index());
+            if self.clients.is_current(conn.client(), conn.generation()) {
+                self.leave(conn.client());
                 self.moving.is_pressing = true;
             }
         }
@@ -248,7 +247,7 @@ impl Engine {
 
     /// Hands the client off if it is at rest. Returns whether it need not be looked at again.
     fn depart(&mut self, conn: ConnId) -> bool {
-        let index = conn.index();
+        let index = conn.client();
         let Some(client) = self.clients.get(index, conn.generation()) else { return true };
         if client.handoff != Handoff::Asked || client.state == State::Closing {
             return true;
@@ -264,7 +263,7 @@ impl Engine {
             || client.modes.transaction.is_some()
             || client.modes.many.is_some()
             || client.modes.ending.is_some();
-        if client.head != NONE || is_amidst {
+        if client.head != RequestId::NONE || is_amidst {
             return false;
         }
         // What it is answered goes by the next write, as a rule; it would take longer elsewhere.
@@ -284,22 +283,25 @@ impl Engine {
     /// connection; `None` if it is gone. Whoever is told to may still take it in, here too.
     pub fn export(&mut self, conn: ConnId, now: Time) -> Option<Export> {
         self.now = now;
-        let client = self.clients.get(conn.index(), conn.generation())?;
+        let client = self.clients.get(conn.client(), conn.generation())?;
         if client.handoff != Handoff::HandedOff {
             return None;
         }
-        debug_assert!(client.head == NONE && client.state == State::Open, "it is at rest");
-        self.unpark(conn.index());
+        debug_assert!(
+            client.head == RequestId::NONE && client.state == State::Open,
+            "it is at rest"
+        );
+        self.unpark(conn.client());
         // Where it goes to, the request that stands in front of its input begins anew.
-        self.tours.remove(&conn.index());
-        let mut client = self.clients.remove(conn.index());
+        self.tours.remove(&conn.client());
+        let mut client = self.clients.remove(conn.client());
         self.moving.forget_handed_off();
         self.activity.depart(client.asked_in);
         let output = client.output.to_vec();
         client.output.clear(&mut self.bufs);
         self.bufs.discharge(client.input.capacity() + client.session.profile_size());
         self.leave_variant(client.pool, client.variant);
-        let pool = &mut self.pools[client.pool as usize];
+        let pool = &mut self.pools[client.pool];
         pool.clients -= 1;
         // Its place moves with it.
         pool.places_taken -= u64::from(client.has_place);
@@ -332,7 +334,7 @@ impl Engine {
     /// to be given before the next [`Engine::settle`].
     pub fn handle_adopted(
         &mut self,
-        pool: u32,
+        pool: PoolId,
         parts: SessionParts,
         input: Vec<u8>,
         output: Vec<u8>,
@@ -343,7 +345,7 @@ impl Engine {
         let SessionParts { id, authenticated, swallow, wire_protocol, database, profile, .. } =
             parts;
         let undecided = wire_protocol.is_none() && self.is_undecided(pool);
-        let config = &mut self.pools[pool as usize];
+        let config = &mut self.pools[pool];
         let session = Session {
             id,
             protocol: config.protocol,
@@ -396,6 +398,6 @@ impl Engine {
                 self.unblock(index);
             }
         }
-        ConnId::client(index, generation)
+        ConnId::of_client(index, generation)
     }
 }

@@ -2,6 +2,7 @@
 //! so seldom that nobody fills it.
 
 use crate::base::action::Action;
+use crate::base::id::ClientId;
 use crate::base::time::Time;
 use crate::engine::Engine;
 
@@ -58,9 +59,9 @@ impl Notices {
 
 impl Engine {
     #[cold]
-    pub(crate) fn notice(&mut self, client: u32, notice: Notice) {
+    pub(crate) fn notice(&mut self, client: ClientId, notice: Notice) {
         let pool = self.clients[client].pool;
-        if let Some(times) = self.pools[pool as usize].notices.count(notice, self.now) {
+        if let Some(times) = self.pools[pool].notices.count(notice, self.now) {
             let conn = self.client_conn(client);
             self.actions.push_back(Action::Notice { pool, conn, notice, times });
         }

@@ -4,6 +4,7 @@
 
 use cashew_metrics::PoolCounter;
 
+use crate::base::id::ClientId;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::notice::Notice;
@@ -18,8 +19,8 @@ const WAIT_MAX_MS: u64 = 5_000;
 impl Engine {
     /// A client gave a wrong user or password.
     #[cold]
-    pub(crate) fn wrong_password(&mut self, client: u32) {
-        let pool = self.clients[client].pool as usize;
+    pub(crate) fn wrong_password(&mut self, client: ClientId) {
+        let pool = self.clients[client].pool;
         self.metrics.add_pool(self.pools[pool].metrics, PoolCounter::AuthFailures, 1);
         self.notice(client, Notice::WrongPassword);
         let given = &mut self.clients[client].wrong_passwords;
@@ -30,14 +31,14 @@ impl Engine {
     }
 
     /// Takes no further request of the client for so long.
-    pub(crate) fn slow_down(&mut self, client: u32, wait_ms: u64) {
+    pub(crate) fn slow_down(&mut self, client: ClientId, wait_ms: u64) {
         let until = self.now.plus_millis(wait_ms);
         self.clients[client].modes.enter().slowed_until = Some(until);
         self.timers.arm(until, Timer::Slowed { client, generation: self.clients.entry(client).1 });
     }
 
     /// A client may have waited long enough.
-    pub(crate) fn end_slow_down(&mut self, client: u32, generation: u32, at: Time) {
+    pub(crate) fn end_slow_down(&mut self, client: ClientId, generation: u32, at: Time) {
         if self.clients.is_current(client, generation)
             && self.clients[client].modes.slowed_until.is_some_and(|until| until <= at)
         {

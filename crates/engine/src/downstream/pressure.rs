@@ -9,8 +9,7 @@
 use cashew_metrics::PoolCounter;
 
 use crate::base::action::Action;
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId, LaneId, PoolId};
 use crate::base::time::Time;
 use crate::downstream::client::{Parser, State};
 use crate::engine::Engine;
@@ -151,15 +150,17 @@ impl Engine {
         // Who is exempt and heavy still is so again below.
         self.pressure.exempt.clear();
         let mut heavy = vec![0; self.pools.len()];
-        for index in self.clients.indices().collect::<Vec<u32>>() {
+        for index in self.clients.indices().collect::<Vec<ClientId>>() {
             if self.is_heavy(index, &shares) {
-                heavy[self.clients[index].pool as usize] += 1;
+                heavy[self.clients[index].pool.index()] += 1;
                 self.throttle(index);
             } else if self.clients[index].throttled {
                 self.read_again(index);
             }
         }
-        for (pool, clients) in (0..).zip(heavy).filter(|&(_, clients)| is_said && clients > 0) {
+        for (pool, clients) in
+            (0..).map(PoolId::new).zip(heavy).filter(|&(_, clients)| is_said && clients > 0)
+        {
             let (held, share) = (shares.held_by(pool) as u64, shares.each as u64);
             self.actions.push_back(Action::HeldBack { pool, clients, held, share });
         }
@@ -171,13 +172,13 @@ impl Engine {
             return;
         }
         self.actions.push_back(Action::Pressed { held: self.held_bytes() as u64 });
-        for index in self.clients.indices().collect::<Vec<u32>>() {
+        for index in self.clients.indices().collect::<Vec<ClientId>>() {
             self.throttle(index);
         }
     }
 
     /// Stops reading a client unless it is in the middle of a request.
-    fn throttle(&mut self, index: u32) {
+    fn throttle(&mut self, index: ClientId) {
         let client = &self.clients[index];
         if client.state == State::Closing || client.throttled {
             return;
@@ -190,21 +191,21 @@ impl Engine {
         }
     }
 
-    fn stop_reading(&mut self, index: u32) {
+    fn stop_reading(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
         client.throttled = true;
-        let metrics = self.pools[client.pool as usize].metrics;
+        let metrics = self.pools[client.pool].metrics;
         self.metrics.add_pool(metrics, PoolCounter::ClientsThrottled, 1);
         self.pause(index);
     }
 
-    fn read_again(&mut self, index: u32) {
+    fn read_again(&mut self, index: ClientId) {
         self.clients[index].throttled = false;
         self.unblock(index);
     }
 
     /// A client that comes under pressure has to wait like the others.
-    pub(crate) fn throttle_new(&mut self, index: u32) {
+    pub(crate) fn throttle_new(&mut self, index: ClientId) {
         if self.pressure.is_total {
             self.throttle(index);
         }
@@ -227,7 +228,7 @@ impl Engine {
         }
         let mut exempt = std::mem::take(&mut self.pressure.exempt);
         exempt.retain(|conn| {
-            let index = conn.index();
+            let index = conn.client();
             if !self.clients.is_current(index, conn.generation()) {
                 return false;
             }
@@ -245,7 +246,7 @@ impl Engine {
         self.pressure.is_total = false;
         self.pressure.mark = self.pressure.high();
         self.pressure.exempt = Vec::new();
-        for index in self.clients.indices().collect::<Vec<u32>>() {
+        for index in self.clients.indices().collect::<Vec<ClientId>>() {
             if self.clients[index].throttled {
                 self.read_again(index);
             }
@@ -279,12 +280,12 @@ impl Engine {
             return false;
         }
         let shares = self.shares(self.pressure.high());
-        let rank = |index: u32| {
+        let rank = |index: ClientId| {
             let client = &self.clients[index];
             let bytes = self.holding(index);
             (shares.is_over(client.pool), !client.session.no_evict, bytes, index)
         };
-        let mut holders: Vec<(bool, bool, usize, u32)> =
+        let mut holders: Vec<(bool, bool, usize, ClientId)> =
             self.clients.indices().map(rank).filter(|&(_, _, bytes, _)| bytes >= least).collect();
         holders.sort_unstable_by(|a, b| b.cmp(a));
         let mut closed = vec![Closures::default(); self.pools.len()];
@@ -293,13 +294,13 @@ impl Engine {
                 break;
             }
             let client = &self.clients[index];
-            closed[client.pool as usize].add(client.session.id, bytes);
+            closed[client.pool.index()].add(client.session.id, bytes);
             self.cut_client(index, PoolCounter::ClientsShed);
         }
         let mut is_any = false;
         for (pool, closed) in closed.into_iter().enumerate().filter(|(_, it)| it.clients > 0) {
             is_any = true;
-            let pool = pool as u32;
+            let pool = PoolId::new(pool as u32);
             let (held, share) = (shares.held_by(pool) as u64, shares.each as u64);
             let Closures { clients, bytes, most, .. } = closed;
             let bytes = bytes as u64;
@@ -309,12 +310,12 @@ impl Engine {
     }
 
     /// Bytes that go when this client goes, about.
-    pub(crate) fn holding(&self, index: u32) -> usize {
+    pub(crate) fn holding(&self, index: ClientId) -> usize {
         let client = &self.clients[index];
         let parser = client.parser.as_ref().map_or(0, Parser::size);
         let passing = match &client.parser {
-            Some(Parser::Upload(upload)) if upload.lane != NONE => {
-                self.lanes[upload.lane as usize].output.len()
+            Some(Parser::Upload(upload)) if upload.lane != LaneId::NONE => {
+                self.lanes[upload.lane].output.len()
             }
             _ => 0,
         };

@@ -5,8 +5,7 @@ use cashew_protocol::resp;
 
 use crate::base::action::Action;
 use crate::base::buffer::LARGE;
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::downstream::client::{Handoff, Parser, Skip, State};
 use crate::downstream::session_params::WireProtocol;
 use crate::downstream::upload::{Begun, UPLOAD_SIZE_MIN};
@@ -22,7 +21,7 @@ pub(crate) enum Plan {
     /// All is done.
     Done,
     /// Its bytes go to this lane as this request.
-    Forward { lane: u32, request: u32 },
+    Forward { lane: LaneId, request: RequestId },
     /// Nothing is done: it is to be dispatched when the client is owed nothing any more.
     Wait,
 }
@@ -33,7 +32,7 @@ pub(crate) enum Step {
     /// `need` is the length that the request at the front will have at least.
     Rest { used: usize, need: usize },
     /// A large request of this length stands at the front of an owned buffer: forward the buffer.
-    Large { len: usize, lane: u32, request: u32 },
+    Large { len: usize, lane: LaneId, request: RequestId },
     /// So many bytes were consumed; the rest is the start of a request that is passed on while it
     /// arrives.
     Upload { used: usize },
@@ -42,14 +41,14 @@ pub(crate) enum Step {
 impl Engine {
     #[inline(always)]
     pub(crate) fn client_received(&mut self, conn: ConnId, bytes: &[u8]) {
-        let index = conn.index();
+        let index = conn.client();
         let Some(client) = self.clients.get(index, conn.generation()) else { return };
         self.activity.received += 1;
         if client.state != State::Open || client.input.capacity() > 0 || client.paused {
             self.keep_received(index, bytes);
             return;
         }
-        self.activity.pipelined += u64::from(client.head != NONE);
+        self.activity.pipelined += u64::from(client.head != RequestId::NONE);
         let rest = self.fast_requests(index, bytes);
         if !rest.is_empty() {
             self.consume_rest(index, rest);
@@ -59,14 +58,14 @@ impl Engine {
     /// As [`Engine::client_received`], for an open client. A buffer that is half full or more, and does
     /// not begin with what goes the shortest way, is kept as it is. Returns whether the bytes have been
     /// received.
-    pub(crate) fn client_received_buffer(&mut self, index: u32, buffer: &mut Vec<u8>) -> bool {
+    pub(crate) fn client_received_buffer(&mut self, index: ClientId, buffer: &mut Vec<u8>) -> bool {
         let client = &self.clients[index];
         let is_new = client.input.capacity() == 0 && !client.paused;
         if !is_new || buffer.len() < buffer.capacity() / 2 {
             return false;
         }
         self.activity.received += 1;
-        self.activity.pipelined += u64::from(client.head != NONE);
+        self.activity.pipelined += u64::from(client.head != RequestId::NONE);
         let rest = self.fast_requests(index, buffer);
         if rest.len() < buffer.len() {
             if !rest.is_empty() {
@@ -82,7 +81,7 @@ impl Engine {
 
     /// Bytes arrived that do not begin a request, or that the client may not ask for yet.
     #[inline(never)]
-    fn keep_received(&mut self, index: u32, bytes: &[u8]) {
+    fn keep_received(&mut self, index: ClientId, bytes: &[u8]) {
         let client = &mut self.clients[index];
         match client.state {
             State::Closing => return,
@@ -106,7 +105,7 @@ impl Engine {
 
     /// What the express way leaves of the bytes that arrived.
     #[inline(never)]
-    fn consume_rest(&mut self, index: u32, mut bytes: &[u8]) {
+    fn consume_rest(&mut self, index: ClientId, mut bytes: &[u8]) {
         if self.widen(index) {
             bytes = self.fast_requests(index, bytes);
             if bytes.is_empty() {
@@ -129,13 +128,13 @@ impl Engine {
 
     /// Goes on with what may go the shortest way behind a request that could not.
     #[inline]
-    pub(crate) fn fast_further<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
+    pub(crate) fn fast_further<'b>(&mut self, index: ClientId, bytes: &'b [u8]) -> &'b [u8] {
         self.widen(index);
         self.fast_requests(index, bytes)
     }
 
     /// Keeps what could not be consumed yet.
-    fn keep_rest(&mut self, index: u32, rest: &[u8], need: usize) {
+    fn keep_rest(&mut self, index: ClientId, rest: &[u8], need: usize) {
         let client = &mut self.clients[index];
         if rest.is_empty() || client.state == State::Closing {
             return;
@@ -145,7 +144,7 @@ impl Engine {
     }
 
     /// Consumes what has been kept. The client may be gone then.
-    pub(crate) fn consume_input(&mut self, index: u32) {
+    pub(crate) fn consume_input(&mut self, index: ClientId) {
         let mut input = std::mem::take(&mut self.clients[index].input);
         loop {
             match self.consume(index, &input, true) {
@@ -180,7 +179,7 @@ impl Engine {
 
     /// Parses and dispatches whole requests from the start of `buf`. With `owned`, a large request
     /// at the very front is left to the caller, who can pass the buffer on without a copy.
-    pub(crate) fn consume(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+    pub(crate) fn consume(&mut self, index: ClientId, buf: &[u8], owned: bool) -> Step {
         // A parser in the middle of a request stays with its client: among the spare ones it
         // would take another client's bytes for the rest of that request.
         if !self.passes_pause(index, buf) && !self.may_consume(index) {
@@ -193,14 +192,14 @@ impl Engine {
         }
     }
 
-    fn consume_redis(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+    fn consume_redis(&mut self, index: ClientId, buf: &[u8], owned: bool) -> Step {
         let mut used = 0;
         let mut need = 0;
         let mut parser = match self.unpark(index) {
             Some(Parser::Redis(parser)) => parser,
             _ => self.scratch.redis.take().unwrap_or_default(),
         };
-        let limit = self.pools[self.clients[index].pool as usize].limits.request_size_max;
+        let limit = self.pools[self.clients[index].pool].limits.request_size_max;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         while used < buf.len()
             && (self.passes_pause(index, &buf[used..]) || self.may_consume(index))
@@ -281,20 +280,20 @@ impl Engine {
     }
 
     /// Keeps a parser with its client until more of the request comes.
-    pub(crate) fn park(&mut self, index: u32, parser: Parser) {
+    pub(crate) fn park(&mut self, index: ClientId, parser: Parser) {
         self.bufs.charge(parser.size());
         self.clients[index].parser = Some(parser);
     }
 
     #[inline]
-    pub(crate) fn unpark(&mut self, index: u32) -> Option<Parser> {
+    pub(crate) fn unpark(&mut self, index: ClientId) -> Option<Parser> {
         let parser = self.clients[index].parser.take()?;
         self.bufs.discharge(parser.size());
         Some(parser)
     }
 
     /// What is left to do, the first `used` bytes being consumed, if a request is not collected.
-    pub(crate) fn step_of(&mut self, index: u32, begun: Begun, used: usize) -> Option<Step> {
+    pub(crate) fn step_of(&mut self, index: ClientId, begun: Begun, used: usize) -> Option<Step> {
         match begun {
             Begun::No => None,
             Begun::Yes => Some(Step::Upload { used }),
@@ -306,7 +305,7 @@ impl Engine {
     }
 
     /// How many of the next `available` bytes belong to a request refused already.
-    pub(crate) fn swallow(&mut self, index: u32, available: usize) -> usize {
+    pub(crate) fn swallow(&mut self, index: ClientId, available: usize) -> usize {
         let client = &mut self.clients[index];
         let bytes = client.swallow.min(available as u64);
         client.swallow -= bytes;
@@ -315,7 +314,7 @@ impl Engine {
 
     /// Whether the client may have one more request dispatched; pauses it if not.
     #[inline]
-    pub(crate) fn may_consume(&mut self, index: u32) -> bool {
+    pub(crate) fn may_consume(&mut self, index: ClientId) -> bool {
         let client = &self.clients[index];
         if client.state == State::Closing {
             return false;
@@ -335,13 +334,13 @@ impl Engine {
 
     /// Whether a request of this length has to wait until the client is owed nothing.
     #[inline]
-    pub(crate) fn must_wait(&self, index: u32, len: usize) -> bool {
+    pub(crate) fn must_wait(&self, index: ClientId, len: usize) -> bool {
         len >= BULK_SIZE && self.clients[index].requests > 0
     }
 
     /// Keeps what follows a large request, or the request itself, from being dispatched too early.
     #[inline]
-    pub(crate) fn fence(&mut self, index: u32, len: usize, plan: &Plan) {
+    pub(crate) fn fence(&mut self, index: ClientId, len: usize, plan: &Plan) {
         if let Plan::Wait = plan {
             self.clients[index].fenced = true;
             self.pause(index);
@@ -351,16 +350,16 @@ impl Engine {
     }
 
     #[inline]
-    fn is_blocked(&self, index: u32) -> bool {
+    fn is_blocked(&self, index: ClientId) -> bool {
         let client = &self.clients[index];
-        self.pools[client.pool as usize].held || self.is_blocked_itself(index)
+        self.pools[client.pool].held || self.is_blocked_itself(index)
     }
 
     /// Whether it may not ask for another reason than that its pool is held.
     #[inline]
-    pub(crate) fn is_blocked_itself(&self, index: u32) -> bool {
+    pub(crate) fn is_blocked_itself(&self, index: ClientId) -> bool {
         let client = &self.clients[index];
-        let pool = &self.pools[client.pool as usize];
+        let pool = &self.pools[client.pool];
         client.throttled
             // What has begun goes on to its end.
             || (client.handoff != Handoff::No
@@ -376,7 +375,7 @@ impl Engine {
             || client.output.len() + client.held >= pool.limits.client_output_pause
     }
 
-    pub(crate) fn pause(&mut self, index: u32) {
+    pub(crate) fn pause(&mut self, index: ClientId) {
         if std::mem::replace(&mut self.clients[index].paused, true) {
             return;
         }
@@ -387,7 +386,7 @@ impl Engine {
     }
 
     /// Has the connection not be read.
-    fn mute(&mut self, index: u32) {
+    fn mute(&mut self, index: ClientId) {
         if !std::mem::replace(&mut self.clients[index].is_muted, true) {
             let conn = self.client_conn(index);
             self.actions.push_back(Action::PauseRead { conn });
@@ -395,7 +394,7 @@ impl Engine {
     }
 
     /// Has the connection be read.
-    pub(crate) fn unmute(&mut self, index: u32) {
+    pub(crate) fn unmute(&mut self, index: ClientId) {
         if std::mem::take(&mut self.clients[index].is_muted) {
             let conn = self.client_conn(index);
             self.actions.push_back(Action::ResumeRead { conn });
@@ -404,7 +403,7 @@ impl Engine {
 
     /// Notes that a paused client may perhaps go on.
     #[inline]
-    pub(crate) fn unblock(&mut self, index: u32) {
+    pub(crate) fn unblock(&mut self, index: ClientId) {
         let client = &self.clients[index];
         if client.paused && !client.resumable && !self.is_blocked(index) {
             self.clients[index].resumable = true;
@@ -413,7 +412,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn resume(&mut self, index: u32) {
+    pub(crate) fn resume(&mut self, index: ClientId) {
         self.clients[index].resumable = false;
         if !self.clients[index].paused || self.is_blocked(index) {
             return;
@@ -425,7 +424,7 @@ impl Engine {
         if !self.clients[index].input.is_empty() {
             let conn = self.client_conn(index);
             self.consume_input(index);
-            if !self.clients.is_current(conn.index(), conn.generation()) {
+            if !self.clients.is_current(conn.client(), conn.generation()) {
                 return;
             }
         }
@@ -436,7 +435,7 @@ impl Engine {
     }
 
     /// Answers a request here, in its turn.
-    pub(crate) fn answer(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) fn answer(&mut self, index: ClientId, write: impl FnOnce(&mut Vec<u8>)) {
         let request = self.new_request(index);
         self.answer_request(index, request, write);
     }
@@ -444,8 +443,8 @@ impl Engine {
     /// Answers one of a client's requests here.
     pub(crate) fn answer_request(
         &mut self,
-        index: u32,
-        request: u32,
+        index: ClientId,
+        request: RequestId,
         write: impl FnOnce(&mut Vec<u8>),
     ) {
         let mut text = std::mem::take(&mut self.scratch.text);
@@ -467,27 +466,27 @@ impl Engine {
 
     /// A new request at the end of the client's queue.
     #[inline]
-    pub(crate) fn new_request(&mut self, index: u32) -> u32 {
+    pub(crate) fn new_request(&mut self, index: ClientId) -> RequestId {
         let client = &mut self.clients[index];
         let (request, _) = self.requests.add(client.pool, index, self.now);
         let slot = &mut self.requests[request];
         slot.silent = client.noreply;
         slot.asked = self.request_ctx.asked;
-        if client.head == NONE {
+        if client.head == RequestId::NONE {
             self.activity.join(&mut client.asked_in, &mut client.asked);
         }
         client.append(request, &mut self.requests);
         client.asked = client.asked.wrapping_add(1);
-        self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::Requests, 1);
+        self.metrics.add_pool(self.pools[client.pool].metrics, PoolCounter::Requests, 1);
         request
     }
 
     /// Moves replies that are complete and in turn into the client's output.
     #[inline]
-    pub(crate) fn client_ready(&mut self, index: u32) {
+    pub(crate) fn client_ready(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
         let before = client.requests;
-        let pool = self.pools[client.pool as usize].metrics;
+        let pool = self.pools[client.pool].metrics;
         let (requests, bufs) = (&mut self.requests, &mut self.bufs);
         client.deliver_done(requests, bufs, &mut self.activity, |started| {
             let latency = self.now.micros_since(started);
@@ -506,7 +505,7 @@ impl Engine {
     /// Bytes of the client's output are written.
     #[inline(always)]
     pub(crate) fn client_sent(&mut self, conn: ConnId, bytes: u64) {
-        let index = conn.index();
+        let index = conn.client();
         let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
         let concerns_more = client.paused
             || client.fenced
@@ -521,7 +520,7 @@ impl Engine {
 
     /// The same for a client that may go on now, or has come to its end.
     #[inline(never)]
-    fn follow_sent(&mut self, index: u32, bytes: u64) {
+    fn follow_sent(&mut self, index: ClientId, bytes: u64) {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
         let (is_finished, is_fenced) = (client.is_finished(), client.fenced);
@@ -537,7 +536,7 @@ impl Engine {
     }
 
     /// Takes no more requests; closes when all replies owed are written.
-    pub(crate) fn finish(&mut self, index: u32) {
+    pub(crate) fn finish(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
         if let Some(Parser::Upload(upload)) = &mut client.parser {
             upload.closing = true;
@@ -565,17 +564,17 @@ impl Engine {
     }
 
     /// The client broke the protocol, or its reply broke off.
-    pub(crate) fn give_up(&mut self, index: u32) {
+    pub(crate) fn give_up(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
         client.state = State::Closing;
-        self.metrics.add_pool(self.pools[client.pool as usize].metrics, PoolCounter::ClientErr, 1);
+        self.metrics.add_pool(self.pools[client.pool].metrics, PoolCounter::ClientErr, 1);
     }
 
-    pub(crate) fn close_if_finished(&mut self, index: u32) {
+    pub(crate) fn close_if_finished(&mut self, index: ClientId) {
         let client = &self.clients[index];
         if client.is_finished() {
             if client.read_closed {
-                let metrics = self.pools[client.pool as usize].metrics;
+                let metrics = self.pools[client.pool].metrics;
                 self.metrics.add_pool(metrics, PoolCounter::ClientEof, 1);
             }
             self.drop_client(index, Closed::ByUs);
@@ -583,7 +582,7 @@ impl Engine {
     }
 
     /// Forgets the client. Its requests run to their end on the servers; nobody reads the replies.
-    pub(crate) fn drop_client(&mut self, index: u32, closed: Closed) {
+    pub(crate) fn drop_client(&mut self, index: ClientId, closed: Closed) {
         let conn = self.client_conn(index);
         self.leave_line(index);
         if !self.tours.is_empty() {
@@ -591,7 +590,7 @@ impl Engine {
         }
         let mut client = self.clients.remove(index);
         let blocking = client.modes.end_blocking();
-        let waited_on = blocking.as_ref().map_or(NONE, |blocking| blocking.lane);
+        let waited_on = blocking.as_ref().map_or(LaneId::NONE, |blocking| blocking.lane);
         if let Some(blocking) = blocking {
             self.drop_blocking(*blocking);
         }
@@ -600,14 +599,14 @@ impl Engine {
         }
         self.orphan_all(client.head);
         self.activity.depart(client.asked_in);
-        if waited_on != NONE {
+        if waited_on != LaneId::NONE {
             self.abandon_session(waited_on);
         }
         if let Some(transaction) = client.modes.end_transaction() {
             self.drop_transaction(*transaction, waited_on);
         }
         if let Some(Parser::Upload(upload)) = &client.parser
-            && upload.lane != NONE
+            && upload.lane != LaneId::NONE
         {
             let request = self.abandon(upload.lane);
             self.free_request(request);
@@ -628,7 +627,7 @@ impl Engine {
             self.bufs.discharge(parser.size());
         }
         self.leave_variant(client.pool, client.variant);
-        let pool = &mut self.pools[client.pool as usize];
+        let pool = &mut self.pools[client.pool];
         pool.clients -= 1;
         if client.has_place {
             pool.places_taken -= 1;
@@ -641,12 +640,12 @@ impl Engine {
     }
 
     /// The requests of a client, of which this is the first, have none any more.
-    fn orphan_all(&mut self, head: u32) {
-        if head != NONE {
+    fn orphan_all(&mut self, head: RequestId) {
+        if head != RequestId::NONE {
             self.activity.leave();
         }
         let mut at = head;
-        while at != NONE {
+        while at != RequestId::NONE {
             let next = self.requests[at].next_in_client;
             self.orphan(at);
             at = next;
@@ -654,9 +653,9 @@ impl Engine {
     }
 
     /// The request has no client any more.
-    fn orphan(&mut self, index: u32) {
+    fn orphan(&mut self, index: RequestId) {
         let request = &mut self.requests[index];
-        request.client = NONE;
+        request.client = ClientId::NONE;
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
             Role::Single
@@ -676,7 +675,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn free_request(&mut self, index: u32) {
+    pub(crate) fn free_request(&mut self, index: RequestId) {
         let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
         match std::mem::replace(&mut request.role, Role::Single) {
@@ -696,7 +695,7 @@ impl Engine {
     /// Closes a client whose reply broke off, after what it has been answered is written. Who is in the
     /// middle of something else is closed at once.
     #[cold]
-    pub(crate) fn break_off(&mut self, index: u32) {
+    pub(crate) fn break_off(&mut self, index: ClientId) {
         let client = &self.clients[index];
         let is_plain = !client.is_odd()
             && !matches!(client.parser, Some(Parser::Upload(_)))
@@ -709,8 +708,8 @@ impl Engine {
         drop(self.unpark(index));
         let client = &mut self.clients[index];
         self.bufs.give(std::mem::take(&mut client.input));
-        let head = std::mem::replace(&mut client.head, NONE);
-        (client.tail, client.requests, client.held, client.paused) = (NONE, 0, 0, false);
+        let head = std::mem::replace(&mut client.head, RequestId::NONE);
+        (client.tail, client.requests, client.held, client.paused) = (RequestId::NONE, 0, 0, false);
         let is_fenced = std::mem::take(&mut client.fenced);
         self.orphan_all(head);
         if is_fenced {
@@ -723,9 +722,9 @@ impl Engine {
     }
 
     /// Closes a client whose replies pile up beyond the limit, or whose reply broke off.
-    pub(crate) fn cut_client(&mut self, index: u32, counter: PoolCounter) {
+    pub(crate) fn cut_client(&mut self, index: ClientId, counter: PoolCounter) {
         let pool = self.clients[index].pool;
-        self.metrics.add_pool(self.pools[pool as usize].metrics, counter, 1);
+        self.metrics.add_pool(self.pools[pool].metrics, counter, 1);
         self.drop_client(index, Closed::ByUs);
     }
 }

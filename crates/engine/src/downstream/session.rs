@@ -8,6 +8,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Version, encode};
 
+use crate::base::id::{ClientId, LaneId};
 use crate::downstream::client::{Client, Profile, Selected, Skip};
 use crate::downstream::receive::Plan;
 use crate::downstream::session_params::WireProtocol;
@@ -40,19 +41,19 @@ enum Agreed {
 
 impl Engine {
     /// The version that the client is answered in.
-    pub(crate) fn resp_of(&self, client: u32) -> Version {
+    pub(crate) fn resp_of(&self, client: ClientId) -> Version {
         self.clients[client].session.wire_protocol.resp()
     }
 
     /// Checks a password. A wrong one takes back what an earlier right one gave, as in twemproxy.
     pub(crate) fn authenticate(
         &mut self,
-        client: u32,
+        client: ClientId,
         user: Option<&[u8]>,
         password: &[u8],
     ) -> Result<(), &'static str> {
         let pool = self.clients[client].pool;
-        let right = match (&self.pools[pool as usize].auth, user) {
+        let right = match (&self.pools[pool].auth, user) {
             (None, None) => {
                 return Err("ERR AUTH <password> called without any password configured for the \
                      default user. Are you sure your configuration is correct?");
@@ -63,8 +64,7 @@ impl Engine {
                 user_ok & same_secret(expected.as_bytes(), password)
             }
         };
-        self.clients[client].session.authenticated =
-            right || self.pools[pool as usize].auth.is_none();
+        self.clients[client].session.authenticated = right || self.pools[pool].auth.is_none();
         if right {
             Ok(())
         } else {
@@ -74,10 +74,10 @@ impl Engine {
     }
 
     /// SELECT index
-    pub(crate) fn select(&mut self, client: u32, index: &[u8]) -> Plan {
+    pub(crate) fn select(&mut self, client: ClientId, index: &[u8]) -> Plan {
         let Client { pool, session, .. } = &self.clients[client];
         let wire_protocol = session.wire_protocol;
-        let agreed = match self.pools[*pool as usize].database_named(index) {
+        let agreed = match self.pools[*pool].database_named(index) {
             Ok(database) => self.agree(client, wire_protocol, database.into()),
             Err(text) => return self.reply_error(client, &text),
         };
@@ -91,13 +91,13 @@ impl Engine {
     /// Whether the command is about a database that clients may not select.
     pub(crate) fn names_other_database(
         &self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
     ) -> bool {
         let arg = |at: usize| args.get(at).map(|span| span.of(bytes));
-        let config = &self.pools[self.clients[client].pool as usize].config;
+        let config = &self.pools[self.clients[client].pool].config;
         let is_other = |text: Option<&[u8]>| {
             // What is no number is for the server to refuse.
             let index = text.and_then(resp::integer).and_then(|index| i32::try_from(index).ok());
@@ -121,7 +121,7 @@ impl Engine {
     }
 
     /// HELLO [protover [AUTH user password] [SETNAME name]]
-    pub(crate) fn hello(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
+    pub(crate) fn hello(&mut self, client: ClientId, bytes: &[u8], args: &[Span]) -> Plan {
         let hello = match Hello::parse(args[1..].iter().map(|span| span.of(bytes))) {
             Ok(hello) => hello,
             Err(text) => return self.reply_error(client, &text),
@@ -131,7 +131,7 @@ impl Engine {
         let wire_protocol = match hello.version {
             None => session.wire_protocol,
             Some(Version::Resp2) => WireProtocol::Resp2,
-            Some(Version::Resp3) if self.now < self.pools[pool as usize].no_resp3_until => {
+            Some(Version::Resp3) if self.now < self.pools[pool].no_resp3_until => {
                 return self.reply_error(client, NO_PROTO);
             }
             Some(Version::Resp3) => WireProtocol::Resp3,
@@ -165,12 +165,12 @@ impl Engine {
     /// Has the client speak a dialect and have a database from here on.
     fn agree(
         &mut self,
-        client: u32,
+        client: ClientId,
         wire_protocol: WireProtocol,
         database: Selected,
     ) -> Result<Agreed, &'static str> {
         let Client { pool, requests, session, .. } = &mut self.clients[client];
-        let pool = &self.pools[*pool as usize];
+        let pool = &self.pools[*pool];
         let before = pool.variant_of(session);
         let old = (session.wire_protocol, session.database);
         (session.wire_protocol, session.database) = (wire_protocol, database);
@@ -188,7 +188,7 @@ impl Engine {
 
     /// Has the client, which is owed nothing, start over: what RESET does to the session. The name of
     /// its library stays, as that does not change.
-    pub(crate) fn reset_session(&mut self, client: u32) {
+    pub(crate) fn reset_session(&mut self, client: ClientId) {
         self.end_monitor(client);
         let Client { pool, session, requests, noreply, skip, .. } = &mut self.clients[client];
         debug_assert_eq!(*requests, 0, "what is on its way was asked in another dialect");
@@ -197,7 +197,7 @@ impl Engine {
             (*noreply, *skip) = (false, Skip::No);
         }
         session.no_evict = false;
-        let pool = &self.pools[*pool as usize];
+        let pool = &self.pools[*pool];
         session.wire_protocol = pool.params_set[0].wire_protocol;
         session.database = Selected::NONE;
         session.authenticated = pool.auth.is_none();
@@ -209,11 +209,11 @@ impl Engine {
 
     /// A server does not speak RESP3: so it is for the clients of its pool, or their requests would
     /// fail or not by their keys. Those who speak it have to agree on something else.
-    pub(crate) fn wire_protocol_refused(&mut self, lane: u32) {
-        let pool = self.lanes[lane as usize].pool;
+    pub(crate) fn wire_protocol_refused(&mut self, lane: LaneId) {
+        let pool = self.lanes[lane].pool;
         let until = self.now.plus_millis(DIALECT_REFUSED_MS);
-        self.pools[pool as usize].no_resp3_until = until;
-        for client in self.clients.indices().collect::<Vec<u32>>() {
+        self.pools[pool].no_resp3_until = until;
+        for client in self.clients.indices().collect::<Vec<ClientId>>() {
             let Client { pool: of, session, .. } = &self.clients[client];
             if *of == pool && session.wire_protocol == WireProtocol::Resp3 {
                 self.finish(client);
@@ -279,14 +279,14 @@ impl<'b> Hello<'b> {
 
 impl Engine {
     /// By a name that has been found good.
-    pub(crate) fn set_name(&mut self, client: u32, name: &[u8]) {
+    pub(crate) fn set_name(&mut self, client: ClientId, name: &[u8]) {
         if !name.is_empty() || self.clients[client].session.profile.is_some() {
             self.change_profile(client, |profile| profile.name = name.to_vec());
         }
     }
 
     /// Notes what a client says of itself.
-    pub(crate) fn change_profile(&mut self, client: u32, change: impl FnOnce(&mut Profile)) {
+    pub(crate) fn change_profile(&mut self, client: ClientId, change: impl FnOnce(&mut Profile)) {
         let session = &mut self.clients[client].session;
         self.bufs.discharge(session.profile_size());
         let profile = session.profile.get_or_insert_default();

@@ -8,7 +8,7 @@
 use cashew_config::snapshot::{self, Protocol, Wire};
 use cashew_protocol::resp;
 
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, PoolId};
 use crate::base::time::Time;
 use crate::engine::Engine;
 use crate::upstream::pool::{Pool, Server};
@@ -89,9 +89,9 @@ const UNUSED_MAX_US: u64 = 10_000_000;
 impl Engine {
     /// Gives a client that is owed nothing lanes of the dialect and the database it has agreed on.
     /// `false` if its pool has as many variants as it may have, and all are in use.
-    pub(crate) fn follow_session(&mut self, client: u32) -> bool {
+    pub(crate) fn follow_session(&mut self, client: ClientId) -> bool {
         let pool = self.clients[client].pool;
-        let wanted = self.pools[pool as usize].variant_of(&self.clients[client].session);
+        let wanted = self.pools[pool].variant_of(&self.clients[client].session);
         let Some(index) = self.variant(pool, wanted) else { return false };
         self.enter_variant(pool, index);
         let before = std::mem::replace(&mut self.clients[client].variant, index);
@@ -99,24 +99,24 @@ impl Engine {
         true
     }
 
-    fn enter_variant(&mut self, pool: u32, variant: u16) {
+    fn enter_variant(&mut self, pool: PoolId, variant: u16) {
         if variant > 0 {
-            self.pools[pool as usize].usage[usize::from(variant)].clients += 1;
+            self.pools[pool].usage[usize::from(variant)].clients += 1;
         }
     }
 
     /// One client less is of the variant.
-    pub(crate) fn leave_variant(&mut self, pool: u32, variant: u16) {
+    pub(crate) fn leave_variant(&mut self, pool: PoolId, variant: u16) {
         if variant > 0 {
-            let usage = &mut self.pools[pool as usize].usage[usize::from(variant)];
+            let usage = &mut self.pools[pool].usage[usize::from(variant)];
             usage.clients -= 1;
             usage.left_at = self.now;
         }
     }
 
     /// The index of a variant, whose lanes are made if there are none.
-    pub(crate) fn variant(&mut self, pool_index: u32, variant: SessionParams) -> Option<u16> {
-        let pool = &self.pools[pool_index as usize];
+    pub(crate) fn variant(&mut self, pool_index: PoolId, variant: SessionParams) -> Option<u16> {
+        let pool = &self.pools[pool_index];
         let known = |&index: &usize| pool.usage[index].is_open && pool.params_set[index] == variant;
         if let Some(index) = (0..pool.params_set.len()).find(known) {
             return Some(index as u16);
@@ -127,7 +127,7 @@ impl Engine {
             None if pool.params_set.len() < VARIANTS_MAX => pool.params_set.len(),
             None => self.close_unused(pool_index)?,
         };
-        let pool = &mut self.pools[pool_index as usize];
+        let pool = &mut self.pools[pool_index];
         if index == pool.params_set.len() {
             pool.params_set.push(variant);
             pool.usage.push(Usage::OPEN);
@@ -140,40 +140,40 @@ impl Engine {
     }
 
     /// Makes room for another variant, if one is of no use any more.
-    fn close_unused(&mut self, pool: u32) -> Option<usize> {
-        let all = 1..self.pools[pool as usize].params_set.len();
+    fn close_unused(&mut self, pool: PoolId) -> Option<usize> {
+        let all = 1..self.pools[pool].params_set.len();
         let unused = all.into_iter().find(|&index| self.is_unused(pool, index))?;
         self.close_variant(pool, unused);
         Some(unused)
     }
 
     /// Gives every server of the pool lanes of all variants.
-    pub(crate) fn complete_variants(&mut self, pool_index: u32) {
-        let pool = &self.pools[pool_index as usize];
-        let (servers, params_set) = (pool.servers.len(), pool.params_set.len());
-        for server_index in 0..servers {
-            let server = &mut self.pools[pool_index as usize].servers[server_index];
-            server.others.resize(params_set - 1, NONE);
+    pub(crate) fn complete_variants(&mut self, pool_index: PoolId) {
+        let pool = &self.pools[pool_index];
+        let (servers, params_set) = (pool.servers.ids(), pool.params_set.len());
+        for server_index in servers {
+            let server = &mut self.pools[pool_index].servers[server_index];
+            server.others.resize(params_set - 1, LaneId::NONE);
             for variant in 1..params_set {
-                let pool = &self.pools[pool_index as usize];
+                let pool = &self.pools[pool_index];
                 let server = &pool.servers[server_index];
-                if !pool.usage[variant].is_open || server.others[variant - 1] != NONE {
+                if !pool.usage[variant].is_open || server.others[variant - 1] != LaneId::NONE {
                     continue;
                 }
                 let (lanes, wire_protocol) =
                     (server.lanes + 1, pool.params_set[variant].wire_protocol);
-                let place = (pool_index, server_index as u32);
+                let place = (pool_index, server_index);
                 let first = self.add_lanes(lanes, place, variant as u16, wire_protocol);
-                self.pools[pool_index as usize].servers[server_index].others[variant - 1] = first;
+                self.pools[pool_index].servers[server_index].others[variant - 1] = first;
             }
         }
     }
 
     /// Closes the lanes of variants that nobody has used for a while; for now and then.
     pub(crate) fn maintain_params(&mut self) {
-        for pool in 0..self.pools.len() as u32 {
-            for index in 1..self.pools[pool as usize].params_set.len() {
-                let left_at = self.pools[pool as usize].usage[index].left_at;
+        for pool in self.pools.ids() {
+            for index in 1..self.pools[pool].params_set.len() {
+                let left_at = self.pools[pool].usage[index].left_at;
                 if self.now.micros_since(left_at) >= UNUSED_MAX_US && self.is_unused(pool, index) {
                     self.close_variant(pool, index);
                 }
@@ -183,32 +183,32 @@ impl Engine {
 
     /// Whether a variant has lanes, and neither clients nor anything on its way: what clients asked
     /// that have gone runs to its end.
-    fn is_unused(&self, pool: u32, index: usize) -> bool {
-        let pool = &self.pools[pool as usize];
+    fn is_unused(&self, pool: PoolId, index: usize) -> bool {
+        let pool = &self.pools[pool];
         let Usage { is_open, clients, .. } = pool.usage[index];
         is_open
             && clients == 0
             && self.lanes_of(pool, index).all(|lane| !self.lane(lane).is_taken())
     }
 
-    fn lanes_of<'p>(&'p self, pool: &'p Pool, index: usize) -> impl Iterator<Item = u32> + 'p {
+    fn lanes_of<'p>(&'p self, pool: &'p Pool, index: usize) -> impl Iterator<Item = LaneId> + 'p {
         let lanes = pool.servers.iter().flat_map(Server::all_lanes);
         lanes.filter(move |&lane| usize::from(self.lane(lane).variant) == index)
     }
 
     /// Gives back the lanes of a variant that is not used.
-    fn close_variant(&mut self, pool_index: u32, index: usize) {
-        let pool = &self.pools[pool_index as usize];
-        for lane in self.lanes_of(pool, index).collect::<Vec<u32>>() {
+    fn close_variant(&mut self, pool_index: PoolId, index: usize) {
+        let pool = &self.pools[pool_index];
+        for lane in self.lanes_of(pool, index).collect::<Vec<LaneId>>() {
             // A private one stays, for whoever comes.
             self.reassign(lane, 0);
         }
-        for server in 0..self.pools[pool_index as usize].servers.len() {
-            let server = &mut self.pools[pool_index as usize].servers[server];
-            let first = std::mem::replace(&mut server.others[index - 1], NONE);
-            let range = first..first + server.lanes + 1;
+        for server in self.pools[pool_index].servers.ids() {
+            let server = &mut self.pools[pool_index].servers[server];
+            let first = std::mem::replace(&mut server.others[index - 1], LaneId::NONE);
+            let range = first.number()..first.number() + server.lanes + 1;
             self.vacate(range);
         }
-        self.pools[pool_index as usize].usage[index].is_open = false;
+        self.pools[pool_index].usage[index].is_open = false;
     }
 }

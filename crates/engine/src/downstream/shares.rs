@@ -1,6 +1,6 @@
 //! Whose is what a worker holds: pools have equal shares of it, and so have the clients of a pool.
 
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, PoolId};
 use crate::downstream::pressure::REQUEST_SIZE;
 use crate::engine::Engine;
 
@@ -31,12 +31,12 @@ impl Holding {
 }
 
 impl Shares {
-    pub(crate) fn is_over(&self, pool: u32) -> bool {
-        self.pools[pool as usize].is_over
+    pub(crate) fn is_over(&self, pool: PoolId) -> bool {
+        self.pools[pool.index()].is_over
     }
 
-    pub(crate) fn held_by(&self, pool: u32) -> usize {
-        self.pools[pool as usize].total()
+    pub(crate) fn held_by(&self, pool: PoolId) -> usize {
+        self.pools[pool.index()].total()
     }
 
     /// Bytes that go when all clients go, about.
@@ -45,8 +45,8 @@ impl Shares {
     }
 
     /// What one client causes: it goes with the client, or waits in a lane for a server.
-    fn caused(&self, pool: u32, held: usize, requests: u32) -> usize {
-        let pool = &self.pools[pool as usize];
+    fn caused(&self, pool: PoolId, held: usize, requests: u32) -> usize {
+        let pool = &self.pools[pool.index()];
         let requests = requests as usize;
         held + requests * REQUEST_SIZE + pool.by_lanes / pool.requests.max(1) * requests
     }
@@ -57,13 +57,13 @@ impl Engine {
     #[cold]
     pub(crate) fn shares(&self, all: usize) -> Shares {
         let mut pools = vec![Holding::default(); self.pools.len()];
-        for lane in self.lanes.iter().filter(|lane| lane.upload == NONE) {
-            pools[lane.pool as usize].by_lanes += (lane.unsent_size() + lane.kept.len()) as usize;
+        for lane in self.lanes.iter().filter(|lane| lane.upload == ClientId::NONE) {
+            pools[lane.pool.index()].by_lanes += (lane.unsent_size() + lane.kept.len()) as usize;
         }
         for index in self.clients.indices() {
             let client = &self.clients[index];
             let held = self.holding(index);
-            let pool = &mut pools[client.pool as usize];
+            let pool = &mut pools[client.pool.index()];
             pool.by_clients += held;
             pool.requests += client.requests as usize;
             pool.clients += usize::from(held > 0 || client.requests > 0);
@@ -80,9 +80,9 @@ impl Engine {
 
     /// Whether a client is one of those who cause that there is not enough: its pool has more than
     /// its share, and it has as much of that as the others or more.
-    pub(crate) fn is_heavy(&self, index: u32, shares: &Shares) -> bool {
+    pub(crate) fn is_heavy(&self, index: ClientId, shares: &Shares) -> bool {
         let client = &self.clients[index];
-        let pool = &shares.pools[client.pool as usize];
+        let pool = &shares.pools[client.pool.index()];
         let caused = shares.caused(client.pool, self.holding(index), client.requests.into());
         pool.is_over && caused > 0 && caused >= pool.total() / pool.clients
     }

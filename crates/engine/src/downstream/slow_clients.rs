@@ -9,8 +9,8 @@ use cashew_metrics::PoolCounter;
 
 use crate::base::action::{Action, SlowEnd};
 use crate::base::failure::Failure;
+use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
 use crate::base::pace::{PERIOD_US, Pace};
-use crate::base::slab::NONE;
 use crate::base::time::Time;
 use crate::engine::Engine;
 use crate::upstream::lane::Lane;
@@ -28,24 +28,24 @@ pub(crate) const TELL_US: u64 = 10_000_000;
 impl Engine {
     /// Somebody finds all private lanes to the server taken. Returns whether one may be free by now.
     #[cold]
-    pub(crate) fn want_streaming_lane(&mut self, pool: u32, server: u32) -> bool {
-        let state = &mut self.pools[pool as usize].servers[server as usize];
+    pub(crate) fn want_streaming_lane(&mut self, pool: PoolId, server: ServerId) -> bool {
+        let state = &mut self.pools[pool].servers[server];
         if !is_due(&mut state.wanted_at, self.now, LOOK_US) {
             return false;
         }
-        for at in 0..self.pools[pool as usize].servers[server as usize].streaming_lanes.len() {
-            let lane = self.pools[pool as usize].servers[server as usize].streaming_lanes[at];
+        for at in 0..self.pools[pool].servers[server].streaming_lanes.len() {
+            let lane = self.pools[pool].servers[server].streaming_lanes[at];
             self.check_pace(lane);
         }
-        let state = &self.pools[pool as usize].servers[server as usize];
+        let state = &self.pools[pool].servers[server];
         state.streaming_lanes.iter().any(|&lane| self.lane(lane).is_free())
     }
 
     /// Somebody has to wait for others' large requests and replies.
-    pub(crate) fn count_want(&mut self, pool: u32, server: u32) {
-        let state = &mut self.pools[pool as usize];
+    pub(crate) fn count_want(&mut self, pool: PoolId, server: ServerId) {
+        let state = &mut self.pools[pool];
         let metrics = state.metrics;
-        let state = &mut state.servers[server as usize];
+        let state = &mut state.servers[server];
         if is_due(&mut state.want_counted_at, self.now, COUNT_US) {
             self.metrics.add_pool(metrics, PoolCounter::LargeWaits, 1);
         }
@@ -53,32 +53,32 @@ impl Engine {
 
     /// Somebody is worse off, since all private lanes to the server are taken: counts and tells it.
     #[cold]
-    pub(crate) fn notify_want(&mut self, pool: u32, server: u32) {
+    pub(crate) fn notify_want(&mut self, pool: PoolId, server: ServerId) {
         self.count_want(pool, server);
-        let state = &mut self.pools[pool as usize].servers[server as usize];
+        let state = &mut self.pools[pool].servers[server];
         if is_due(&mut state.want_told_at, self.now, TELL_US) {
             self.actions.push_back(Action::LargeWaits { pool, server });
         }
     }
 
     /// Takes a private lane back from a client that is too slow for it, if it is.
-    pub(crate) fn check_pace(&mut self, index: u32) {
-        let Lane { pool, server, upload, paused, .. } = self.lanes[index as usize];
-        if upload == NONE && !paused {
+    pub(crate) fn check_pace(&mut self, index: LaneId) {
+        let Lane { pool, server, upload, paused, .. } = self.lanes[index];
+        if upload == ClientId::NONE && !paused {
             return;
         }
-        let state = &self.pools[pool as usize];
+        let state = &self.pools[pool];
         let (rate, stall_ms) = (state.limits.transfer_rate_min, state.limits.transfer_stall_ms);
-        let state = &state.servers[server as usize];
+        let state = &state.servers[server];
         let is_wanted = state.wanted_at.is_some_and(|at| self.now.micros_since(at) < PERIOD_US);
         let is_awaited = is_wanted || !state.waiting.is_empty();
         let Some((moved, moved_at)) = self.moved_by_client(index) else {
             // Whoever is slow is the server.
-            let moved = if upload == NONE { 0 } else { self.upload(upload).size };
-            self.lanes[index as usize].pace = Pace::new(self.now, moved);
+            let moved = if upload == ClientId::NONE { 0 } else { self.upload(upload).size };
+            self.lanes[index].pace = Pace::new(self.now, moved);
             return;
         };
-        let is_slow = self.lanes[index as usize].pace.is_slow(self.now, moved, rate);
+        let is_slow = self.lanes[index].pace.is_slow(self.now, moved, rate);
         let is_stalled =
             stall_ms > 0 && self.now.micros_since(moved_at) >= stall_ms.saturating_mul(1000);
         if is_stalled || (is_slow && is_awaited) {
@@ -88,11 +88,12 @@ impl Engine {
 
     /// How much has moved of what is large on a private lane, and when any did last, if it is the
     /// client that it waits for.
-    fn moved_by_client(&mut self, index: u32) -> Option<(u64, Time)> {
-        let Lane { upload, paused, progress_at, head, .. } = self.lanes[index as usize];
+    fn moved_by_client(&mut self, index: LaneId) -> Option<(u64, Time)> {
+        let Lane { upload, paused, progress_at, head, .. } = self.lanes[index];
         if paused {
-            let client = self.reader_of(&self.lanes[index as usize]);
-            let waits = if client == NONE { 0 } else { self.clients[client].output.len() };
+            let client = self.reader_of(&self.lanes[index]);
+            let waits =
+                if client == ClientId::NONE { 0 } else { self.clients[client].output.len() };
             return Some((self.requests[head].arrived.saturating_sub(waits), progress_at));
         }
         if !self.awaits_client(index) {
@@ -102,14 +103,14 @@ impl Engine {
         Some((upload.size, upload.fed_at))
     }
 
-    fn put_off(&mut self, index: u32, is_stalled: bool) {
-        let Lane { pool, server, upload, paused, .. } = self.lanes[index as usize];
-        let client = if paused { self.reader_of(&self.lanes[index as usize]) } else { upload };
-        if client == NONE {
+    fn put_off(&mut self, index: LaneId, is_stalled: bool) {
+        let Lane { pool, server, upload, paused, .. } = self.lanes[index];
+        let client = if paused { self.reader_of(&self.lanes[index]) } else { upload };
+        if client == ClientId::NONE {
             return;
         }
         let id = self.clients[client].session.id;
-        let metrics = self.pools[pool as usize].metrics;
+        let metrics = self.pools[pool].metrics;
         let end = if !paused {
             self.metrics.add_pool(metrics, PoolCounter::SlowClients, 1);
             self.detach_upload(index);
@@ -129,23 +130,23 @@ impl Engine {
     }
 
     /// Whether there is room for the rest of a reply that its client does not take.
-    fn may_collect(&self, index: u32, client: u32) -> bool {
+    fn may_collect(&self, index: LaneId, client: ClientId) -> bool {
         let client = &self.clients[client];
         let rest = self.lane(index).scanner.remaining();
-        let allowed = self.pools[client.pool as usize].limits.client_output_max;
+        let allowed = self.pools[client.pool].limits.client_output_max;
         (1..=COLLECTED_MAX).contains(&rest) && client.output.len() + client.held + rest <= allowed
     }
 
     /// Reads a reply to its end whether its client takes it or not.
-    fn hurry(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    fn hurry(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         lane.paused = false;
         lane.is_hurried = true;
-        let expiry = self.pools[lane.pool as usize].expiry(self.now);
+        let expiry = self.pools[lane.pool].expiry(self.now);
         lane.arm(index, expiry, &mut self.timers);
         self.take_kept(index);
         // It is read again as soon as nothing is kept.
-        if self.lanes[index as usize].is_hurried {
+        if self.lanes[index].is_hurried {
             self.balance(index);
         }
     }

@@ -12,8 +12,8 @@ use cashew_protocol::redis::{self, Access, Command, Rule};
 use cashew_protocol::{Span, resp};
 
 use crate::base::failure::Failure;
+use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::pace::Pace;
-use crate::base::slab::NONE;
 use crate::base::time::Time;
 use crate::downstream::client::{Parser, State};
 use crate::downstream::slow_clients::COLLECTED_MAX;
@@ -39,8 +39,8 @@ const BAD_CHUNK: &[u8] = b"CLIENT_ERROR bad data chunk\r\n";
 
 /// A request that is arriving.
 pub(crate) struct Upload {
-    /// Where it goes; [`NONE`] when nobody wants the rest.
-    pub(crate) lane: u32,
+    /// Where it goes; [`LaneId::NONE`] when nobody wants the rest.
+    pub(crate) lane: LaneId,
     /// When bytes of it came last.
     pub(crate) fed_at: Time,
     tail: Tail,
@@ -99,7 +99,7 @@ impl Engine {
     #[cold]
     pub(crate) fn begin_redis_upload(
         &mut self,
-        client: u32,
+        client: ClientId,
         parser: &resp::RequestParser,
         bytes: &[u8],
         need: usize,
@@ -123,19 +123,19 @@ impl Engine {
         }
         if !self.clients[client].session.authenticated {
             self.answer(client, |out| out.extend_from_slice(NOT_AUTHENTICATED));
-            self.upload_to(client, NONE, Tail::Redis(tail), head);
+            self.upload_to(client, LaneId::NONE, Tail::Redis(tail), head);
             return Begun::Yes;
         }
         if self.may_not_call(client, command) {
             self.refuse_command(client, command);
-            self.upload_to(client, NONE, Tail::Redis(tail), head);
+            self.upload_to(client, LaneId::NONE, Tail::Redis(tail), head);
             return Begun::Yes;
         }
         if self.clients[client].off_fast_path
             && let Some(text) = self.refused_in_mode(client, command)
         {
             self.reply_error(client, &text);
-            self.upload_to(client, NONE, Tail::Redis(tail), head);
+            self.upload_to(client, LaneId::NONE, Tail::Redis(tail), head);
             return Begun::Yes;
         }
         let extent = Extent { here: bytes.len(), need };
@@ -145,7 +145,7 @@ impl Engine {
             self.clients[client].called = redis::CommandId::of(command);
         }
         if let Begun::Yes = begun
-            && self.pools[self.clients[client].pool as usize].is_monitored
+            && self.pools[self.clients[client].pool].is_monitored
         {
             let missing = parser.announced().unwrap_or_default().saturating_sub(args.len());
             self.observe_upload(client, command, bytes, args, missing);
@@ -154,7 +154,7 @@ impl Engine {
     }
 
     /// The error for a command that a subscriber or a monitor may not give.
-    fn refused_in_mode(&self, client: u32, command: &Command) -> Option<Cow<'static, str>> {
+    fn refused_in_mode(&self, client: ClientId, command: &Command) -> Option<Cow<'static, str>> {
         let subscribed = self.refused_while_subscribed(client, command).map(Cow::from);
         subscribed.or_else(|| self.refused_while_monitoring(client, command).map(Cow::from))
     }
@@ -163,7 +163,7 @@ impl Engine {
     #[cold]
     pub(crate) fn begin_memcached_upload(
         &mut self,
-        client: u32,
+        client: ClientId,
         key: &[u8],
         (tail, head): (Tail, Head),
         extent: Extent,
@@ -173,7 +173,7 @@ impl Engine {
 
     fn begin_upload(
         &mut self,
-        client: u32,
+        client: ClientId,
         key: &[u8],
         access: Access,
         (tail, head): (Tail, Head),
@@ -200,11 +200,11 @@ impl Engine {
                 let request = self.new_request(client);
                 self.requests[request].expect = expect;
                 self.enqueue(lane, request, 0);
-                let state = &mut self.lanes[lane as usize];
+                let state = &mut self.lanes[lane];
                 state.upload = client;
                 state.pace = Pace::new(self.now, 0);
                 // Whoever reads it had better not be read with others.
-                self.pools[pool as usize].large_replies.learn(Mark::of(key), true);
+                self.pools[pool].large_replies.learn(Mark::of(key), true);
                 lane
             }
             Ok((server, None)) if extent.need as u64 <= COLLECTED_MAX && self.has_ample_room() => {
@@ -218,14 +218,14 @@ impl Engine {
             }
             Err(failure) => {
                 self.fail(client, failure);
-                NONE
+                LaneId::NONE
             }
         };
         self.upload_to(client, lane, tail, head);
         Begun::Yes
     }
 
-    fn upload_to(&mut self, client: u32, lane: u32, tail: Tail, head: Head) {
+    fn upload_to(&mut self, client: ClientId, lane: LaneId, tail: Tail, head: Head) {
         let upload = Upload { lane, fed_at: self.now, tail, head, size: 0, closing: false };
         let slot = &mut self.clients[client];
         slot.state = State::Uploading;
@@ -234,12 +234,12 @@ impl Engine {
     }
 
     /// Where the client's upload goes, and as which request, if anybody wants it.
-    pub(crate) fn upload_request(&mut self, client: u32) -> Option<(u32, u32)> {
+    pub(crate) fn upload_request(&mut self, client: ClientId) -> Option<(LaneId, RequestId)> {
         let lane = self.upload(client).lane;
-        (lane != NONE).then(|| (lane, self.lane(lane).tail))
+        (lane != LaneId::NONE).then(|| (lane, self.lane(lane).tail))
     }
 
-    pub(crate) fn upload(&mut self, client: u32) -> &mut Upload {
+    pub(crate) fn upload(&mut self, client: ClientId) -> &mut Upload {
         match &mut self.clients[client].parser {
             Some(Parser::Upload(upload)) => upload,
             _ => unreachable!("a client that uploads has an upload"),
@@ -247,8 +247,8 @@ impl Engine {
     }
 
     /// Bytes of an upload, and perhaps of what follows it.
-    pub(crate) fn upload_received(&mut self, client: u32, mut buf: Vec<u8>) {
-        let limit = self.pools[self.clients[client].pool as usize].limits.request_size_max;
+    pub(crate) fn upload_received(&mut self, client: ClientId, mut buf: Vec<u8>) {
+        let limit = self.pools[self.clients[client].pool].limits.request_size_max;
         let now = self.now;
         let upload = self.upload(client);
         upload.fed_at = now;
@@ -270,7 +270,7 @@ impl Engine {
     }
 
     /// Passes bytes on to the upload's lane, the last ones of it perhaps.
-    fn pass_on(&mut self, client: u32, mut buf: Vec<u8>, is_last: bool) {
+    fn pass_on(&mut self, client: ClientId, mut buf: Vec<u8>, is_last: bool) {
         let upload = self.upload(client);
         let index = upload.lane;
         let head = std::mem::take(&mut upload.head);
@@ -286,11 +286,11 @@ impl Engine {
                 buf.drain(cut.start as usize..cut.end());
             }
         }
-        if index == NONE {
+        if index == LaneId::NONE {
             self.bufs.give(buf);
             return;
         }
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         let len = buf.len() as u64;
         let before = lane.output.len();
         lane.output.push_buf(buf, &mut self.bufs);
@@ -307,7 +307,7 @@ impl Engine {
         if before < WRITE_MIN {
             // Up to now there was nothing for the server to take.
             lane.progress_at = self.now;
-            let expiry = self.pools[lane.pool as usize].expiry(self.now);
+            let expiry = self.pools[lane.pool].expiry(self.now);
             lane.arm(index, expiry, &mut self.timers);
         }
         lane.mark(&mut self.dirty_lanes);
@@ -317,11 +317,11 @@ impl Engine {
     }
 
     /// All of the upload has come; `rest` is what follows it.
-    fn end_upload(&mut self, index: u32, rest: Vec<u8>) {
+    fn end_upload(&mut self, index: ClientId, rest: Vec<u8>) {
         let upload = self.upload(index);
         let (lane, closing) = (upload.lane, upload.closing);
-        if lane != NONE {
-            self.lanes[lane as usize].upload = NONE;
+        if lane != LaneId::NONE {
+            self.lanes[lane].upload = ClientId::NONE;
         }
         self.unpark(index);
         let client = &mut self.clients[index];
@@ -348,14 +348,14 @@ impl Engine {
     }
 
     /// The client broke the protocol in the middle: the server must not get to see the rest.
-    fn refuse_upload(&mut self, index: u32, fault: Fault, rest: Vec<u8>) {
+    fn refuse_upload(&mut self, index: ClientId, fault: Fault, rest: Vec<u8>) {
         let conn = self.client_conn(index);
-        let lane = std::mem::replace(&mut self.upload(index).lane, NONE);
-        if lane != NONE {
+        let lane = std::mem::replace(&mut self.upload(index).lane, LaneId::NONE);
+        if lane != LaneId::NONE {
             let request = self.abandon(lane);
             self.refuse_request(request, &fault);
         }
-        if !self.clients.is_current(conn.index(), conn.generation()) {
+        if !self.clients.is_current(conn.client(), conn.generation()) {
             self.bufs.give(rest);
             return;
         }
@@ -370,7 +370,7 @@ impl Engine {
         }
     }
 
-    fn refuse_request(&mut self, index: u32, fault: &Fault) {
+    fn refuse_request(&mut self, index: RequestId, fault: &Fault) {
         let request = &mut self.requests[index];
         if request.is_remnant() {
             self.free_request(index);
@@ -386,16 +386,16 @@ impl Engine {
     }
 
     /// The client sends nothing more, but may still listen.
-    pub(crate) fn upload_broken(&mut self, index: u32) {
+    pub(crate) fn upload_broken(&mut self, index: ClientId) {
         if self.clients[index].requests > 0 {
             // What it waits for is the answer to this.
-            let pool = self.pools[self.clients[index].pool as usize].metrics;
+            let pool = self.pools[self.clients[index].pool].metrics;
             self.metrics.add_pool(pool, PoolCounter::ClientEof, 1);
             self.drop_client(index, Closed::ByUs);
             return;
         }
-        let lane = std::mem::replace(&mut self.upload(index).lane, NONE);
-        if lane != NONE {
+        let lane = std::mem::replace(&mut self.upload(index).lane, LaneId::NONE);
+        if lane != LaneId::NONE {
             let request = self.abandon(lane);
             self.free_request(request);
         }
@@ -405,8 +405,8 @@ impl Engine {
     }
 
     /// Bytes of an upload that goes on are written.
-    pub(crate) fn upload_sent(&mut self, index: u32, bytes: u64) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn upload_sent(&mut self, index: LaneId, bytes: u64) {
+        let lane = &mut self.lanes[index];
         lane.output.advance(bytes, &mut self.bufs);
         lane.partial += bytes;
         lane.in_flight_size += bytes;
@@ -420,26 +420,26 @@ impl Engine {
     }
 
     /// The lane has failed under an upload: the rest of it is for nobody.
-    pub(crate) fn detach_upload(&mut self, lane: u32) {
-        let client = std::mem::replace(&mut self.lanes[lane as usize].upload, NONE);
-        if client != NONE {
-            self.upload(client).lane = NONE;
+    pub(crate) fn detach_upload(&mut self, lane: LaneId) {
+        let client = std::mem::replace(&mut self.lanes[lane].upload, ClientId::NONE);
+        if client != ClientId::NONE {
+            self.upload(client).lane = LaneId::NONE;
             self.unblock(client);
         }
     }
 
     /// When a server that gets an upload has taken too long to take what is there.
-    pub(crate) fn upload_deadline(&self, index: u32) -> Time {
-        let lane = &self.lanes[index as usize];
+    pub(crate) fn upload_deadline(&self, index: LaneId) -> Time {
+        let lane = &self.lanes[index];
         match self.awaits_client(index) {
             true => Time::NEVER,
-            false => self.pools[lane.pool as usize].expiry(lane.progress_at),
+            false => self.pools[lane.pool].expiry(lane.progress_at),
         }
     }
 
     /// Whether there is too little of an upload to write it.
-    pub(crate) fn awaits_client(&self, lane: u32) -> bool {
-        self.lanes[lane as usize].output.len() < WRITE_MIN
+    pub(crate) fn awaits_client(&self, lane: LaneId) -> bool {
+        self.lanes[lane].output.len() < WRITE_MIN
     }
 }
 

@@ -12,7 +12,7 @@
 use cashew_metrics::PoolCounter;
 
 use crate::base::buffer::LARGE;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, RequestId};
 use crate::engine::Engine;
 use crate::upstream::bulk::BULK_SIZE;
 
@@ -25,7 +25,7 @@ impl Engine {
     /// How many requests of a client may be unanswered now; it has one at least. It is never more than
     /// `client_requests_max`.
     #[cold]
-    pub(crate) fn pipeline_max(&self, index: u32) -> u32 {
+    pub(crate) fn pipeline_max(&self, index: ClientId) -> u32 {
         let client = &self.clients[index];
         if client.window == 0 {
             return 1;
@@ -33,7 +33,7 @@ impl Engine {
         if client.window != UNKNOWN {
             return client.window.into();
         }
-        let limits = &self.pools[client.pool as usize].limits;
+        let limits = &self.pools[client.pool].limits;
         let max = limits.client_requests_max;
         match limits.pipeline_start {
             0 => max,
@@ -44,7 +44,7 @@ impl Engine {
     /// Gives a client that has as many requests in flight as its window has room for a larger one, if
     /// there is room for it. Returns whether it did.
     #[inline]
-    pub(crate) fn widen(&mut self, index: u32) -> bool {
+    pub(crate) fn widen(&mut self, index: ClientId) -> bool {
         let client = &self.clients[index];
         if client.window == 0 || client.requests < client.window {
             return false;
@@ -60,9 +60,9 @@ impl Engine {
 
     /// The client has to wait for replies before it may ask more.
     #[cold]
-    pub(crate) fn wait_at_window(&mut self, index: u32) {
+    pub(crate) fn wait_at_window(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
-        let pool = &self.pools[client.pool as usize];
+        let pool = &self.pools[client.pool];
         if u32::from(client.window) < pool.limits.client_requests_max && !client.is_at_window {
             client.is_at_window = true;
             self.metrics.add_pool(pool.metrics, PoolCounter::PipelinesPaused, 1);
@@ -71,12 +71,12 @@ impl Engine {
 
     /// The client goes on after it waited for replies: each small one makes room for one more.
     #[cold]
-    pub(crate) fn leave_window(&mut self, index: u32) {
+    pub(crate) fn leave_window(&mut self, index: ClientId) {
         let allowed = self.pipeline_max(index);
         let client = &mut self.clients[index];
         client.is_at_window = false;
         if client.window > 0 {
-            let max = self.pools[client.pool as usize].limits.client_requests_max;
+            let max = self.pools[client.pool].limits.client_requests_max;
             let window = u32::from(client.window);
             let answered = window.saturating_sub(client.requests.into());
             client.window = narrowed((window + answered).max(allowed).min(max));
@@ -85,20 +85,20 @@ impl Engine {
 
     /// A client gets a reply of so many bytes, or its header says that it will be of so many.
     #[inline]
-    pub(crate) fn learn_window(&mut self, request: u32, size: u64) {
+    pub(crate) fn learn_window(&mut self, request: RequestId, size: u64) {
         if size >= LARGE as u64 {
             self.narrow(request, size);
         }
     }
 
     #[cold]
-    fn narrow(&mut self, request: u32, size: u64) {
+    fn narrow(&mut self, request: RequestId, size: u64) {
         let index = self.waiting_client(request);
-        if index == NONE {
+        if index == ClientId::NONE {
             return;
         }
         let client = &mut self.clients[index];
-        let limits = &self.pools[client.pool as usize].limits;
+        let limits = &self.pools[client.pool].limits;
         if limits.pipeline_start == 0 {
             return;
         }
@@ -106,7 +106,7 @@ impl Engine {
         let room = if size >= BULK_SIZE as u64 { 0 } else { room.max(u64::from(UNKNOWN) + 1) };
         // What was answered meanwhile shows nothing.
         client.is_at_window = false;
-        client.window = client.window.min(narrowed(room.min(NONE.into()) as u32));
+        client.window = client.window.min(narrowed(room.min(u32::MAX.into()) as u32));
     }
 }
 

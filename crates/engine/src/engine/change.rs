@@ -21,7 +21,8 @@ use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
+use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::State;
@@ -52,7 +53,7 @@ pub(crate) struct Change {
     /// One for each pool of the new epoch, in its order.
     steps: Vec<Step>,
     /// Lanes to new servers that are being connected.
-    awaited: Vec<u32>,
+    awaited: Vec<LaneId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,33 +73,33 @@ enum Phase {
 /// What becomes a pool of the new epoch. Pools are named by their numbers before the commit.
 enum Step {
     /// A pool in use whose keys all stay where they are.
-    Same { pool: u32, config: Box<snapshot::Pool> },
+    Same { pool: PoolId, config: Box<snapshot::Pool> },
     /// A pool in use, with the servers and the router of one that comes.
     Rerouted {
-        pool: u32,
-        preparing: u32,
+        pool: PoolId,
+        preparing: PoolId,
         /// By new server: which one it is already.
-        kept: Vec<Option<u32>>,
+        kept: Vec<Option<ServerId>>,
         ring_version: u64,
     },
     New {
-        preparing: u32,
+        preparing: PoolId,
         /// The pool of the same name, of another protocol.
-        displaced: Option<u32>,
+        displaced: Option<PoolId>,
         ring_version: u64,
     },
 }
 
 impl Step {
     /// The pool in use that becomes this one.
-    fn old(&self) -> Option<u32> {
+    fn old(&self) -> Option<PoolId> {
         match *self {
             Self::Same { pool, .. } | Self::Rerouted { pool, .. } => Some(pool),
             Self::New { .. } => None,
         }
     }
 
-    fn preparing(&self) -> Option<u32> {
+    fn preparing(&self) -> Option<PoolId> {
         match *self {
             Self::Same { .. } => None,
             Self::Rerouted { preparing, .. } | Self::New { preparing, .. } => Some(preparing),
@@ -106,7 +107,7 @@ impl Step {
     }
 
     /// The pool that dispatches nothing while it is changed.
-    fn paused(&self) -> Option<u32> {
+    fn paused(&self) -> Option<PoolId> {
         match *self {
             Self::Same { .. } => None,
             Self::Rerouted { pool, .. } => Some(pool),
@@ -115,51 +116,51 @@ impl Step {
     }
 }
 
-/// Where pools and servers stand after the commit, by where they stood; [`NONE`] for nowhere.
+/// Where pools and servers stand after the commit, by where they stood; `None` for nowhere.
 struct Places {
-    pools: Vec<u32>,
+    pools: Vec<Option<PoolId>>,
     /// Empty where all servers stay where they are.
-    servers: Vec<Vec<u32>>,
+    servers: Vec<Vec<ServerId>>,
 }
 
 impl Places {
     fn new(steps: &[Step], pools: &[Pool]) -> Self {
-        let mut places = Self { pools: vec![NONE; pools.len()], servers: Vec::new() };
+        let mut places = Self { pools: vec![None; pools.len()], servers: Vec::new() };
         places.servers.resize(pools.len(), Vec::new());
         for (place, step) in steps.iter().enumerate() {
             for pool in step.old().into_iter().chain(step.preparing()) {
-                places.pools[pool as usize] = place as u32;
+                places.pools[pool.index()] = Some(PoolId::new(place as u32));
             }
             if let Step::Rerouted { pool, kept, .. } = step {
-                let servers = &mut places.servers[*pool as usize];
-                servers.resize(pools[*pool as usize].servers.len(), NONE);
+                let servers = &mut places.servers[pool.index()];
+                servers.resize(pools[pool.index()].servers.len(), ServerId::NONE);
                 for (place, kept) in kept.iter().enumerate() {
                     if let Some(server) = kept {
-                        servers[*server as usize] = place as u32;
+                        servers[server.index()] = ServerId::new(place as u32);
                     }
                 }
             }
         }
         let mut behind = steps.len() as u32;
         for (place, pool) in places.pools.iter_mut().zip(pools) {
-            if *place == NONE && pool.standing != Standing::Gone {
-                *place = behind;
+            if place.is_none() && pool.standing != Standing::Gone {
+                *place = Some(PoolId::new(behind));
                 behind += 1;
             }
         }
         places
     }
 
-    fn pool(&self, pool: u32) -> Option<u32> {
-        Some(self.pools[pool as usize]).filter(|&place| place != NONE)
+    fn pool(&self, pool: PoolId) -> Option<PoolId> {
+        self.pools[pool.index()]
     }
 
-    fn server(&self, pool: u32, server: u32) -> Option<(u32, u32)> {
-        let place = match &self.servers[pool as usize][..] {
+    fn server(&self, pool: PoolId, server: ServerId) -> Option<(PoolId, ServerId)> {
+        let place = match &self.servers[pool.index()][..] {
             [] => server,
-            servers => servers[server as usize],
+            servers => servers[server.index()],
         };
-        self.pool(pool).filter(|_| place != NONE).map(|pool| (pool, place))
+        self.pool(pool).filter(|_| place != ServerId::NONE).map(|pool| (pool, place))
     }
 }
 
@@ -184,13 +185,13 @@ impl Engine {
         let Some(change) = &mut self.change else { return };
         change.phase = Phase::Pausing { until, is_sounded: false };
         for pool in change.steps.iter().filter_map(Step::paused) {
-            let pool = &mut self.pools[pool as usize];
+            let pool = &mut self.pools[pool];
             pool.paused = true;
             pool.update_held();
         }
         let pools = &self.pools;
         let paused: Vec<bool> = pools.iter().map(|pool| pool.paused).collect();
-        self.withdraw_all(|pool| paused[pool as usize]);
+        self.withdraw_all(|pool| paused[pool.index()]);
         self.watch_until(until);
     }
 
@@ -228,24 +229,24 @@ impl Engine {
 
     fn prepare(&mut self, plan: Plan, phase: Phase) {
         let Plan { epoch, rank, workers, memory_max, leave_ms, pools } = plan;
-        let in_use = self.pools[..self.pools_in_use].iter().zip(0..);
-        let by_name: HashMap<String, u32> =
-            in_use.map(|(pool, index)| (pool.config.name.clone(), index)).collect();
+        let in_use = self.pools.entries().take(self.pools_in_use);
+        let by_name: HashMap<String, PoolId> =
+            in_use.map(|(index, pool)| (pool.config.name.clone(), index)).collect();
         let mut awaited = Vec::new();
         let mut steps = Vec::with_capacity(pools.len());
         for planned in pools {
             let named = by_name.get(&planned.config.name).copied();
             let ring_version = planned.ring_version;
-            let is_alike = |&pool: &u32| {
-                let old = &self.pools[pool as usize].config;
+            let is_alike = |&pool: &PoolId| {
+                let old = &self.pools[pool].config;
                 WireProtocol::first_of(old) == WireProtocol::first_of(&planned.config)
             };
             steps.push(match named.filter(is_alike) {
-                Some(pool) if places_alike(&self.pools[pool as usize], &planned) => {
+                Some(pool) if places_alike(&self.pools[pool], &planned) => {
                     Step::Same { pool, config: Box::new(planned.config) }
                 }
                 Some(pool) => {
-                    let old = &self.pools[pool as usize];
+                    let old = &self.pools[pool];
                     let kept = servers_kept(old, &planned);
                     let connects = old.servers.iter().any(|server| server.connections > 0);
                     let preparing = self.add_preparing(planned, &kept, connects, &mut awaited);
@@ -271,23 +272,23 @@ impl Engine {
     fn add_preparing(
         &mut self,
         planned: PlannedPool,
-        kept: &[Option<u32>],
+        kept: &[Option<ServerId>],
         connects: bool,
-        awaited: &mut Vec<u32>,
-    ) -> u32 {
+        awaited: &mut Vec<LaneId>,
+    ) -> PoolId {
         let PlannedPool { config, router, lanes, quota, .. } = planned;
-        let (index, wire_protocol) = (self.pools.len() as u32, WireProtocol::first_of(&config));
+        let (index, wire_protocol) = (self.pools.next_id(), WireProtocol::first_of(&config));
         let void = self.metrics.void_server();
-        let servers = kept.iter().zip(0..).map(|(kept, server)| match kept {
-            Some(_) => Server::new(void, NONE, 0),
+        let servers = kept.iter().zip((0..).map(ServerId::new)).map(|(kept, server)| match kept {
+            Some(_) => Server::new(void, LaneId::NONE, 0),
             None => {
                 let first = self.add_lanes(lanes + 1, (index, server), 0, wire_protocol);
                 Server::new(void, first, lanes)
             }
         });
-        let servers: Vec<Server> = servers.collect();
+        let servers: Table<ServerId, Server> = servers.collect();
         let connects = connects || config.preconnect;
-        let shared: Vec<u32> = servers.iter().flat_map(Server::shared_lanes).collect();
+        let shared: Vec<LaneId> = servers.iter().flat_map(Server::shared_lanes).collect();
         let mut pool = Pool::new(config, router, self.metrics.void_pool(), servers);
         pool.quota = quota;
         self.pools.push(pool);
@@ -302,24 +303,24 @@ impl Engine {
     pub(crate) fn add_lanes(
         &mut self,
         count: u32,
-        place: (u32, u32),
+        place: (PoolId, ServerId),
         variant: u16,
         wire_protocol: WireProtocol,
-    ) -> u32 {
+    ) -> LaneId {
         if let Some(first) = self.free_ids.take(count) {
-            for lane in &mut self.lanes[first as usize..(first + count) as usize] {
+            for lane in &mut (*self.lanes)[first as usize..(first + count) as usize] {
                 // No connection has the name of an earlier one.
                 lane.renew(Lane::new(place, variant, wire_protocol));
             }
-            return first;
+            return LaneId::new(first);
         }
         let first = self.lanes.len() as u32;
         let slots = first..first + count;
         let generation = self.lane_generation;
         let lane = |slot| Lane { slot, generation, ..Lane::new(place, variant, wire_protocol) };
         self.lanes.extend(slots.clone().map(lane));
-        self.lane_at.extend(slots);
-        first
+        self.lane_at.extend(slots.map(LaneId::new));
+        LaneId::new(first)
     }
 
     /// Says what has become true of the change of the epoch; returns whether there is more to say.
@@ -329,7 +330,7 @@ impl Engine {
         let next = match phase {
             Phase::Prepared | Phase::Paused => return false,
             Phase::Preparing { until } => {
-                let is_open = |&lane: &u32| {
+                let is_open = |&lane: &LaneId| {
                     let link = self.lane(lane).link;
                     matches!(link, Link::Connecting { .. } | Link::Handshaking { .. })
                 };
@@ -352,7 +353,7 @@ impl Engine {
                         return true;
                     }
                     let concerned = change.steps.iter().filter(|step| step.paused().is_some());
-                    let concerned: Vec<u32> = concerned
+                    let concerned: Vec<PoolId> = concerned
                         .flat_map(|step| step.paused().into_iter().chain(step.preparing()))
                         .collect();
                     if !is_sounded {
@@ -381,8 +382,8 @@ impl Engine {
     /// Whether something is on its way to a server of the pool and has prospects. To a server that fails
     /// that is what waits for a connection that is being made, which does not take long: it would be sent
     /// after the change to where its keys were before. What waits for a later one would only hold the change up.
-    fn is_awaited(&self, pool: u32) -> bool {
-        self.pools[pool as usize].servers.iter().any(|server| {
+    fn is_awaited(&self, pool: PoolId) -> bool {
+        self.pools[pool].servers.iter().any(|server| {
             server.all_lanes().any(|index| {
                 let lane = self.lane(index);
                 let has_prospects = server.is_up() || lane.has_connection();
@@ -392,13 +393,13 @@ impl Engine {
     }
 
     /// Whether something is on its way on a lane that will not take as long as it likes.
-    pub(crate) fn is_busy(&self, index: u32) -> bool {
+    pub(crate) fn is_busy(&self, index: LaneId) -> bool {
         let waits = |blocking: &Blocking| !blocking.is_withdrawn;
         !self.lane(index).is_free() && !self.blocked_at(index).is_some_and(waits)
     }
 
-    fn requests_on_lanes(&self, pool: u32) -> u64 {
-        let lanes = self.pools[pool as usize].servers.iter().flat_map(Server::all_lanes);
+    fn requests_on_lanes(&self, pool: PoolId) -> u64 {
+        let lanes = self.pools[pool].servers.iter().flat_map(Server::all_lanes);
         lanes.map(|lane| self.lane(lane)).map(|lane| u64::from(lane.in_flight + lane.unsent)).sum()
     }
 
@@ -406,7 +407,7 @@ impl Engine {
     fn call_off(&mut self) {
         let Some(change) = self.change.take() else { return };
         for pool in change.steps.iter().filter_map(Step::paused) {
-            let pool = &mut self.pools[pool as usize];
+            let pool = &mut self.pools[pool];
             pool.paused = false;
             pool.update_held();
         }
@@ -427,14 +428,14 @@ impl Engine {
     }
 
     /// Ends all connections of a pool, which then is no more.
-    fn close_pool(&mut self, pool_index: u32) {
-        for server in 0..self.pools[pool_index as usize].servers.len() as u32 {
+    fn close_pool(&mut self, pool_index: PoolId) {
+        for server in self.pools[pool_index].servers.ids() {
             self.close_server(pool_index, server);
         }
         self.drop_topics(pool_index);
-        let pool = &mut self.pools[pool_index as usize];
+        let pool = &mut self.pools[pool_index];
         pool.standing = Standing::Gone;
-        pool.servers = Vec::new();
+        pool.servers = Table::new();
         let mut never = Vec::new();
         self.actions.retain(|action| match *action {
             Action::Connect { conn, pool: of, .. } if of == pool_index => {
@@ -458,46 +459,46 @@ impl Engine {
     }
 
     /// Ends all connections to a server. What is still on them fails.
-    fn close_server(&mut self, pool: u32, server: u32) {
-        let state = &mut self.pools[pool as usize].servers[server as usize];
+    fn close_server(&mut self, pool: PoolId, server: ServerId) {
+        let state = &mut self.pools[pool].servers[server];
         // Who waits here finds another server.
         state.waiting.clear();
         state.reading.clear();
         self.dissolve_line(pool, server);
-        let state = &mut self.pools[pool as usize].servers[server as usize];
-        let own: Vec<Range<u32>> = state.own_lanes().collect();
-        for lane in state.all_lanes().collect::<Vec<u32>>() {
+        let state = &mut self.pools[pool].servers[server];
+        let own: Vec<Range<u32>> = state.own_ranges().collect();
+        for lane in state.all_lanes().collect::<Vec<LaneId>>() {
             if self.lane(lane).has_connection() {
                 self.disconnect(lane, Closed::ByUs);
             }
-            self.lanes[lane as usize].link = Link::Idle;
+            self.lanes[lane].link = Link::Idle;
             let holder = self.lane(lane).lease;
             self.fail_sent(lane, Failure::Removed);
             self.fail_unsent(lane, Failure::Removed);
             self.lose_lease(lane, holder, Failure::Removed);
         }
-        let state = &mut self.pools[pool as usize].servers[server as usize];
+        let state = &mut self.pools[pool].servers[server];
         let private = std::mem::take(&mut state.streaming_lanes);
         let sessions = std::mem::take(&mut state.session_lanes);
         let feed = state.feed.take().map(|mut feed| {
             self.lost_marks.append(&mut feed.give_up());
-            self.lanes[feed.lane as usize].output.clear(&mut self.bufs);
+            self.lanes[feed.lane].output.clear(&mut self.bufs);
             self.bufs.give(feed.partial);
             feed.lane
         });
         self.streaming_lanes.retain(|lane| !private.contains(lane));
         own.into_iter().for_each(|range| self.vacate(range));
         for lane in private.into_iter().chain(sessions).chain(feed) {
-            self.vacate(lane..lane + 1);
+            self.vacate(lane.number()..lane.number() + 1);
         }
     }
 
     /// Lanes without connections and requests are nobody's any more.
     pub(crate) fn vacate(&mut self, range: Range<u32>) {
         self.publish_lanes();
-        for lane in &mut self.lanes[range.start as usize..range.end as usize] {
+        for lane in &mut (*self.lanes)[range.start as usize..range.end as usize] {
             debug_assert!(!lane.is_taken() && lane.output.is_empty() && !lane.has_connection());
-            lane.renew(Lane::new((0, 0), 0, WireProtocol::Resp2));
+            lane.renew(Lane::new((PoolId::new(0), ServerId::new(0)), 0, WireProtocol::Resp2));
         }
         self.free_ids.give(range);
     }
@@ -509,12 +510,12 @@ impl Engine {
         let Some(first) = self.free_ids.cut(len as u32) else { return };
         let start = first as usize;
         // Lanes exchange their names.
-        let is_whole = self.lanes[start..].iter().all(|lane| lane.slot >= first);
+        let is_whole = (*self.lanes)[start..].iter().all(|lane| lane.slot >= first);
         if len - start < LANES_KEPT || !is_whole {
             self.free_ids.give(first..len as u32);
             return;
         }
-        let newest = self.lanes[start..].iter().map(|lane| lane.generation).max().unwrap_or(0);
+        let newest = (*self.lanes)[start..].iter().map(|lane| lane.generation).max().unwrap_or(0);
         self.lane_generation = self.lane_generation.max(newest);
         self.lanes.truncate(start);
         self.lane_at.truncate(start);
@@ -526,30 +527,32 @@ impl Engine {
     fn commit(&mut self, change: Change, metrics: Writer) {
         let Change { epoch, rank, workers, memory_max, leave_ms, steps, .. } = change;
         let places = Places::new(&steps, &self.pools);
-        self.count_in(metrics, &places, steps.len() as u32);
+        self.count_in(metrics, &places, PoolId::new(steps.len() as u32));
         let rerouted = steps.iter().filter_map(|step| match *step {
             Step::Rerouted { pool, .. } => Some(pool),
             Step::Same { .. } | Step::New { .. } => None,
         });
-        let rerouted: Vec<u32> = rerouted.collect();
+        let rerouted: Vec<PoolId> = rerouted.collect();
         self.invalidate_leases(|pool| rerouted.contains(&pool));
         for (pool, servers) in places.servers.iter().enumerate() {
-            for server in (0..servers.len()).filter(|&server| servers[server] == NONE) {
-                self.close_server(pool as u32, server as u32);
+            for server in (0..servers.len()).filter(|&server| servers[server] == ServerId::NONE) {
+                self.close_server(PoolId::new(pool as u32), ServerId::new(server as u32));
             }
         }
-        self.renumber_actions(&places, steps.len() as u32);
+        self.renumber_actions(&places, PoolId::new(steps.len() as u32));
         (self.epoch, self.rank, self.workers) = (epoch, rank, workers);
         self.pools_in_use = steps.len();
         self.pressure.set_max(memory_max);
         let before = std::mem::take(&mut self.pools);
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
-        (0..self.pools_in_use as u32).for_each(|pool| self.complete_variants(pool));
+        (0..self.pools_in_use as u32)
+            .map(PoolId::new)
+            .for_each(|pool| self.complete_variants(pool));
         self.follow_clients(&changes);
         for (pool, change) in changes.into_iter().enumerate() {
-            self.follow(pool as u32, change);
-            self.commit_topics(pool as u32);
+            self.follow(PoolId::new(pool as u32), change);
+            self.commit_topics(PoolId::new(pool as u32));
         }
         self.arm_probes();
         self.publish_all();
@@ -558,13 +561,13 @@ impl Engine {
     }
 
     /// Counts by another layout from here on, which is that of the pools after the commit.
-    fn count_in(&mut self, metrics: Writer, places: &Places, in_use: u32) {
+    fn count_in(&mut self, metrics: Writer, places: &Places, in_use: PoolId) {
         let mut tallied = None;
         for (index, pool) in self.pools.iter_mut().enumerate() {
-            let index = index as u32;
+            let index = PoolId::new(index as u32);
             let place = places.pool(index).filter(|&place| place < in_use);
             let id = match place {
-                Some(place) => metrics.pool(place as usize),
+                Some(place) => metrics.pool(place.index()),
                 None => metrics.void_pool(),
             };
             if self.latency_batch.pool() == Some(&mut pool.metrics)
@@ -574,9 +577,11 @@ impl Engine {
             }
             pool.metrics = id;
             for (server, state) in pool.servers.iter_mut().enumerate() {
-                let place = places.server(index, server as u32).filter(|&(pool, _)| pool < in_use);
+                let place = places
+                    .server(index, ServerId::new(server as u32))
+                    .filter(|&(pool, _)| pool < in_use);
                 state.metrics = match place {
-                    Some((pool, server)) => metrics.server(pool as usize, server as usize),
+                    Some((pool, server)) => metrics.server(pool.index(), server.index()),
                     None => metrics.void_server(),
                 };
             }
@@ -588,13 +593,13 @@ impl Engine {
     }
 
     /// Actions that nobody has seen yet will be carried out by the new numbers.
-    fn renumber_actions(&mut self, places: &Places, in_use: u32) {
+    fn renumber_actions(&mut self, places: &Places, in_use: PoolId) {
         let mut never = Vec::new();
         let (lanes, lane_at) = (&self.lanes, &self.lane_at);
-        let in_use = |pool: u32| pool < in_use;
+        let in_use = |pool: PoolId| pool < in_use;
         self.actions.retain_mut(|action| match action {
             Action::Connect { conn, pool, server } => {
-                let lane = &lanes[lane_at[conn.index() as usize] as usize];
+                let lane = &lanes[lane_at[conn.slot() as usize]];
                 let is_current = lane.conn == *conn && lane.has_connection();
                 match places.server(*pool, *server).filter(|_| is_current) {
                     Some(place) => (*pool, *server) = place,
@@ -657,9 +662,15 @@ impl Engine {
     }
 
     /// Makes the new epoch's pools of those there are; says for each what is new about it.
-    fn rearrange(&mut self, before: Vec<Pool>, steps: Vec<Step>, leave: Time) -> Vec<Changed> {
+    fn rearrange(
+        &mut self,
+        before: Table<PoolId, Pool>,
+        steps: Vec<Step>,
+        leave: Time,
+    ) -> Vec<Changed> {
         let mut before: Vec<Option<Pool>> = before.into_iter().map(Some).collect();
-        let mut take = |pool: u32| before[pool as usize].take().expect("a pool becomes one other");
+        let mut take =
+            |pool: PoolId| before[pool.index()].take().expect("a pool becomes one other");
         let mut changes = Vec::with_capacity(steps.len());
         for step in steps {
             let (mut pool, changed) = match step {
@@ -674,8 +685,8 @@ impl Engine {
                     let changed = Changed::of(&pool.config, &preparing.config);
                     let mut servers: Vec<Option<Server>> =
                         pool.servers.into_iter().map(Some).collect();
-                    let mut kept_server = |server: u32| {
-                        servers[server as usize].take().expect("a server is kept once")
+                    let mut kept_server = |server: ServerId| {
+                        servers[server.index()].take().expect("a server is kept once")
                     };
                     let merged = preparing.servers.into_iter().zip(kept);
                     pool.servers =
@@ -718,15 +729,16 @@ impl Engine {
         for (pool, state) in self.pools.iter().enumerate() {
             for (server, state) in state.servers.iter().enumerate() {
                 for lane in state.all_lanes() {
-                    let lane = &mut self.lanes[lane as usize];
-                    (lane.pool, lane.server) = (pool as u32, server as u32);
+                    let lane = &mut self.lanes[lane];
+                    (lane.pool, lane.server) =
+                        (PoolId::new(pool as u32), ServerId::new(server as u32));
                 }
             }
         }
-        for client in self.clients.indices().collect::<Vec<u32>>() {
+        for client in self.clients.indices().collect::<Vec<ClientId>>() {
             let client = &mut self.clients[client];
-            client.pool = places.pools[client.pool as usize];
-            debug_assert_ne!(client.pool, NONE);
+            client.pool = places.pool(client.pool).unwrap_or(PoolId::NONE);
+            debug_assert_ne!(client.pool, PoolId::NONE);
         }
         for request in self.requests.iter_mut() {
             if let Role::Probe { server } = &mut request.role
@@ -734,21 +746,21 @@ impl Engine {
             {
                 *server = place;
             }
-            request.pool = places.pools[request.pool as usize];
-            debug_assert_ne!(request.pool, NONE);
+            request.pool = places.pool(request.pool).unwrap_or(PoolId::NONE);
+            debug_assert_ne!(request.pool, PoolId::NONE);
         }
     }
 
     /// Does for the clients what the changes of their pools ask for.
     fn follow_clients(&mut self, changes: &[Changed]) {
-        for index in self.clients.indices().collect::<Vec<u32>>() {
+        for index in self.clients.indices().collect::<Vec<ClientId>>() {
             let client = &mut self.clients[index];
-            let Some(changed) = changes.get(client.pool as usize) else { continue };
-            let limits = &self.pools[client.pool as usize].limits;
+            let Some(changed) = changes.get(client.pool.index()) else { continue };
+            let limits = &self.pools[client.pool].limits;
             client.window = client.window.min(narrowed(limits.client_requests_max));
             if changed.is_rerouted || changed.has_auth {
                 // Nobody can be asked any more for what there is no password for.
-                client.session.authenticated |= self.pools[client.pool as usize].is_open();
+                client.session.authenticated |= self.pools[client.pool].is_open();
                 // What is still on its way must not be overtaken on another server.
                 client.fenced |= changed.is_rerouted && client.requests > 0;
             }
@@ -759,29 +771,29 @@ impl Engine {
     }
 
     /// Does for a pool of the new epoch what its changes ask for.
-    fn follow(&mut self, index: u32, changed: Changed) {
+    fn follow(&mut self, index: PoolId, changed: Changed) {
         if changed.is_rerouted {
             self.follow_ring(index);
         }
-        let pool = &self.pools[index as usize];
+        let pool = &self.pools[index];
         let preconnect = pool.preconnect;
         if changed.has_timeout {
             let lanes = pool.servers.iter().flat_map(Server::all_lanes);
-            lanes.collect::<Vec<u32>>().into_iter().for_each(|lane| self.rearm(lane));
+            lanes.collect::<Vec<LaneId>>().into_iter().for_each(|lane| self.rearm(lane));
         }
         if changed.has_preconnect && preconnect {
-            let servers = self.pools[index as usize].servers.iter();
+            let servers = self.pools[index].servers.iter();
             let lanes = servers.filter(|server| server.is_up()).flat_map(Server::shared_lanes);
             let idle = lanes.filter(|&lane| self.lane(lane).link == Link::Idle);
-            idle.collect::<Vec<u32>>().into_iter().for_each(|lane| self.connect(lane));
+            idle.collect::<Vec<LaneId>>().into_iter().for_each(|lane| self.connect(lane));
         }
     }
 
     /// Servers are ejected or not as the ring says.
-    fn follow_ring(&mut self, index: u32) {
-        for server in 0..self.pools[index as usize].servers.len() {
-            let pool = &mut self.pools[index as usize];
-            let ejected = !pool.router.live()[server];
+    fn follow_ring(&mut self, index: PoolId) {
+        for server in self.pools[index].servers.ids() {
+            let pool = &mut self.pools[index];
+            let ejected = !pool.router.live()[server.index()];
             let state = &mut pool.servers[server];
             // Who is in charge of it has perhaps forgotten what was asked.
             state.ask_at = Time::ZERO;
@@ -790,7 +802,7 @@ impl Engine {
             }
             (state.ejected, state.failures, state.probe_at) = (ejected, 0, Time::NEVER);
             if !ejected {
-                self.readmitted(index, server as u32);
+                self.readmitted(index, server);
             }
         }
     }
@@ -798,9 +810,9 @@ impl Engine {
     /// Probes go by numbers of pools and servers.
     fn arm_probes(&mut self) {
         self.timers.retain(|_, timer| !matches!(timer, Timer::Probe { .. }));
-        for pool in 0..self.pools_in_use as u32 {
-            for server in 0..self.pools[pool as usize].servers.len() as u32 {
-                let state = &self.pools[pool as usize].servers[server as usize];
+        for pool in self.pools.ids().take(self.pools_in_use) {
+            for server in self.pools[pool].servers.ids() {
+                let state = &self.pools[pool].servers[server];
                 match state.probe_at {
                     _ if !state.ejected => {}
                     Time::NEVER => self.arm_probe(pool, server),
@@ -813,7 +825,7 @@ impl Engine {
     /// Gauges of all pools and servers in use, which have new places.
     fn publish_all(&mut self) {
         let mut lanes = Vec::new();
-        for pool in &mut self.pools[..self.pools_in_use] {
+        for pool in self.pools.iter_mut().take(self.pools_in_use) {
             self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
             self.metrics.set_pool(pool.metrics, PoolGauge::RingVersion, pool.ring_version);
             for server in &mut pool.servers {
@@ -839,14 +851,14 @@ impl Engine {
     /// Pools that were removed vanish when their clients are gone. When their time is up, clients go
     /// as they come to rest; after as long again those go who have not.
     pub(crate) fn maintain_draining(&mut self) {
-        for index in self.pools_in_use..self.pools.len() {
+        for index in self.pools.ids().skip(self.pools_in_use) {
             let pool = &self.pools[index];
             let Standing::Leaving { since, until } = pool.standing else { continue };
-            let (index, is_over) = (index as u32, until <= self.now);
+            let is_over = until <= self.now;
             if is_over && pool.clients > 0 {
                 let rest_us = until.micros_since(since).max(LINGER_US);
                 let is_late = until.plus_micros(rest_us) <= self.now;
-                for client in self.clients.indices().collect::<Vec<u32>>() {
+                for client in self.clients.indices().collect::<Vec<ClientId>>() {
                     let state = &self.clients[client];
                     if state.pool != index {
                         continue;
@@ -862,7 +874,7 @@ impl Engine {
             // have left run to their end, too.
             let is_quiet =
                 self.now.micros_since(since) >= LINGER_US && self.requests_on_lanes(index) == 0;
-            if self.pools[index as usize].clients == 0 && (is_over || is_quiet) {
+            if self.pools[index].clients == 0 && (is_over || is_quiet) {
                 self.close_pool(index);
                 self.settle_lost_marks();
             }
@@ -917,14 +929,14 @@ fn places_alike(old: &Pool, new: &PlannedPool) -> bool {
 }
 
 /// By new server: which of the old ones it is, with its lanes.
-fn servers_kept(old: &Pool, new: &PlannedPool) -> Vec<Option<u32>> {
+fn servers_kept(old: &Pool, new: &PlannedPool) -> Vec<Option<ServerId>> {
     let alike = lanes_alike(old, new);
-    let servers = old.config.servers.iter().zip(0..).filter(|_| alike);
-    let by_name: HashMap<&str, (&snapshot::Server, u32)> =
+    let servers = old.config.servers.iter().zip((0..).map(ServerId::new)).filter(|_| alike);
+    let by_name: HashMap<&str, (&snapshot::Server, ServerId)> =
         servers.map(|(server, index)| (&*server.name, (server, index))).collect();
-    let kept = |(server, place): (&snapshot::Server, u32)| {
+    let kept = |(server, place): (&snapshot::Server, ServerId)| {
         let &(old, index) = by_name.get(&*server.name)?;
         (old.endpoint == server.endpoint && !new.moved.contains(&place)).then_some(index)
     };
-    new.config.servers.iter().zip(0..).map(kept).collect()
+    new.config.servers.iter().zip((0..).map(ServerId::new)).map(kept).collect()
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use cashew_config::Snapshot;
 use cashew_config::snapshot;
 
+use crate::base::id::{PoolId, ServerId};
 use crate::engine::lanes_here;
 use crate::topology::router::Router;
 
@@ -28,7 +29,7 @@ pub(crate) struct PlannedPool {
     /// Shared lanes of each server.
     pub(crate) lanes: u32,
     /// Servers that are another one now, though they are configured as before.
-    pub(crate) moved: BTreeSet<u32>,
+    pub(crate) moved: BTreeSet<ServerId>,
 }
 
 /// What is known of a pool's ring that is not configured. The control crate has the like, which the
@@ -83,8 +84,8 @@ impl Plan {
     }
 
     /// What the server is connected to now is not it any more: it gets connections of its own.
-    pub fn move_server(&mut self, pool: u32, server: u32) {
-        self.pools[pool as usize].moved.insert(server);
+    pub fn move_server(&mut self, pool: PoolId, server: ServerId) {
+        self.pools[pool.index()].moved.insert(server);
     }
 
     pub fn epoch(&self) -> u64 {

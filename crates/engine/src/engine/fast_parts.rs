@@ -6,7 +6,7 @@ use cashew_protocol::memcached::{self, Expect};
 use cashew_protocol::resp;
 
 use crate::base::buffer::LARGE;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId};
 use crate::engine::Engine;
 use crate::memcached::{END, Part};
 use crate::request::Role;
@@ -16,10 +16,10 @@ impl Engine {
     /// Takes replies to fragments from the start of `buf`, which come from a lane; returns what it
     /// leaves.
     #[inline(never)]
-    pub(crate) fn express_parts<'b>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
-        let generation = self.lanes[index as usize].generation;
+    pub(crate) fn express_parts<'b>(&mut self, index: LaneId, mut buf: &'b [u8]) -> &'b [u8] {
+        let generation = self.lanes[index].generation;
         while !buf.is_empty() {
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             // Answering a client may end the connection that the bytes came on.
             let is_clear = lane.generation == generation
                 && matches!(lane.link, Link::Ready { .. })
@@ -64,7 +64,7 @@ impl Engine {
                 lane.coalesced.pop_key(request, &mut self.bufs);
             }
             let client = self.requests[parent].client;
-            if client != NONE {
+            if client != ClientId::NONE {
                 let request = &mut self.requests[fragment];
                 request.hold(reply, &mut self.bufs);
                 request.hold(end, &mut self.bufs);

@@ -10,8 +10,7 @@ use cashew_protocol::redis::{self, Access, Policy};
 use cashew_protocol::resp;
 
 use crate::base::buffer::LARGE;
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId, LaneId, RequestId, ServerId};
 use crate::downstream::client::{Handoff, State};
 use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
@@ -161,18 +160,18 @@ fn access(retrieves: bool) -> Access {
 impl Engine {
     /// Dispatches requests from the start of `buf`; returns what it leaves.
     #[inline(always)]
-    pub(crate) fn fast_requests<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
+    pub(crate) fn fast_requests<'b>(&mut self, index: ClientId, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
         match client.session.wire_protocol {
             WireProtocol::Resp2 | WireProtocol::Resp3
-                if self.pools[client.pool as usize].policy.refuses_plain() =>
+                if self.pools[client.pool].policy.refuses_plain() =>
             {
                 self.fast_requests_with::<Redis<true, true>>(index, buf)
             }
             WireProtocol::Resp2 | WireProtocol::Resp3 => {
                 self.fast_requests_with::<Redis<true, false>>(index, buf)
             }
-            WireProtocol::Text if self.pools[client.pool as usize].misses => {
+            WireProtocol::Text if self.pools[client.pool].misses => {
                 self.fast_requests_with::<Text<false>>(index, buf)
             }
             WireProtocol::Text => self.fast_requests_with::<Text<true>>(index, buf),
@@ -182,10 +181,14 @@ impl Engine {
 
     // By itself it has more registers than as part of its caller.
     #[inline(never)]
-    fn fast_requests_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
+    fn fast_requests_with<'b, R: Reader>(
+        &mut self,
+        index: ClientId,
+        mut buf: &'b [u8],
+    ) -> &'b [u8] {
         let client = &mut self.clients[index];
         let pool_index = client.pool;
-        let pool = &self.pools[pool_index as usize];
+        let pool = &self.pools[pool_index];
         let limits = &pool.limits;
         let is_clear = client.session.authenticated
             && client.state == State::Open
@@ -199,7 +202,7 @@ impl Engine {
         if !is_clear {
             return buf;
         }
-        let (requests_before, is_idle) = (client.requests, client.head == NONE);
+        let (requests_before, is_idle) = (client.requests, client.head == RequestId::NONE);
         let mut called = None;
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
         let expiry = pool.expiry(self.now);
@@ -215,20 +218,20 @@ impl Engine {
             if pool.large_replies.contains(mark) {
                 break;
             }
-            let is_up = |server: u32| pool.servers[server as usize].is_up();
+            let is_up = |server: ServerId| pool.servers[server].is_up();
             let Some(server) = pool.router.select(plain.key, plain.access, &mut self.rng, is_up)
             else {
                 break;
             };
-            let lane_index = pool.servers[server as usize].lane(client.variant, client.lane_choice);
-            let lane = &mut self.lanes[lane_index as usize];
+            let lane_index = pool.servers[server].lane(client.variant, client.lane_choice);
+            let lane = &mut self.lanes[lane_index];
             let is_ready = matches!(lane.link, Link::Ready { .. });
             if !is_ready || lane.is_full(limits, plain.bytes.len()) {
                 break;
             }
             if R::JOINS
                 && plain.expect == Expect::Answer(Answer::MetaSet)
-                && self.now < pool.servers[server as usize].unknown.sets
+                && self.now < pool.servers[server].unknown.sets
             {
                 break;
             }
@@ -273,8 +276,8 @@ impl Engine {
 
     /// Delivers replies from the start of `buf`, which come from a lane; returns what it leaves.
     #[inline]
-    pub(crate) fn fast_replies<'b>(&mut self, index: u32, buf: &'b [u8]) -> &'b [u8] {
-        match &self.lanes[index as usize].scanner {
+    pub(crate) fn fast_replies<'b>(&mut self, index: LaneId, buf: &'b [u8]) -> &'b [u8] {
+        match &self.lanes[index].scanner {
             Scanner::Redis(scanner) if scanner.is_resp3() => {
                 self.fast_replies_with::<Redis<true, false>>(index, buf)
             }
@@ -285,9 +288,9 @@ impl Engine {
     }
 
     #[inline(never)]
-    fn fast_replies_with<'b, R: Reader>(&mut self, index: u32, mut buf: &'b [u8]) -> &'b [u8] {
-        let lane = &mut self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
+    fn fast_replies_with<'b, R: Reader>(&mut self, index: LaneId, mut buf: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index];
+        let pool = &self.pools[lane.pool];
         let is_clear = matches!(lane.link, Link::Ready { .. })
             && pool.large_replies.is_empty()
             // There it is looked at whether a reply can be what is due.
@@ -298,16 +301,16 @@ impl Engine {
         }
         let batch_end = lane.batches.front().map_or(u64::MAX, |batch| batch.end);
         let tag = match R::TAGS_HEADERS {
-            true => pool.servers[lane.server as usize].tag,
+            true => pool.servers[lane.server].tag,
             false => Tag::default(),
         };
-        let mut unblocked = NONE;
+        let mut unblocked = ClientId::NONE;
         while lane.in_flight > 0 {
             let head = lane.head;
             let request = &mut self.requests[head];
             // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
             let is_plain = matches!(request.role, Role::Single)
-                && request.client != NONE
+                && request.client != ClientId::NONE
                 && !(request.silent | (R::TAGS && request.is_tagged))
                 && request.arrived == 0;
             if !is_plain {
@@ -373,14 +376,14 @@ impl Engine {
                 if client.paused {
                     unblocked = owner;
                 }
-                let conn = ConnId::client(owner, generation);
+                let conn = ConnId::of_client(owner, generation);
                 client.mark(conn, &mut self.dirty_clients, &mut self.deferred_clients);
             }
-            if unblocked != NONE || lane.answered == batch_end {
+            if unblocked != ClientId::NONE || lane.answered == batch_end {
                 break;
             }
         }
-        if unblocked != NONE {
+        if unblocked != ClientId::NONE {
             self.unblock(unblocked);
         }
         self.end_batch(index);

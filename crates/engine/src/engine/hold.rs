@@ -3,6 +3,7 @@
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 
 use crate::base::action::Action;
+use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
@@ -13,11 +14,11 @@ impl Engine {
     /// First phase of a change of a pool's ring: from here on the pool dispatches nothing.
     /// [`Action::Held`] says when nothing is on its way any more to servers that are well, or that
     /// `drain_ms` are over.
-    pub fn handle_hold(&mut self, pool: u32, version: u64, drain_ms: u64, now: Time) {
+    pub fn handle_hold(&mut self, pool: PoolId, version: u64, drain_ms: u64, now: Time) {
         self.now = now;
         let until = now.plus_millis(drain_ms);
         let index = pool;
-        let pool = &mut self.pools[pool as usize];
+        let pool = &mut self.pools[pool];
         pool.hold = Some(Hold { version, until, is_told: false });
         pool.update_held();
         self.withdraw_all(|of| of == index);
@@ -28,14 +29,14 @@ impl Engine {
     /// `wall_us` is the time of day for the statistics, in microseconds since 1970.
     pub fn handle_release(
         &mut self,
-        pool: u32,
+        pool: PoolId,
         version: u64,
         live: &[bool],
         now: Time,
         wall_us: u64,
     ) {
         self.now = now;
-        let state = &mut self.pools[pool as usize];
+        let state = &mut self.pools[pool];
         state.hold = None;
         state.update_held();
         state.ring_version = version;
@@ -46,7 +47,7 @@ impl Engine {
             self.invalidate_leases(|of| of == pool);
         }
         for (server, &live) in live.iter().enumerate() {
-            self.set_ejected(pool, server as u32, !live, wall_us);
+            self.set_ejected(pool, ServerId::new(server as u32), !live, wall_us);
         }
         if is_other {
             self.place_topics(pool);
@@ -55,17 +56,17 @@ impl Engine {
     }
 
     /// Lets the clients of these pools go on that have no other reason to wait.
-    pub(crate) fn unblock_clients(&mut self, pools: impl Fn(u32) -> bool) {
-        for client in self.clients.indices().collect::<Vec<u32>>() {
+    pub(crate) fn unblock_clients(&mut self, pools: impl Fn(PoolId) -> bool) {
+        for client in self.clients.indices().collect::<Vec<ClientId>>() {
             if pools(self.clients[client].pool) {
                 self.unblock(client);
             }
         }
     }
 
-    fn set_ejected(&mut self, pool_index: u32, index: u32, ejected: bool, wall_us: u64) {
-        let pool = &mut self.pools[pool_index as usize];
-        let server = &mut pool.servers[index as usize];
+    fn set_ejected(&mut self, pool_index: PoolId, index: ServerId, ejected: bool, wall_us: u64) {
+        let pool = &mut self.pools[pool_index];
+        let server = &mut pool.servers[index];
         server.ask_at = Time::ZERO;
         if server.ejected == ejected {
             return;
@@ -86,15 +87,15 @@ impl Engine {
     }
 
     /// Another worker found the server well; what is known of it here is out of date.
-    pub(crate) fn readmitted(&mut self, pool: u32, index: u32) {
-        let server = &self.pools[pool as usize].servers[index as usize];
+    pub(crate) fn readmitted(&mut self, pool: PoolId, index: ServerId) {
+        let server = &self.pools[pool].servers[index];
         let (first, own, is_failing) =
-            (server.first_lane, server.own_lanes().flatten().collect::<Vec<u32>>(), server.failing);
+            (server.first_lane, server.own_lanes().collect::<Vec<LaneId>>(), server.failing);
         let is_silent = server.is_silent();
         let feed = server.feed.as_ref().map(|feed| feed.lane);
         let private = server.streaming_lanes.iter().chain(&server.session_lanes);
         for &lane in private.chain(&feed) {
-            let link = &mut self.lanes[lane as usize].link;
+            let link = &mut self.lanes[lane].link;
             if let Link::Backoff { .. } = link {
                 *link = Link::Idle;
             }
@@ -103,7 +104,7 @@ impl Engine {
             self.end_silence(pool, index);
         }
         for lane in own {
-            let state = &mut self.lanes[lane as usize];
+            let state = &mut self.lanes[lane];
             state.attempts = 0;
             match state.link {
                 Link::Backoff { .. } => self.connect(lane),
@@ -124,7 +125,7 @@ impl Engine {
     #[cold]
     pub(crate) fn watch_changes(&mut self) {
         self.is_watching = self.watch_epoch();
-        for index in 0..self.pools_in_use {
+        for index in self.pools.ids().take(self.pools_in_use) {
             let pool = &self.pools[index];
             let Some(hold) = pool.hold.filter(|hold| !hold.is_told) else { continue };
             let awaits = |server: &Server| {
@@ -135,12 +136,12 @@ impl Engine {
                 continue;
             }
             self.pools[index].hold = Some(Hold { is_told: true, ..hold });
-            let (pool, version) = (index as u32, hold.version);
+            let (pool, version) = (index, hold.version);
             self.actions.push_back(Action::Held { pool, version });
         }
     }
 
-    pub(crate) fn lane(&self, index: u32) -> &Lane {
-        &self.lanes[index as usize]
+    pub(crate) fn lane(&self, index: LaneId) -> &Lane {
+        &self.lanes[index]
     }
 }

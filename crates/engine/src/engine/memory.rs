@@ -322,6 +322,7 @@ impl fmt::Display for Size {
 
 #[cfg(test)]
 mod tests {
+    use crate::base::id::ClientId;
     use cashew_config::Context;
 
     use super::*;
@@ -402,9 +403,9 @@ mod tests {
     #[test]
     fn a_client_at_rest_takes_what_is_said() {
         assert!(
-            Slab::<Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT,
+            Slab::<ClientId, Client>::SLOT_SIZE as u64 + 16 + 4 * 8 <= CLIENT,
             "{}",
-            Slab::<Client>::SLOT_SIZE
+            Slab::<ClientId, Client>::SLOT_SIZE
         );
     }
 

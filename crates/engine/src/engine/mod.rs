@@ -20,11 +20,12 @@ use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::failure::{CloseReason, Failure};
 use crate::base::fifo::Fifo;
 use crate::base::free_ids::FreeIds;
-use crate::base::id::ConnId;
+use crate::base::id::{ClientId, ConnId, LaneId, PoolId};
 use crate::base::latency_batch::{Answered, LatencyBatch};
 use crate::base::recycler::Recycler;
 use crate::base::rng::Rng;
 use crate::base::slab::Slab;
+use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::base::timers::{Timer, Timers};
 use crate::base::work_budget::WorkBudget;
@@ -95,7 +96,7 @@ pub struct Engine {
     pub(crate) epoch: u64,
     pub(crate) metrics: Writer,
     /// First those of the epoch in use, in its order, then others: see [`crate::upstream::pool::Standing`].
-    pub(crate) pools: Vec<Pool>,
+    pub(crate) pools: Table<PoolId, Pool>,
     /// How many are of the epoch in use.
     pub(crate) pools_in_use: usize,
     /// The epoch that is being changed to.
@@ -103,21 +104,21 @@ pub struct Engine {
     /// Something about a change is to be said as soon as it is so.
     pub(crate) is_watching: bool,
     /// A lane keeps its number, which is in the tokens of its connections, as long as it is used.
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lanes: Table<LaneId, Lane>,
     pub(crate) free_ids: FreeIds,
     /// Those of `lanes` that are made for one client at a time.
-    pub(crate) streaming_lanes: Vec<u32>,
+    pub(crate) streaming_lanes: Vec<LaneId>,
     /// Connections for sessions there are, and may be, over all servers.
     pub(crate) session_links: u64,
     pub(crate) sessions_max: u64,
     /// By the slot that its connections are named by: the lane. Most are at their own number, see
     /// [`crate::upstream::detach_large`].
-    pub(crate) lane_at: Vec<u32>,
+    pub(crate) lane_at: Vec<LaneId>,
     /// No connection of a lane that is not there any more has had a higher number.
     pub(crate) lane_generation: u32,
-    pub(crate) clients: Slab<Client>,
+    pub(crate) clients: Slab<ClientId, Client>,
     /// By client, which waits for several servers.
-    pub(crate) tours: HashMap<u32, WaitAll>,
+    pub(crate) tours: HashMap<ClientId, WaitAll>,
     pub(crate) requests: Requests,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
@@ -131,7 +132,7 @@ pub struct Engine {
     pub(crate) deferred_clients: Fifo<ConnId>,
     pub(crate) dirty_lanes: Fifo<ConnId>,
     /// Lanes that the statistics are behind of.
-    pub(crate) unpublished_lanes: Vec<u32>,
+    pub(crate) unpublished_lanes: Vec<LaneId>,
     pub(crate) activity: Activity,
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
@@ -204,11 +205,11 @@ impl Engine {
             workers: 1,
             epoch: 0,
             metrics,
-            pools: Vec::new(),
+            pools: Table::new(),
             pools_in_use: 0,
             change: None,
             is_watching: false,
-            lanes: Vec::new(),
+            lanes: Table::new(),
             free_ids: FreeIds::default(),
             streaming_lanes: Vec::new(),
             session_links: 0,
@@ -255,14 +256,14 @@ impl Engine {
     /// the connection.
     pub fn handle_accepted(
         &mut self,
-        pool: u32,
+        pool: PoolId,
         admission: Admission,
         id: u64,
         now: Time,
     ) -> ConnId {
         self.now = now;
         self.clients_seen += 1;
-        let config = &mut self.pools[pool as usize];
+        let config = &mut self.pools[pool];
         let session = Session {
             id,
             protocol: config.protocol,
@@ -283,21 +284,17 @@ impl Engine {
         let client = Client {
             has_place,
             undecided,
-            off_fast_path: undecided || self.pools[pool as usize].holds_writes_back(),
+            off_fast_path: undecided || self.pools[pool].holds_writes_back(),
             ..Client::new(pool, lane_choice, session)
         };
         let (index, generation) = self.clients.insert(client);
-        let conn = ConnId::client(index, generation);
+        let conn = ConnId::of_client(index, generation);
         self.leave_new(index);
         match admission {
             Admission::Welcome if !self.draining => self.throttle_new(index),
             Admission::Welcome => self.finish(index),
             Admission::Full => {
-                self.metrics.add_pool(
-                    self.pools[pool as usize].metrics,
-                    PoolCounter::ClientsRefused,
-                    1,
-                );
+                self.metrics.add_pool(self.pools[pool].metrics, PoolCounter::ClientsRefused, 1);
                 self.refuse(index);
             }
         }
@@ -305,8 +302,8 @@ impl Engine {
     }
 
     /// A client connected, and is closed at once for want of descriptors. Returns what it is told.
-    pub fn handle_refused(&mut self, pool: u32) -> &'static [u8] {
-        let Pool { protocol, metrics, .. } = self.pools[pool as usize];
+    pub fn handle_refused(&mut self, pool: PoolId) -> &'static [u8] {
+        let Pool { protocol, metrics, .. } = self.pools[pool];
         self.metrics.add_pool(metrics, PoolCounter::ClientsAccepted, 1);
         self.metrics.add_pool(metrics, PoolCounter::ClientsRefused, 1);
         refusal(protocol)
@@ -351,7 +348,7 @@ impl Engine {
         if conn.is_lane() {
             return self.current_lane(conn).is_some_and(|l| self.lane_received_buffer(l, buffer));
         }
-        let index = conn.index();
+        let index = conn.client();
         let Some(client) = self.clients.get(index, conn.generation()) else { return false };
         match client.state {
             State::Uploading => {
@@ -379,18 +376,18 @@ impl Engine {
             if let Some(lane) = self.current_lane(conn) {
                 self.lane_down(lane, Failure::Closed, Closed::ByUs);
             }
-        } else if self.clients.is_current(conn.index(), conn.generation()) {
-            let client = &mut self.clients[conn.index()];
+        } else if self.clients.is_current(conn.client(), conn.generation()) {
+            let client = &mut self.clients[conn.client()];
             client.read_closed = true;
-            if self.is_listened_to(conn.index()) {
+            if self.is_listened_to(conn.client()) {
                 // As in Redis: whoever says no more is not kept waiting for.
-                self.drop_client(conn.index(), Closed::ByUs);
+                self.drop_client(conn.client(), Closed::ByUs);
                 return;
             }
-            let client = &self.clients[conn.index()];
+            let client = &self.clients[conn.client()];
             match client.state {
-                State::Uploading => self.upload_broken(conn.index()),
-                State::Open | State::Closing => self.close_if_finished(conn.index()),
+                State::Uploading => self.upload_broken(conn.client()),
+                State::Open | State::Closing => self.close_if_finished(conn.client()),
             }
         }
     }
@@ -416,7 +413,7 @@ impl Engine {
     #[inline(never)]
     fn handle_lane_received(&mut self, conn: ConnId, bytes: &[u8]) {
         let Some(lane) = self.current_lane(conn) else { return };
-        match self.lanes[lane as usize].paused {
+        match self.lanes[lane].paused {
             true => self.keep_for_later(lane, bytes),
             false => self.lane_received(lane, bytes),
         }
@@ -429,14 +426,14 @@ impl Engine {
             if let Some(lane) = self.current_lane(conn) {
                 self.lane_down(lane, reason.into(), Closed::ByPeer);
             }
-        } else if self.clients.is_current(conn.index(), conn.generation()) {
-            let client = &self.clients[conn.index()];
+        } else if self.clients.is_current(conn.client(), conn.generation()) {
+            let client = &self.clients[conn.client()];
             let counter = match reason {
                 CloseReason::Eof => PoolCounter::ClientEof,
                 _ => PoolCounter::ClientErr,
             };
-            self.metrics.add_pool(self.pools[client.pool as usize].metrics, counter, 1);
-            self.drop_client(conn.index(), Closed::ByPeer);
+            self.metrics.add_pool(self.pools[client.pool].metrics, counter, 1);
+            self.drop_client(conn.client(), Closed::ByPeer);
         }
     }
 
@@ -447,12 +444,12 @@ impl Engine {
             match timer {
                 Timer::Lane(lane) => {
                     // It may have been given up.
-                    if self.lanes.get(lane as usize).is_some_and(|lane| lane.armed == at) {
+                    if self.lanes.get(lane).is_some_and(|lane| lane.armed == at) {
                         self.lane_timeout(lane);
                     }
                 }
                 Timer::Probe { pool, server } => {
-                    if self.pools[pool as usize].servers[server as usize].probe_at == at {
+                    if self.pools[pool].servers[server].probe_at == at {
                         self.probe(pool, server);
                     }
                 }
@@ -512,10 +509,8 @@ impl Engine {
         if self.timers.len() > QUEUE_KEPT + 4 * self.lanes.len() {
             let (lanes, pools) = (&self.lanes, &self.pools);
             self.timers.retain(|at, timer| match timer {
-                Timer::Lane(lane) => lanes.get(lane as usize).is_some_and(|lane| lane.armed == at),
-                Timer::Probe { pool, server } => {
-                    pools[pool as usize].servers[server as usize].probe_at == at
-                }
+                Timer::Lane(lane) => lanes.get(lane).is_some_and(|lane| lane.armed == at),
+                Timer::Probe { pool, server } => pools[pool].servers[server].probe_at == at,
                 Timer::Change
                 | Timer::Line
                 | Timer::Monitors
@@ -536,7 +531,7 @@ impl Engine {
     pub fn handle_drain(&mut self, now: Time) {
         self.now = now;
         self.draining = true;
-        let clients: Vec<u32> = self.clients.indices().collect();
+        let clients: Vec<ClientId> = self.clients.indices().collect();
         for index in clients {
             self.finish(index);
         }
@@ -581,8 +576,8 @@ impl Engine {
             && let Some(&conn) = batch.get(resumed)
         {
             resumed += 1;
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.resume(conn.index());
+            if self.clients.is_current(conn.client(), conn.generation()) {
+                self.resume(conn.client());
             }
         }
         batch.drain(..resumed);
@@ -612,7 +607,7 @@ impl Engine {
     pub fn poll_dirty_lane(&mut self) -> Option<ConnId> {
         let conn = self.dirty_lanes.pop()?;
         if let Some(lane) = self.current_lane(conn) {
-            let lane = &mut self.lanes[lane as usize];
+            let lane = &mut self.lanes[lane];
             lane.dirty = false;
             lane.close_gets(&mut self.bufs);
         }
@@ -636,11 +631,11 @@ impl Engine {
     #[inline]
     pub fn poll_dirty_client(&mut self) -> Option<ConnId> {
         let conn = self.dirty_clients.pop()?;
-        if let Some(client) = self.clients.get_mut(conn.index(), conn.generation()) {
+        if let Some(client) = self.clients.get_mut(conn.client(), conn.generation()) {
             client.dirty = Dirty::No;
             if client.output.is_empty() {
                 // What was answered wanted no reply: there will be no `handle_sent`.
-                self.close_if_finished(conn.index());
+                self.close_if_finished(conn.client());
             }
         }
         Some(conn)
@@ -662,37 +657,37 @@ impl Engine {
     #[inline(always)]
     fn writable(&self, conn: ConnId) -> Option<&Output> {
         if conn.is_lane() {
-            self.current_lane(conn).and_then(|lane| self.lanes[lane as usize].writable())
+            self.current_lane(conn).and_then(|lane| self.lanes[lane].writable())
         } else {
-            self.clients.get(conn.index(), conn.generation()).map(|client| &client.output)
+            self.clients.get(conn.client(), conn.generation()).map(|client| &client.output)
         }
     }
 
     /// What is configured of a pool that an action names.
-    pub fn pool_config(&self, pool: u32) -> &snapshot::Pool {
-        &self.pools[pool as usize].config
+    pub fn pool_config(&self, pool: PoolId) -> &snapshot::Pool {
+        &self.pools[pool].config
     }
 
     /// What that pool is called, if there is one of that number.
-    pub fn pool_name(&self, pool: u32) -> Option<&str> {
-        self.pools.get(pool as usize).map(|pool| pool.config.name.as_str())
+    pub fn pool_name(&self, pool: PoolId) -> Option<&str> {
+        self.pools.get(pool).map(|pool| pool.config.name.as_str())
     }
 
-    /// All pools there are are named by numbers below this one.
-    pub fn pools(&self) -> u32 {
-        self.pools.len() as u32
+    /// All pools there are.
+    pub fn pools(&self) -> impl Iterator<Item = PoolId> + use<> {
+        self.pools.ids()
     }
 
     /// The pool in use of that name, or one that was removed and has clients still.
-    pub fn pool_named(&self, name: &str) -> Option<u32> {
-        let names = self.pools.iter().zip(0..).filter(|(pool, _)| pool.serves());
-        names.into_iter().find(|(pool, _)| pool.config.name == name).map(|(_, index)| index)
+    pub fn pool_named(&self, name: &str) -> Option<PoolId> {
+        let mut serving = self.pools.entries().filter(|(_, pool)| pool.serves());
+        serving.find(|(_, pool)| pool.config.name == name).map(|(id, _)| id)
     }
 
     /// Where the pool's clients are counted over all workers, as [`PoolState`](crate::PoolState)
     /// said.
-    pub fn quota(&self, pool: u32) -> u32 {
-        self.pools[pool as usize].quota
+    pub fn quota(&self, pool: PoolId) -> u32 {
+        self.pools[pool].quota
     }
 
     /// The quota of a client that was welcome and is gone; one that was exported is not.
@@ -707,20 +702,20 @@ impl Engine {
 
     /// Whether the client is still there.
     pub fn has_client(&self, conn: ConnId) -> bool {
-        !conn.is_lane() && self.clients.is_current(conn.index(), conn.generation())
+        !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation())
     }
 
     /// Whether the client is in the middle of a request: it may wait for the rest to be wanted.
     pub fn is_amid_request(&self, conn: ConnId) -> bool {
         !conn.is_lane()
-            && self.clients.get(conn.index(), conn.generation()).is_some_and(|client| {
+            && self.clients.get(conn.client(), conn.generation()).is_some_and(|client| {
                 client.parser.is_some() || client.swallow > 0 || !client.input.is_empty()
             })
     }
 
     /// Clients connected to the pool here.
-    pub fn clients_of(&self, pool: u32) -> u64 {
-        self.pools[pool as usize].clients
+    pub fn clients_of(&self, pool: PoolId) -> u64 {
+        self.pools[pool].clients
     }
 
     /// Who asks, and who waits.
@@ -749,38 +744,39 @@ impl Engine {
     // Shared by the parts.
 
     #[inline]
-    fn current_lane(&self, conn: ConnId) -> Option<u32> {
-        let lane = self.lanes.get(conn.index() as usize)?;
+    fn current_lane(&self, conn: ConnId) -> Option<LaneId> {
+        let at = LaneId::new(conn.slot());
+        let lane = self.lanes.get(at)?;
         if lane.conn == conn {
-            return lane.has_connection().then_some(conn.index());
+            return lane.has_connection().then_some(at);
         }
         self.lane_elsewhere(conn)
     }
 
-    pub(crate) fn client_conn(&self, client: u32) -> ConnId {
-        ConnId::client(client, self.clients.generation(client))
+    pub(crate) fn client_conn(&self, client: ClientId) -> ConnId {
+        ConnId::of_client(client, self.clients.generation(client))
     }
 
-    pub(crate) fn lane_conn(&self, lane: u32) -> ConnId {
-        self.lanes[lane as usize].conn
+    pub(crate) fn lane_conn(&self, lane: LaneId) -> ConnId {
+        self.lanes[lane].conn
     }
 
     #[inline]
-    pub(crate) fn mark_client(&mut self, index: u32) {
+    pub(crate) fn mark_client(&mut self, index: ClientId) {
         let conn = self.client_conn(index);
         self.clients[index].mark(conn, &mut self.dirty_clients, &mut self.deferred_clients);
     }
 
     #[inline]
-    pub(crate) fn mark_lane(&mut self, index: u32) {
-        self.lanes[index as usize].mark(&mut self.dirty_lanes);
+    pub(crate) fn mark_lane(&mut self, index: LaneId) {
+        self.lanes[index].mark(&mut self.dirty_lanes);
     }
 
-    pub(crate) fn protocol_of(&self, client: u32) -> Protocol {
+    pub(crate) fn protocol_of(&self, client: ClientId) -> Protocol {
         self.clients[client].session.protocol
     }
 
-    fn refuse(&mut self, client: u32) {
+    fn refuse(&mut self, client: ClientId) {
         let text = refusal(self.protocol_of(client));
         self.answer(client, |out| out.extend_from_slice(text));
         self.clients[client].state = State::Closing;
@@ -813,8 +809,8 @@ pub(crate) fn lanes_here(connections: u32, slot: u32, workers: u32) -> u32 {
 }
 
 impl Engine {
-    pub(crate) fn count_forward_error(&self, pool: u32) {
-        self.metrics.add_pool(self.pools[pool as usize].metrics, PoolCounter::ForwardError, 1);
+    pub(crate) fn count_forward_error(&self, pool: PoolId) {
+        self.metrics.add_pool(self.pools[pool].metrics, PoolCounter::ForwardError, 1);
     }
 }
 

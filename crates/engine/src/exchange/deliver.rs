@@ -7,7 +7,7 @@ use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::base::buffer::LARGE;
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, RequestId};
 use crate::engine::Engine;
 use crate::memcached::{merge_packets, merge_stats};
 use crate::redis::keyless;
@@ -24,8 +24,8 @@ pub(crate) const STREAM_WRITE_MIN: u64 = 512 * 1024;
 const STREAM_END_MAX: u64 = 64 * 1024;
 
 impl Engine {
-    /// Who waits for the request's reply in the end, or [`NONE`].
-    pub(crate) fn waiting_client(&self, index: u32) -> u32 {
+    /// Who waits for the request's reply in the end, or [`ClientId::NONE`].
+    pub(crate) fn waiting_client(&self, index: RequestId) -> ClientId {
         let request = &self.requests[index];
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
@@ -41,24 +41,24 @@ impl Engine {
     }
 
     /// Counts `bytes` more of replies kept for a client.
-    pub(crate) fn charge(&mut self, index: u32, bytes: usize) {
+    pub(crate) fn charge(&mut self, index: RequestId, bytes: usize) {
         let client = self.waiting_client(index);
-        if client != NONE {
+        if client != ClientId::NONE {
             self.clients[client].held += bytes as u64;
         }
     }
 
     /// Forgets what has arrived of a reply.
-    pub(crate) fn drop_reply(&mut self, index: u32) {
+    pub(crate) fn drop_reply(&mut self, index: RequestId) {
         let reply = self.take_reply(index);
         self.bufs.give(reply);
     }
 
     /// What has arrived of a reply, which is not kept for the client any more.
-    pub(crate) fn take_reply(&mut self, index: u32) -> Vec<u8> {
+    pub(crate) fn take_reply(&mut self, index: RequestId) -> Vec<u8> {
         let client = self.waiting_client(index);
         let reply = std::mem::take(&mut self.requests[index].reply);
-        if client != NONE {
+        if client != ClientId::NONE {
             self.clients[client].held -= reply.len() as u64;
         }
         reply
@@ -66,7 +66,7 @@ impl Engine {
 
     /// The last bytes of a reply; the request has left its lane.
     #[inline]
-    pub(crate) fn deliver(&mut self, index: u32, bytes: &[u8]) {
+    pub(crate) fn deliver(&mut self, index: RequestId, bytes: &[u8]) {
         if self.requests[index].expect.is_quiet_filtered() {
             return self.deliver_quiet_filtered(index, bytes);
         }
@@ -74,7 +74,7 @@ impl Engine {
         let request = &mut self.requests[index];
         if let Role::Single = request.role {
             let client = request.client;
-            if client == NONE {
+            if client == ClientId::NONE {
                 self.free_request(index);
                 return;
             }
@@ -112,11 +112,11 @@ impl Engine {
 
     /// Remembers whether the reply, of which these are the last bytes, was large.
     #[inline]
-    fn learn_size(&mut self, index: u32, bytes: usize) {
+    fn learn_size(&mut self, index: RequestId, bytes: usize) {
         let request = &self.requests[index];
         let size = request.arrived + bytes as u64;
         let is_large = size >= BULK_SIZE as u64;
-        let replies = &mut self.pools[request.pool as usize].large_replies;
+        let replies = &mut self.pools[request.pool].large_replies;
         if (is_large || !replies.is_empty()) && is_large != replies.contains(request.mark) {
             replies.learn(request.mark, is_large);
         }
@@ -124,7 +124,7 @@ impl Engine {
     }
 
     /// A whole reply in a buffer; the request has left its lane.
-    pub(crate) fn deliver_buf(&mut self, index: u32, mut reply: Vec<u8>) {
+    pub(crate) fn deliver_buf(&mut self, index: RequestId, mut reply: Vec<u8>) {
         if let Role::Counted(_) = self.requests[index].role {
             reply = self.correct_reply(index, reply);
         }
@@ -143,7 +143,7 @@ impl Engine {
                 let client = request.client;
                 self.bufs.give(std::mem::replace(&mut request.reply, reply));
                 request.done = true;
-                if client == NONE {
+                if client == ClientId::NONE {
                     self.free_request(index);
                 } else {
                     self.client_ready(client);
@@ -175,7 +175,7 @@ impl Engine {
     }
 
     /// Bytes of a reply that goes on.
-    pub(crate) fn deliver_part(&mut self, index: u32, bytes: &[u8]) {
+    pub(crate) fn deliver_part(&mut self, index: RequestId, bytes: &[u8]) {
         // Whether it is an error its first bytes tell, which are not kept if nobody waits for them.
         if let Role::Call(_) = self.requests[index].role
             && self.requests[index].arrived == 0
@@ -193,14 +193,14 @@ impl Engine {
         // Some replies say what is to be done next, whoever wants them.
         let is_telling = matches!(request.role, Role::Affecting(_) | Role::Call(_) | Role::Blocked);
         let is_for_nothing = request.silent && !is_telling;
-        if is_for_nothing || (is_single && client == NONE) {
+        if is_for_nothing || (is_single && client == ClientId::NONE) {
             return;
         }
         let is_next = is_single && self.clients[client].head == index;
         if !is_next {
             self.hold(index, bytes);
             let client = self.waiting_client(index);
-            if client != NONE {
+            if client != ClientId::NONE {
                 self.check_output(client);
                 self.stream_values(index);
             }
@@ -223,10 +223,10 @@ impl Engine {
 
     /// Sends what has come of a large reply when it is worth a write: each one wakes the client. So
     /// does what is `left` of a value (0 if unknown) when that is little.
-    pub(crate) fn mark_streaming(&mut self, client: u32, left: u64) {
+    pub(crate) fn mark_streaming(&mut self, client: ClientId, left: u64) {
         let owner = &self.clients[client];
         // What is kept back must not make a client that reads look like one that does not.
-        let allowed = self.pools[owner.pool as usize].limits.client_output_max / 4;
+        let allowed = self.pools[owner.pool].limits.client_output_max / 4;
         let len = owner.output.len();
         let ends = (1..=STREAM_END_MAX).contains(&left) && len < 2 * STREAM_WRITE_MIN.min(allowed);
         if len >= STREAM_WRITE_MIN.min(allowed) && !ends {
@@ -236,11 +236,11 @@ impl Engine {
 
     /// A buffer full of bytes of a reply that is being passed on; so many of the value that they
     /// belong to are `left`.
-    pub(crate) fn deliver_middle(&mut self, index: u32, buffer: Vec<u8>, left: u64) {
+    pub(crate) fn deliver_middle(&mut self, index: RequestId, buffer: Vec<u8>, left: u64) {
         let request = &mut self.requests[index];
         request.arrived += buffer.len() as u64;
         let client = request.client;
-        if client == NONE {
+        if client == ClientId::NONE {
             self.bufs.give(buffer);
             return;
         }
@@ -251,8 +251,8 @@ impl Engine {
     }
 
     /// Keeps bytes of a reply with its request, as far as somebody waits for them.
-    pub(crate) fn hold(&mut self, index: u32, mut bytes: &[u8]) {
-        if self.waiting_client(index) == NONE {
+    pub(crate) fn hold(&mut self, index: RequestId, mut bytes: &[u8]) {
+        if self.waiting_client(index) == ClientId::NONE {
             let request = &self.requests[index];
             match request.role {
                 Role::Probe { .. } | Role::Own(_) => {}
@@ -268,20 +268,20 @@ impl Engine {
     }
 
     /// Cuts a client off that lets replies pile up.
-    pub(crate) fn check_output(&mut self, index: u32) {
+    pub(crate) fn check_output(&mut self, index: ClientId) {
         self.check_output_before(index, 0);
     }
 
     /// The same without the last so many bytes: part of a reply may be more than the limit by itself.
-    fn check_output_before(&mut self, index: u32, last: usize) {
+    fn check_output_before(&mut self, index: ClientId, last: usize) {
         let client = &self.clients[index];
-        let limit = self.pools[client.pool as usize].limits.client_output_max;
+        let limit = self.pools[client.pool].limits.client_output_max;
         if client.output.len() + client.held - last as u64 > limit {
             self.cut_client(index, PoolCounter::ClientsOverflowed);
         }
     }
 
-    pub(crate) fn fragment_done(&mut self, index: u32, parent: u32) {
+    pub(crate) fn fragment_done(&mut self, index: RequestId, parent: RequestId) {
         let Role::Parent { pending, .. } = &mut self.requests[parent].role else {
             unreachable!("a fragment's parent is a parent");
         };
@@ -294,7 +294,7 @@ impl Engine {
     }
 
     /// All fragments of a request are answered.
-    pub(crate) fn fragments_done(&mut self, parent: u32) {
+    pub(crate) fn fragments_done(&mut self, parent: RequestId) {
         let role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
         let Role::Parent { fragments, merge, .. } = role else {
             unreachable!("only a parent has fragments");
@@ -307,7 +307,7 @@ impl Engine {
             self.functions_fetched(parent, fragments, call);
             return;
         }
-        if self.requests[parent].client == NONE {
+        if self.requests[parent].client == ClientId::NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
             self.free_request(parent);
@@ -339,15 +339,15 @@ impl Engine {
     }
 
     /// Frees the fragments of one parent from this one on.
-    pub(crate) fn free_fragments(&mut self, mut at: u32) {
-        let client = if at == NONE { NONE } else { self.waiting_client(at) };
-        while at != NONE {
+    pub(crate) fn free_fragments(&mut self, mut at: RequestId) {
+        let client = if at == RequestId::NONE { ClientId::NONE } else { self.waiting_client(at) };
+        while at != RequestId::NONE {
             let request = &mut self.requests[at];
             let Role::Fragment { next, .. } = std::mem::replace(&mut request.role, Role::Single)
             else {
                 unreachable!("fragments are linked to fragments");
             };
-            if client != NONE {
+            if client != ClientId::NONE {
                 self.clients[client].held -= request.reply.len() as u64;
             }
             request.reply.clear();
@@ -357,14 +357,14 @@ impl Engine {
     }
 
     /// The replies of a request's fragments, in their order.
-    pub(crate) fn fragment_replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
+    pub(crate) fn fragment_replies(&self, first: RequestId) -> impl Iterator<Item = &[u8]> + Clone {
         self.requests.replies(first)
     }
 
     /// One reply of many.
-    fn merge(&mut self, parent: u32, fragments: u32, merge: &Merge) -> Vec<u8> {
+    fn merge(&mut self, parent: RequestId, fragments: RequestId, merge: &Merge) -> Vec<u8> {
         if let Merge::Learn(name) = merge {
-            let pool = self.requests[parent].pool as usize;
+            let pool = self.requests[parent].pool;
             self.pools[pool].learn(name, &self.requests[fragments].reply);
             return Vec::new();
         }
@@ -456,7 +456,7 @@ impl Engine {
             let pool = self.requests[parent].pool;
             self.count_forward_error(pool);
             out.clear();
-            Failure::BadReply.write_reply(self.pools[pool as usize].protocol, &mut out);
+            Failure::BadReply.write_reply(self.pools[pool].protocol, &mut out);
         }
         self.bufs.charge(out.capacity() - room);
         out

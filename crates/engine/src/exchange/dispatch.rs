@@ -8,7 +8,7 @@ use cashew_protocol::redis::Access;
 
 use crate::base::buffer::LARGE;
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, PoolId, RequestId, ServerId};
 use crate::downstream::client::Client;
 use crate::downstream::receive::Plan;
 use crate::downstream::window::UNKNOWN;
@@ -49,8 +49,8 @@ struct Seen {
 /// What one server gets of a split request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    pub(crate) server: u32,
-    pub(crate) lane: u32,
+    pub(crate) server: ServerId,
+    pub(crate) lane: LaneId,
     pub(crate) keys: u32,
     /// Why it has no lane.
     failure: Option<Failure>,
@@ -70,7 +70,7 @@ impl Split {
 
     /// Whether no part of it has a lane.
     pub(crate) fn is_unsent(&self) -> bool {
-        self.parts.iter().all(|part| part.lane == NONE)
+        self.parts.iter().all(|part| part.lane == LaneId::NONE)
     }
 
     /// Gives the room back that a huge request needed.
@@ -82,11 +82,11 @@ impl Split {
     }
 
     #[inline(always)]
-    fn add(&mut self, server: u32) {
-        let seen = &mut self.seen[server as usize];
+    fn add(&mut self, server: ServerId) {
+        let seen = &mut self.seen[server.index()];
         if seen.stamp != self.stamp {
             *seen = Seen { stamp: self.stamp, part: self.parts.len() as u32 };
-            self.parts.push(Part { server, lane: NONE, keys: 0, failure: None, start: 0 });
+            self.parts.push(Part { server, lane: LaneId::NONE, keys: 0, failure: None, start: 0 });
         }
         self.parts[seen.part as usize].keys += 1;
         self.owners.push(seen.part);
@@ -95,9 +95,9 @@ impl Split {
 
 impl Engine {
     #[inline]
-    pub(crate) fn route(&mut self, pool: u32, key: &[u8], access: Access) -> Option<u32> {
-        let pool = &self.pools[pool as usize];
-        let is_up = |server: u32| pool.servers[server as usize].is_up();
+    pub(crate) fn route(&mut self, pool: PoolId, key: &[u8], access: Access) -> Option<ServerId> {
+        let pool = &self.pools[pool];
+        let is_up = |server: ServerId| pool.servers[server].is_up();
         pool.router.select(key, access, &mut self.rng, is_up)
     }
 
@@ -105,7 +105,7 @@ impl Engine {
     #[inline]
     pub(crate) fn forward_key(
         &mut self,
-        client: u32,
+        client: ClientId,
         key: &[u8],
         access: Access,
         expect: Expect,
@@ -114,7 +114,7 @@ impl Engine {
         let pool = self.clients[client].pool;
         let mark = Mark::of(key);
         let is_presumed = self.clients[client].window == 0 && access == Access::Read;
-        let is_large = (is_presumed || self.pools[pool as usize].large_replies.contains(mark))
+        let is_large = (is_presumed || self.pools[pool].large_replies.contains(mark))
             && self.clients[client].modes.transaction.is_none();
         let server = self.route(pool, key, access);
         let plan = match server.filter(|_| is_large) {
@@ -132,8 +132,8 @@ impl Engine {
     #[cold]
     fn forward_large(
         &mut self,
-        client: u32,
-        server: u32,
+        client: ClientId,
+        server: ServerId,
         access: Access,
         expect: Expect,
         size: usize,
@@ -163,7 +163,7 @@ impl Engine {
     /// Sends a request that stores on a connection that nobody else has meanwhile: that one is closed
     /// if the server does not know what is asked.
     #[cold]
-    pub(crate) fn forward_alone(&mut self, client: u32, key: &[u8], expect: Expect) -> Plan {
+    pub(crate) fn forward_alone(&mut self, client: ClientId, key: &[u8], expect: Expect) -> Plan {
         let Client { requests, pool, variant, .. } = self.clients[client];
         if requests > 0 {
             return Plan::Wait;
@@ -192,8 +192,8 @@ impl Engine {
     #[inline]
     pub(crate) fn forward_to(
         &mut self,
-        client: u32,
-        server: Option<u32>,
+        client: ClientId,
+        server: Option<ServerId>,
         expect: Expect,
         size: usize,
     ) -> Plan {
@@ -207,14 +207,14 @@ impl Engine {
         }
     }
 
-    pub(crate) fn forward_on(&mut self, client: u32, lane: u32, expect: Expect) -> Plan {
+    pub(crate) fn forward_on(&mut self, client: ClientId, lane: LaneId, expect: Expect) -> Plan {
         let request = self.new_request(client);
         self.requests[request].expect = expect;
         Plan::Forward { lane, request }
     }
 
     /// Answers a request with the error that kept it from being sent.
-    pub(crate) fn fail(&mut self, client: u32, failure: Failure) -> Plan {
+    pub(crate) fn fail(&mut self, client: ClientId, failure: Failure) -> Plan {
         let protocol = self.protocol_of(client);
         self.count_forward_error(self.clients[client].pool);
         if protocol == Protocol::Memcached {
@@ -229,10 +229,10 @@ impl Engine {
     #[inline]
     pub(crate) fn lane_for(
         &mut self,
-        client: u32,
-        server: u32,
+        client: ClientId,
+        server: ServerId,
         size: usize,
-    ) -> Result<u32, Failure> {
+    ) -> Result<LaneId, Failure> {
         let Client { off_fast_path, pool, variant, lane_choice, .. } = self.clients[client];
         if off_fast_path && let Some(lane) = self.leased(client, server) {
             return self.on_leased(client, lane, size);
@@ -242,9 +242,14 @@ impl Engine {
 
     /// A lane that the client has for itself, if it can take `size` more bytes.
     #[cold]
-    fn on_leased(&mut self, client: u32, lane: u32, size: usize) -> Result<u32, Failure> {
+    fn on_leased(
+        &mut self,
+        client: ClientId,
+        lane: LaneId,
+        size: usize,
+    ) -> Result<LaneId, Failure> {
         self.align(client, lane);
-        let limits = &self.pools[self.clients[client].pool as usize].limits;
+        let limits = &self.pools[self.clients[client].pool].limits;
         let is_full = self.lane(lane).is_full(limits, size);
         if is_full { Err(Failure::QueueFull) } else { Ok(lane) }
     }
@@ -253,18 +258,18 @@ impl Engine {
     #[inline]
     pub(crate) fn lane_of(
         &mut self,
-        (pool, server): (u32, u32),
+        (pool, server): (PoolId, ServerId),
         variant: u16,
         choice: u16,
         size: usize,
-    ) -> Result<u32, Failure> {
-        let pool = &self.pools[pool as usize];
-        let server = &pool.servers[server as usize];
+    ) -> Result<LaneId, Failure> {
+        let pool = &self.pools[pool];
+        let server = &pool.servers[server];
         let index = match size < BULK_SIZE {
             true => server.lane(variant, choice),
             false => server.bulk_lane(variant),
         };
-        let lane = &self.lanes[index as usize];
+        let lane = &self.lanes[index];
         if lane.is_full(&pool.limits, size) {
             return Err(Failure::QueueFull);
         }
@@ -279,15 +284,20 @@ impl Engine {
     /// Sends a request without keys as it is: to the first server that is well, or else to the
     /// first in the ring. So a client that says related things without keys, as loading a script
     /// and calling it, says them to one server while that one is well.
-    pub(crate) fn forward_anywhere(&mut self, client: u32, access: Access, size: usize) -> Plan {
+    pub(crate) fn forward_anywhere(
+        &mut self,
+        client: ClientId,
+        access: Access,
+        size: usize,
+    ) -> Plan {
         let server = self.any_server(client, access);
         self.forward_to(client, server, Expect::Line, size)
     }
 
     /// The server for what has no keys.
-    pub(crate) fn any_server(&mut self, client: u32, access: Access) -> Option<u32> {
+    pub(crate) fn any_server(&mut self, client: ClientId, access: Access) -> Option<ServerId> {
         let pool = self.clients[client].pool;
-        let config = &self.pools[pool as usize];
+        let config = &self.pools[pool];
         if config.router.is_one_shard() {
             self.route(pool, b"", access)
         } else {
@@ -296,20 +306,20 @@ impl Engine {
                 .iter()
                 .position(Server::is_up)
                 .or_else(|| servers.iter().position(|server| !server.ejected));
-            server.map(|server| server as u32)
+            server.map(|server| ServerId::new(server as u32))
         }
     }
 
     /// Whether all of the client's keys are on one server, whichever they are.
-    pub(crate) fn is_single(&self, client: u32) -> bool {
-        let pool = &self.pools[self.clients[client].pool as usize];
+    pub(crate) fn is_single(&self, client: ClientId) -> bool {
+        let pool = &self.pools[self.clients[client].pool];
         pool.router.is_one_shard() || pool.servers.len() == 1
     }
 
     /// Puts a request's bytes at the end of a lane.
     #[inline]
-    pub(crate) fn send(&mut self, lane: u32, request: u32, payload: Payload<'_>) {
-        let state = &mut self.lanes[lane as usize];
+    pub(crate) fn send(&mut self, lane: LaneId, request: RequestId, payload: Payload<'_>) {
+        let state = &mut self.lanes[lane];
         state.close_gets(&mut self.bufs);
         let output = &mut state.output;
         let before = output.len();
@@ -327,11 +337,11 @@ impl Engine {
 
     /// Puts a request, whose bytes are the last `wire_len` of the lane's output, into its queue.
     #[inline]
-    pub(crate) fn enqueue(&mut self, index: u32, request: u32, wire_len: u64) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn enqueue(&mut self, index: LaneId, request: RequestId, wire_len: u64) {
+        let lane = &mut self.lanes[index];
         debug_assert!(lane.coalesced.waiting() == 0, "gets wait that stand in front");
         lane.append(request, wire_len, &mut self.requests);
-        let expiry = self.pools[lane.pool as usize].expiry(self.requests[request].started);
+        let expiry = self.pools[lane.pool].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
         lane.mark(&mut self.dirty_lanes);
     }
@@ -339,13 +349,13 @@ impl Engine {
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.
     pub(crate) fn place_keys<'k>(
         &mut self,
-        pool: u32,
+        pool: PoolId,
         keys: impl Iterator<Item = &'k [u8]>,
         access: Access,
         split: &mut Split,
-    ) -> Result<Option<u32>, Failure> {
-        let Pool { router, servers, .. } = &self.pools[pool as usize];
-        let is_up = |server: u32| servers[server as usize].is_up();
+    ) -> Result<Option<ServerId>, Failure> {
+        let Pool { router, servers, .. } = &self.pools[pool];
+        let is_up = |server: ServerId| servers[server].is_up();
         split.begin(servers.len());
         for key in keys {
             let server = match split.parts.first() {
@@ -364,7 +374,7 @@ impl Engine {
     /// Nothing is sent when one of the servers cannot be.
     pub(crate) fn send_fragments<'b>(
         &mut self,
-        client: u32,
+        client: ClientId,
         split: &mut Split,
         merge: Merge,
         request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
@@ -387,7 +397,7 @@ impl Engine {
     /// of them can.
     pub(crate) fn send_fragments_that_can<'b>(
         &mut self,
-        client: u32,
+        client: ClientId,
         split: &mut Split,
         merge: Merge,
         request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
@@ -411,39 +421,39 @@ impl Engine {
     /// Writes fragments to the lanes that parts have; those that have none are answered already.
     fn write_fragments<'b>(
         &mut self,
-        client: u32,
+        client: ClientId,
         split: &mut Split,
         merge: Merge,
         request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) -> Plan {
         // A guess at the room that it takes.
         let room = request.size.min(LARGE);
-        for part in split.parts.iter_mut().filter(|part| part.lane != NONE) {
-            let lane = &mut self.lanes[part.lane as usize];
+        for part in split.parts.iter_mut().filter(|part| part.lane != LaneId::NONE) {
+            let lane = &mut self.lanes[part.lane];
             lane.close_gets(&mut self.bufs);
             part.start = lane.output.len();
             lane.output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
         }
         for (&owner, key) in split.owners.iter().zip(request.keys) {
-            let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane as usize) else {
+            let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane) else {
                 continue;
             };
             lane.output.push(key, &mut self.bufs);
         }
         let parent = self.new_request(client);
         let pool = self.clients[client].pool;
-        let mut next = NONE;
+        let mut next = RequestId::NONE;
         let mut pending = 0;
         for part in split.parts.iter().rev() {
-            if part.lane == NONE {
+            if part.lane == LaneId::NONE {
                 next = self.missing_fragment(client, (parent, next), request.expect, part.failure);
                 continue;
             }
             pending += 1;
-            let output = &mut self.lanes[part.lane as usize].output;
+            let output = &mut self.lanes[part.lane].output;
             output.push(request.foot, &mut self.bufs);
             let wire_len = output.len() - part.start;
-            let (fragment, _) = self.requests.add(pool, NONE, self.now);
+            let (fragment, _) = self.requests.add(pool, ClientId::NONE, self.now);
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;
@@ -454,7 +464,7 @@ impl Engine {
             next = fragment;
         }
         self.requests[parent].role = Role::Parent { fragments: next, pending, merge };
-        let metrics = self.pools[pool as usize].metrics;
+        let metrics = self.pools[pool].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
         Plan::Done
     }
@@ -462,13 +472,13 @@ impl Engine {
     /// A fragment that is answered already: none of its keys is there, or its server is not.
     fn missing_fragment(
         &mut self,
-        client: u32,
-        (parent, next): (u32, u32),
+        client: ClientId,
+        (parent, next): (RequestId, RequestId),
         expect: Expect,
         failure: Option<Failure>,
-    ) -> u32 {
+    ) -> RequestId {
         let pool = self.clients[client].pool;
-        let (fragment, _) = self.requests.add(pool, NONE, self.now);
+        let (fragment, _) = self.requests.add(pool, ClientId::NONE, self.now);
         let slot = &mut self.requests[fragment];
         slot.role = Role::Fragment { parent, next };
         slot.done = true;
@@ -491,17 +501,17 @@ impl Engine {
     /// answered why, unless that is all of them.
     pub(crate) fn send_to_all(
         &mut self,
-        client: u32,
+        client: ClientId,
         text: &[u8],
         expect: Expect,
         merge: Merge,
     ) -> Plan {
         let mut split = std::mem::take(&mut self.scratch.split);
-        let pool = &self.pools[self.clients[client].pool as usize];
+        let pool = &self.pools[self.clients[client].pool];
         split.begin(pool.servers.len());
         for (server, &live) in pool.router.live().iter().enumerate() {
             if live {
-                split.add(server as u32);
+                split.add(ServerId::new(server as u32));
             }
         }
         let plan = if split.parts.is_empty() {

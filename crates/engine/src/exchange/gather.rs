@@ -6,7 +6,7 @@ use cashew_protocol::memcached;
 use cashew_protocol::resp::{self, encode};
 
 use crate::base::buffer::LARGE;
-use crate::base::slab::NONE;
+use crate::base::id::RequestId;
 use crate::engine::Engine;
 use crate::request::slab::Requests;
 use crate::request::{Gather, Merge, Role};
@@ -17,7 +17,12 @@ const HEADER_MAX: usize = 32;
 impl Engine {
     /// Merges replies to fragments straight into the client's output, if that is where they belong
     /// now, they are small, and none of them is an error. Returns whether it did.
-    pub(crate) fn deal_out(&mut self, parent: u32, fragments: u32, merge: &Merge) -> bool {
+    pub(crate) fn deal_out(
+        &mut self,
+        parent: RequestId,
+        fragments: RequestId,
+        merge: &Merge,
+    ) -> bool {
         let request = &self.requests[parent];
         let client = &mut self.clients[request.client];
         let (gather, is_error): (_, fn(&[u8]) -> bool) = match merge {
@@ -58,10 +63,10 @@ impl Engine {
 
 impl Requests {
     /// The replies of a request's fragments, in their order.
-    pub(crate) fn replies(&self, first: u32) -> impl Iterator<Item = &[u8]> + Clone {
+    pub(crate) fn replies(&self, first: RequestId) -> impl Iterator<Item = &[u8]> + Clone {
         let mut at = first;
         std::iter::from_fn(move || {
-            if at == NONE {
+            if at == RequestId::NONE {
                 return None;
             }
             let fragment = &self[at];
@@ -73,12 +78,17 @@ impl Requests {
     }
 
     /// Where to begin in each fragment's reply.
-    fn places(&self, first: u32, start: impl Fn(&[u8]) -> Option<usize>, out: &mut Vec<Place>) {
+    fn places(
+        &self,
+        first: RequestId,
+        start: impl Fn(&[u8]) -> Option<usize>,
+        out: &mut Vec<Place>,
+    ) {
         let mut at = first;
         while let Role::Fragment { next, .. } = self[at].role {
             let start = start(&self[at].reply).unwrap_or(usize::MAX);
             out.push(Place { fragment: at, at: start });
-            if next == NONE {
+            if next == RequestId::NONE {
                 return;
             }
             at = next;
@@ -94,7 +104,7 @@ impl Requests {
     /// Deals the elements of the fragments' arrays to the positions of the keys.
     pub(crate) fn merge_elements(
         &self,
-        fragments: u32,
+        fragments: RequestId,
         gather: &Gather,
         places: &mut Vec<Place>,
         out: &mut Vec<u8>,
@@ -121,7 +131,7 @@ impl Requests {
     /// are found so.
     pub(crate) fn merge_values(
         &self,
-        fragments: u32,
+        fragments: RequestId,
         gather: &Gather,
         places: &mut Vec<Place>,
         out: &mut Vec<u8>,
@@ -162,7 +172,7 @@ impl Requests {
     #[cold]
     fn merge_values_by_key(
         &self,
-        fragments: u32,
+        fragments: RequestId,
         gather: &Gather,
         out: &mut Vec<u8>,
     ) -> Option<()> {
@@ -188,12 +198,12 @@ impl Requests {
     }
 
     /// Where the values that are not dealt out begin in each fragment's reply.
-    pub(crate) fn places_of_values(&self, first: u32, gather: &Gather, out: &mut Vec<Place>) {
+    pub(crate) fn places_of_values(&self, first: RequestId, gather: &Gather, out: &mut Vec<Place>) {
         let mut at = first;
         while let Role::Fragment { next, .. } = self[at].role {
             let start = gather.places.get(out.len()).copied().unwrap_or_default();
             out.push(Place { fragment: at, at: start });
-            if next == NONE {
+            if next == RequestId::NONE {
                 return;
             }
             at = next;
@@ -204,7 +214,7 @@ impl Requests {
 /// How far a fragment's reply is dealt out.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    pub(crate) fragment: u32,
+    pub(crate) fragment: RequestId,
     pub(crate) at: usize,
 }
 

@@ -16,7 +16,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::base::action::Sequel;
-use crate::base::slab::NONE;
+use crate::base::id::{LaneId, RequestId};
 use crate::engine::Engine;
 use crate::request::{Due, Own, Role};
 use crate::upstream::lane::Lane;
@@ -103,7 +103,7 @@ impl Engine {
     }
 
     /// Puts a seal behind what was sent last on a lane.
-    pub(crate) fn seal(&mut self, lane: u32) {
+    pub(crate) fn seal(&mut self, lane: LaneId) {
         let seal = Seal::new(self.secret.next());
         let mut text = [0; ECHO.len() + SIZE];
         text[..ECHO.len()].copy_from_slice(ECHO);
@@ -113,16 +113,16 @@ impl Engine {
 
     /// Whether a seal is what the lane waits for. What comes before it answers nothing.
     #[inline]
-    pub(crate) fn is_sealed(&self, index: u32) -> bool {
-        let lane = &self.lanes[index as usize];
-        lane.head != NONE
+    pub(crate) fn is_sealed(&self, index: LaneId) -> bool {
+        let lane = &self.lanes[index];
+        lane.head != RequestId::NONE
             && lane.scanner.at_start()
             && matches!(self.requests[lane.head].role, Role::Own(Own::Seal(_)))
     }
 
     /// Bytes come while a seal is waited for; returns what follows it.
-    pub(crate) fn sealed_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
-        let Lane { head, in_flight, .. } = self.lanes[index as usize];
+    pub(crate) fn sealed_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        let Lane { head, in_flight, .. } = self.lanes[index];
         let Role::Own(Own::Seal(seal)) = &mut self.requests[head].role else {
             unreachable!("the lane's head is a seal");
         };

@@ -9,6 +9,7 @@ use cashew_protocol::memcached::binary::{
 };
 use cashew_protocol::memcached::{RequestParser, Verb, words};
 
+use crate::base::id::ClientId;
 use crate::downstream::session::same_secret;
 use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
@@ -25,8 +26,8 @@ const MECHANISM_SIZE_MAX: u32 = 32;
 
 impl Engine {
     /// Whether a user of the pool has that password.
-    fn knows(&self, client: u32, user: &[u8], password: &[u8]) -> bool {
-        let pool = &self.pools[self.clients[client].pool as usize];
+    fn knows(&self, client: ClientId, user: &[u8], password: &[u8]) -> bool {
+        let pool = &self.pools[self.clients[client].pool];
         let users = &pool.config.memcached.client_auth;
         // All are looked at, so that the time tells nothing.
         users.iter().fold(false, |is_known, known| {
@@ -36,7 +37,12 @@ impl Engine {
     }
 
     /// Takes a request of a client that has not logged in.
-    pub(super) fn log_in_by_text(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) {
+    pub(super) fn log_in_by_text(
+        &mut self,
+        client: ClientId,
+        parser: &RequestParser,
+        bytes: &[u8],
+    ) {
         let reply: &[u8] = match parser.data() {
             Some(data) if parser.verb() == Verb::Set => {
                 let mut words = words(data.of(bytes));
@@ -58,10 +64,10 @@ impl Engine {
     }
 
     /// Takes a request of SASL.
-    pub(super) fn sasl(&mut self, client: u32, parser: &BinaryParser, bytes: &[u8]) {
+    pub(super) fn sasl(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) {
         let header = parser.header();
         let is_asked = {
-            let pool = &self.pools[self.clients[client].pool as usize];
+            let pool = &self.pools[self.clients[client].pool];
             !pool.config.memcached.client_auth.is_empty()
         };
         let mut status = Status::UnknownCommand;
@@ -89,7 +95,7 @@ impl Engine {
 
     /// Whether this is who it should be: an identity, which is not looked at, user and password,
     /// with zeros between them.
-    fn is_plain_login(&self, client: u32, parser: &BinaryParser, bytes: &[u8]) -> bool {
+    fn is_plain_login(&self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) -> bool {
         let mut parts = parser.value().of(bytes).split(|&byte| byte == 0);
         let (_, user, password) = (parts.next(), parts.next(), parts.next());
         parser.key().of(bytes) == MECHANISM

@@ -12,7 +12,7 @@ use cashew_protocol::redis::Access;
 
 use super::Asked;
 use super::stats::Kind;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::{Parser, State};
 use crate::downstream::receive::{Plan, Step, fills};
 use crate::downstream::session_params::WireProtocol;
@@ -23,7 +23,7 @@ use crate::request::Merge;
 
 impl Engine {
     /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
-    pub(crate) fn consume_binary(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+    pub(crate) fn consume_binary(&mut self, index: ClientId, buf: &[u8], owned: bool) -> Step {
         let mut parser = match self.unpark(index) {
             Some(Parser::Binary(parser)) => parser,
             _ => self.scratch.binary.take().unwrap_or_default(),
@@ -101,7 +101,7 @@ impl Engine {
 
     /// Begins to pass a request on while it arrives.
     #[cold]
-    fn upload_packet(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Begun {
+    fn upload_packet(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Begun {
         let value = parser.value();
         if !parser.is_begun() || !parser.opcode().has_key() || bytes.len() < value.start as usize {
             return Begun::No;
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// The header of a request in its loud form, with its unique as the lane's server knows it.
-    fn header_for(&self, lane: u32, parser: &RequestParser, bytes: &[u8]) -> [u8; HEADER_SIZE] {
+    fn header_for(&self, lane: LaneId, parser: &RequestParser, bytes: &[u8]) -> [u8; HEADER_SIZE] {
         let mut header = *bytes.first_chunk().expect("the header of a complete request is there");
         header[1] = parser.opcode().byte();
         self.untagged_header(lane, &header)
@@ -135,7 +135,7 @@ impl Engine {
     /// reason than that.
     fn refuse_binary(
         &mut self,
-        client: u32,
+        client: ClientId,
         parser: &RequestParser,
         bytes: &[u8],
         status: Status,
@@ -154,7 +154,13 @@ impl Engine {
         !is_known
     }
 
-    fn answer_binary(&mut self, client: u32, parser: &RequestParser, status: Status, value: &[u8]) {
+    fn answer_binary(
+        &mut self,
+        client: ClientId,
+        parser: &RequestParser,
+        status: Status,
+        value: &[u8],
+    ) {
         let header = parser.header();
         let (opcode, opaque) = (header.opcode, header.opaque);
         let response = Response { opcode, status, opaque, key: b"", value };
@@ -162,7 +168,7 @@ impl Engine {
     }
 
     /// What the request that is being dispatched is to be answered like.
-    pub(crate) fn ask_binary(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) {
+    pub(crate) fn ask_binary(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) {
         let header = parser.header();
         let opcode = parser.opcode();
         let quiet = opcode.quiet();
@@ -174,14 +180,14 @@ impl Engine {
             false => Expect::Packet,
         };
         self.request_ctx.miss.clear();
-        let pool = &self.pools[self.clients[client].pool as usize];
+        let pool = &self.pools[self.clients[client].pool];
         if opcode.returns_key() && pool.misses {
             self.request_ctx.miss.extend_from_slice(parser.key().of(bytes));
         }
     }
 
     /// Decides about one parsed request; `bytes` is the request as it came.
-    fn binary_request(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
+    fn binary_request(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Plan {
         let opcode = parser.opcode();
         let is_open = matches!(
             opcode,
@@ -246,7 +252,7 @@ impl Engine {
                 let merge = Merge::Packets(self.aggregate(client, Kind::Told));
                 let plan = self.send_to_all(client, &text, Expect::Packet, merge);
                 let owner = &self.clients[client];
-                if owner.head != NONE {
+                if owner.head != RequestId::NONE {
                     // The last request is this one, or an answer that is complete.
                     self.requests[owner.tail].expect = expect;
                 }
@@ -268,10 +274,15 @@ impl Engine {
     }
 
     /// Servers know verbosity in text only, and are told by lanes for that.
-    fn verbosity_by_binary(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
+    fn verbosity_by_binary(
+        &mut self,
+        client: ClientId,
+        parser: &RequestParser,
+        bytes: &[u8],
+    ) -> Plan {
         let owner = &self.clients[client];
         let (pool, variant) = (owner.pool, owner.variant);
-        if self.pools[pool as usize].params_set[0].wire_protocol != WireProtocol::Text {
+        if self.pools[pool].params_set[0].wire_protocol != WireProtocol::Text {
             let status = Status::UnknownCommand;
             self.answer_binary(client, parser, status, status.text().as_bytes());
             return Plan::Done;

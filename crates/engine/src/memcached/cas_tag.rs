@@ -11,6 +11,7 @@ use cashew_protocol::memcached::{
 };
 
 use super::text::edits;
+use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::upstream::lane::Scanner;
@@ -40,17 +41,17 @@ impl Pool {
 }
 
 impl Engine {
-    pub(super) fn has_tags(&self, client: u32) -> bool {
-        self.pools[self.clients[client].pool as usize].has_tags()
+    pub(super) fn has_tags(&self, client: ClientId) -> bool {
+        self.pools[self.clients[client].pool].has_tags()
     }
 
-    fn tag_at(&self, lane: u32) -> Tag {
+    fn tag_at(&self, lane: LaneId) -> Tag {
         let lane = self.lane(lane);
-        self.pools[lane.pool as usize].servers[lane.server as usize].tag
+        self.pools[lane.pool].servers[lane.server].tag
     }
 
     /// Notes what the request that is being dispatched has to do with uniques.
-    pub(super) fn ask_cas_tags(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) {
+    pub(super) fn ask_cas_tags(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) {
         let cas_tags = match self.has_tags(client) {
             true => Uniques::of(parser, bytes),
             false => Uniques::default(),
@@ -63,8 +64,8 @@ impl Engine {
     #[cold]
     pub(super) fn send_untagged(
         &mut self,
-        lane: u32,
-        request: u32,
+        lane: LaneId,
+        request: RequestId,
         parser: &RequestParser,
         bytes: &[u8],
     ) {
@@ -78,7 +79,12 @@ impl Engine {
     }
 
     /// The head of an upload that names uniques.
-    pub(super) fn untagged_head(&self, lane: u32, parser: &RequestParser, head: &[u8]) -> Vec<u8> {
+    pub(super) fn untagged_head(
+        &self,
+        lane: LaneId,
+        parser: &RequestParser,
+        head: &[u8],
+    ) -> Vec<u8> {
         let mut text = Vec::new();
         self.write_untagged_head(lane, parser, head, &mut text);
         text
@@ -86,7 +92,7 @@ impl Engine {
 
     fn write_untagged_head(
         &self,
-        lane: u32,
+        lane: LaneId,
         parser: &RequestParser,
         head: &[u8],
         out: &mut Vec<u8>,
@@ -100,7 +106,7 @@ impl Engine {
     /// The header of a packet as the lane's server knows its unique.
     pub(super) fn untagged_header(
         &self,
-        lane: u32,
+        lane: LaneId,
         header: &[u8; HEADER_SIZE],
     ) -> [u8; HEADER_SIZE] {
         retagged_header(self.tag_at(lane), header)
@@ -109,7 +115,7 @@ impl Engine {
     /// The tag that goes on what a reply tells: the server's when its first byte comes. A reload
     /// that gives the server another leaves what has begun as it is.
     #[inline]
-    pub(crate) fn tag_of_reply(&self, lane: u32, request: u32) -> Tag {
+    pub(crate) fn tag_of_reply(&self, lane: LaneId, request: RequestId) -> Tag {
         let slot = &self.requests[request];
         if !(slot.is_tagged || matches!(slot.expect, Expect::Packet | Expect::PacketQuiet)) {
             return Tag::default();
@@ -124,14 +130,14 @@ impl Engine {
     #[cold]
     pub(crate) fn deliver_tagged(
         &mut self,
-        lane: u32,
-        request: u32,
+        lane: LaneId,
+        request: RequestId,
         tag: Tag,
         (bytes, is_last): (&[u8], bool),
     ) {
         let mut text = std::mem::take(&mut self.scratch.tagged);
         text.clear();
-        let lane = &mut self.lanes[lane as usize];
+        let lane = &mut self.lanes[lane];
         let tagger = lane.tagger.get_or_insert_default();
         if self.requests[request].arrived == 0 {
             tagger.begin(tag);

@@ -7,6 +7,7 @@ use cashew_protocol::memcached::binary::{Opcode, Response, Status, write_respons
 
 use super::Asked;
 use crate::base::failure::Failure;
+use crate::base::id::{ClientId, RequestId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::request::slab::Requests;
@@ -17,15 +18,15 @@ const FALLBACK_SIZE: usize = 256;
 /// What misses of requests on their way look like, where `on_failure: miss` asks for them. Those of
 /// requests that have been answered are forgotten later.
 #[derive(Default)]
-pub(crate) struct Notes(HashMap<u32, Box<[u8]>>);
+pub(crate) struct Notes(HashMap<RequestId, Box<[u8]>>);
 
 impl Notes {
-    pub(crate) fn keep(&mut self, request: u32, miss: &[u8], requests: &mut Requests) {
+    pub(crate) fn keep(&mut self, request: RequestId, miss: &[u8], requests: &mut Requests) {
         requests[request].is_noted = true;
         self.0.insert(request, miss.into());
     }
 
-    fn take(&mut self, request: u32, requests: &Requests) -> Box<[u8]> {
+    fn take(&mut self, request: RequestId, requests: &Requests) -> Box<[u8]> {
         let note = requests[request].is_noted.then(|| self.0.remove(&request)).flatten();
         note.unwrap_or_default()
     }
@@ -48,8 +49,8 @@ struct Failed<'a> {
 impl Engine {
     /// Answers a request that was not sent.
     #[cold]
-    pub(crate) fn fail_unsent_memcached(&mut self, client: u32, failure: Failure) -> Plan {
-        let misses = self.pools[self.clients[client].pool as usize].misses;
+    pub(crate) fn fail_unsent_memcached(&mut self, client: ClientId, failure: Failure) -> Plan {
+        let misses = self.pools[self.clients[client].pool].misses;
         let miss = std::mem::take(&mut self.request_ctx.miss);
         let failed = Failed {
             asked: self.request_ctx.asked,
@@ -84,10 +85,10 @@ impl Engine {
 
     /// Answers a request that has left its lane without a reply.
     #[cold]
-    pub(crate) fn fail_sent_memcached(&mut self, index: u32, failure: Failure) {
+    pub(crate) fn fail_sent_memcached(&mut self, index: RequestId, failure: Failure) {
         let miss = self.miss_notes.take(index, &self.requests);
         let request = &mut self.requests[index];
-        let misses = self.pools[request.pool as usize].misses;
+        let misses = self.pools[request.pool].misses;
         let failed = Failed { asked: request.asked, expect: request.expect, miss: &miss, failure };
         let mut is_unwanted = false;
         let mut text = self.bufs.take_for(FALLBACK_SIZE + miss.len());

@@ -20,7 +20,7 @@ use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::{self, Expect, REPLY_LINE_SIZE_MAX};
 
 use crate::base::buffer::BufPool;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::engine::Engine;
 use crate::exchange::dispatch::Split;
 use crate::request::slab::Requests;
@@ -55,7 +55,7 @@ pub(crate) struct Coalesced {
     /// Bytes of keys from there on that the reply has passed by, or that were brought to the front.
     passed: usize,
     /// The last request of these, while there are any.
-    last_passed: u32,
+    last_passed: RequestId,
     stages: Stages,
     /// The line of the reply that is to be looked at next, as far as it has come, when it has not
     /// come whole at once.
@@ -84,9 +84,9 @@ struct Stages {
     /// Whose requests there are: [`mark_of`] them.
     clients: u128,
     /// The first request: from there on the lane's queue has what is here, and nothing else.
-    first: u32,
+    first: RequestId,
     /// The one in front of `first`, if there is one.
-    before: u32,
+    before: RequestId,
 }
 
 /// A get that takes more keys, and what stands behind it.
@@ -97,14 +97,14 @@ struct Stage {
     /// Whose keys it has.
     request_ctx: u128,
     /// The requests of its first and its last key.
-    first: u32,
-    last: u32,
+    first: RequestId,
+    last: RequestId,
     /// The bytes behind it. From a pool.
     rest: Vec<u8>,
     /// Whose they are.
     behind: u128,
     /// The last request of all.
-    end: u32,
+    end: RequestId,
 }
 
 impl Default for Coalesced {
@@ -113,7 +113,7 @@ impl Default for Coalesced {
             keys: Vec::new(),
             answered: 0,
             passed: 0,
-            last_passed: NONE,
+            last_passed: RequestId::NONE,
             stages: Stages::default(),
             line: Vec::new(),
             is_in_block: false,
@@ -123,8 +123,8 @@ impl Default for Coalesced {
 
 /// One bit, which several clients may have.
 #[inline(always)]
-fn mark_of(client: u32) -> u128 {
-    1 << (client % u128::BITS)
+fn mark_of(client: ClientId) -> u128 {
+    1 << (client.number() % u128::BITS)
 }
 
 impl Stages {
@@ -163,7 +163,7 @@ impl Coalesced {
         if self.passed > 0 {
             self.passed -= len;
             if self.passed == 0 {
-                self.last_passed = NONE;
+                self.last_passed = RequestId::NONE;
             }
         }
         if self.answered == self.keys.len() || self.answered > ANSWERED_MAX {
@@ -205,7 +205,7 @@ impl Coalesced {
     pub(crate) fn reset(&mut self) {
         self.line = Vec::new();
         self.is_in_block = false;
-        (self.passed, self.last_passed) = (0, NONE);
+        (self.passed, self.last_passed) = (0, RequestId::NONE);
     }
 }
 
@@ -222,9 +222,9 @@ impl Lane {
     #[inline(always)]
     pub(crate) fn append_get(
         &mut self,
-        request: u32,
+        request: RequestId,
         word: &[u8],
-        client: u32,
+        client: ClientId,
         requests: &mut Requests,
         bufs: &mut BufPool,
     ) {
@@ -279,9 +279,9 @@ impl Lane {
     #[inline(always)]
     pub(crate) fn append_beside_gets(
         &mut self,
-        request: u32,
+        request: RequestId,
         bytes: &[u8],
-        client: u32,
+        client: ClientId,
         requests: &mut Requests,
         bufs: &mut BufPool,
     ) {
@@ -326,13 +326,19 @@ impl Lane {
 
     /// Puts a request behind one that is not written.
     #[inline(always)]
-    fn insert_behind(&mut self, before: u32, request: u32, wire_len: u64, requests: &mut Requests) {
+    fn insert_behind(
+        &mut self,
+        before: RequestId,
+        request: RequestId,
+        wire_len: u64,
+        requests: &mut Requests,
+    ) {
         let next = std::mem::replace(&mut requests[before].next_in_lane, request);
         let slot = &mut requests[request];
         slot.wire_len = wire_len;
         slot.in_lane = true;
         slot.next_in_lane = next;
-        if next == NONE {
+        if next == RequestId::NONE {
             self.tail = request;
         }
         self.count_unsent(wire_len);
@@ -343,18 +349,20 @@ impl Lane {
     /// keys each is looked at once.
     fn bring_forward(&mut self, key: &[u8], requests: &mut Requests) -> bool {
         let Coalesced { answered, passed, last_passed, .. } = self.coalesced;
-        let first = (self.head, NONE, answered);
-        let found = if last_passed == NONE {
+        let first = (self.head, RequestId::NONE, answered);
+        let found = if last_passed == RequestId::NONE {
             self.find_coalesced(key, first, requests)
         } else {
             let behind = match requests[last_passed].expect {
                 Expect::Coalesced => requests[last_passed].next_in_lane,
-                _ => NONE,
+                _ => RequestId::NONE,
             };
             self.find_coalesced(key, (behind, last_passed, answered + passed), requests)
                 .or_else(|| self.find_coalesced(key, first, requests))
         };
-        let Some((request, before, start)) = found.filter(|&(_, before, _)| before != NONE) else {
+        let Some((request, before, start)) =
+            found.filter(|&(_, before, _)| before != RequestId::NONE)
+        else {
             return false;
         };
         let len = word_len(&requests[request]);
@@ -387,11 +395,11 @@ impl Lane {
     fn find_coalesced(
         &self,
         key: &[u8],
-        (mut at, mut before, mut start): (u32, u32, usize),
+        (mut at, mut before, mut start): (RequestId, RequestId, usize),
         requests: &Requests,
-    ) -> Option<(u32, u32, usize)> {
+    ) -> Option<(RequestId, RequestId, usize)> {
         // Of what is not wholly written the server cannot know.
-        while at != NONE && at != self.first_unsent {
+        while at != RequestId::NONE && at != self.first_unsent {
             let request = &requests[at];
             let end = start + word_len(request);
             if &self.coalesced.keys[start + 1..end] == key {
@@ -453,12 +461,12 @@ impl Engine {
     /// large is not put together with what is small.
     pub(super) fn find_lanes_to_join<'k>(
         &mut self,
-        client: u32,
+        client: ClientId,
         split: &mut Split,
         mut keys: impl Iterator<Item = &'k [u8]>,
         size: usize,
     ) -> bool {
-        let pool = &self.pools[self.clients[client].pool as usize];
+        let pool = &self.pools[self.clients[client].pool];
         let queue_max = pool.limits.server_queue_max;
         let has_large = !pool.large_replies.is_empty()
             && keys.any(|key| pool.large_replies.contains(Mark::of(key)));
@@ -467,7 +475,7 @@ impl Engine {
                 let found = self.lane_for(client, split.parts[at].server, size);
                 let part = &mut split.parts[at];
                 found.is_ok_and(|index| {
-                    let lane = &self.lanes[index as usize];
+                    let lane = &self.lanes[index];
                     part.lane = index;
                     lane.is_shared()
                         && matches!(lane.link, Link::Ready { .. })
@@ -475,7 +483,7 @@ impl Engine {
                 })
             });
         if !can_join {
-            split.parts.iter_mut().for_each(|part| part.lane = NONE);
+            split.parts.iter_mut().for_each(|part| part.lane = LaneId::NONE);
         }
         can_join
     }
@@ -484,29 +492,29 @@ impl Engine {
     /// the lanes that [`Engine::find_lanes_to_join`] has found.
     pub(super) fn join_gets<'b>(
         &mut self,
-        client: u32,
+        client: ClientId,
         split: &Split,
         mut gather: Box<Gather>,
         words: impl Iterator<Item = &'b [u8]>,
     ) {
         let parent = self.new_request(client);
         let pool_index = self.clients[client].pool;
-        let pool = &self.pools[pool_index as usize];
+        let pool = &self.pools[pool_index];
         let expiry = pool.expiry(self.now);
-        let (mut first, mut last) = (NONE, NONE);
+        let (mut first, mut last) = (RequestId::NONE, RequestId::NONE);
         for (&owner, word) in split.owners.iter().zip(words) {
-            let (fragment, slot) = self.requests.add(pool_index, NONE, self.now);
-            slot.role = Role::Fragment { parent, next: NONE };
+            let (fragment, slot) = self.requests.add(pool_index, ClientId::NONE, self.now);
+            slot.role = Role::Fragment { parent, next: RequestId::NONE };
             slot.mark = Mark::of(&word[1..]);
             slot.expect = Expect::Values;
             slot.asked = self.request_ctx.asked;
             match last {
-                NONE => first = fragment,
+                RequestId::NONE => first = fragment,
                 last => self.requests[last].role = Role::Fragment { parent, next: fragment },
             }
             last = fragment;
             let index = split.parts[owner as usize].lane;
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             lane.append_get(fragment, word, client, &mut self.requests, &mut self.bufs);
             lane.mark(&mut self.dirty_lanes);
             lane.arm(index, expiry, &mut self.timers);
@@ -520,8 +528,8 @@ impl Engine {
     }
 
     /// Takes bytes of the reply to a get of several keys; returns what is left of them.
-    pub(crate) fn coalesced_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn coalesced_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index];
         if lane.coalesced.is_in_block {
             return self.block_received(index, bytes);
         }
@@ -544,10 +552,10 @@ impl Engine {
             &kept
         };
         // Of what is not wholly written the server cannot know what it is asked for.
-        while self.lanes[index as usize].in_flight > 0 {
+        while self.lanes[index].in_flight > 0 {
             match self.meaning(index, line) {
                 Meaning::Value => {
-                    let lane = &mut self.lanes[index as usize];
+                    let lane = &mut self.lanes[index];
                     let request = lane.head;
                     lane.coalesced.is_in_block = true;
                     let Scan::Partial = lane.scanner.scan(Expect::Coalesced, line) else { break };
@@ -556,7 +564,7 @@ impl Engine {
                 }
                 Meaning::Other => {
                     let key = memcached::value_key(line).unwrap_or_default();
-                    let lane = &mut self.lanes[index as usize];
+                    let lane = &mut self.lanes[index];
                     if !lane.bring_forward(key, &mut self.requests) {
                         break;
                     }
@@ -579,8 +587,8 @@ impl Engine {
         &[]
     }
 
-    fn meaning(&self, index: u32, line: &[u8]) -> Meaning {
-        let lane = &self.lanes[index as usize];
+    fn meaning(&self, index: LaneId, line: &[u8]) -> Meaning {
+        let lane = &self.lanes[index];
         let request = &self.requests[lane.head];
         let is_last = request.expect == Expect::CoalescedLast;
         if !is_last && request.expect != Expect::Coalesced {
@@ -600,8 +608,8 @@ impl Engine {
         }
     }
 
-    fn block_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
-        let lane = &mut self.lanes[index as usize];
+    fn block_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index];
         let request = lane.head;
         match lane.scanner.scan(Expect::Coalesced, bytes) {
             Scan::Complete(len) => {
@@ -624,8 +632,8 @@ impl Engine {
     }
 
     /// The head of the lane's queue, which is joined, is answered: `last` is the end of its reply.
-    fn part_answered(&mut self, index: u32, last: &[u8]) {
-        let lane = &mut self.lanes[index as usize];
+    fn part_answered(&mut self, index: LaneId, last: &[u8]) {
+        let lane = &mut self.lanes[index];
         let request = lane.head;
         lane.coalesced.pop_key(&self.requests[request], &mut self.bufs);
         self.pop_answered(index);

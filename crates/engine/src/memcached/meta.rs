@@ -6,6 +6,7 @@ use cashew_protocol::memcached::{
 };
 use cashew_protocol::redis::Access;
 
+use crate::base::id::ClientId;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 
@@ -24,7 +25,7 @@ impl Engine {
     /// `ma`, on what became of the item: these are sent as they are, with an `mn` behind them.
     pub(super) fn meta_request(
         &mut self,
-        client: u32,
+        client: ClientId,
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
@@ -56,7 +57,7 @@ impl Engine {
         };
         self.request_ctx.asked.quiet = quiet;
         self.request_ctx.expect = expect;
-        let pool = &self.pools[self.clients[client].pool as usize];
+        let pool = &self.pools[self.clients[client].pool];
         if parser.verb() == Verb::MetaGet && pool.misses {
             write_meta_miss(parser.line().of(bytes), &mut self.request_ctx.miss);
         }
@@ -75,13 +76,13 @@ impl Engine {
     /// commands.
     fn refusal_of_set(
         &mut self,
-        client: u32,
+        client: ClientId,
         parser: &RequestParser,
         key: &[u8],
     ) -> Option<&'static [u8]> {
         let (pool, now) = (self.clients[client].pool, self.now);
         let server = self.route(pool, key, Access::Write)?;
-        let unknown = self.pools[pool as usize].servers[server as usize].unknown;
+        let unknown = self.pools[pool].servers[server].unknown;
         let is_given = parser.expect() == Expect::Answer(Answer::MetaSetGiven);
         if now < unknown.sets {
             return Some(UNKNOWN_SET);

@@ -29,6 +29,7 @@ use cashew_config::snapshot::{Protocol, Wire};
 use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
 
 use crate::base::failure::Failure;
+use crate::base::id::{ClientId, PoolId, RequestId};
 use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
 
@@ -73,14 +74,14 @@ impl Default for RequestCtx {
 
 impl Engine {
     /// Whether the client's first byte is still to tell what it speaks.
-    pub(crate) fn is_undecided(&self, pool: u32) -> bool {
-        let config = &self.pools[pool as usize].config;
+    pub(crate) fn is_undecided(&self, pool: PoolId) -> bool {
+        let config = &self.pools[pool].config;
         config.protocol == Protocol::Memcached && config.memcached.wire == Wire::Auto
     }
 
     /// Takes a client for what its first byte says. Returns whether it speaks the binary protocol.
     #[cold]
-    fn decide_wire_protocol(&mut self, index: u32, first: u8) -> bool {
+    fn decide_wire_protocol(&mut self, index: ClientId, first: u8) -> bool {
         self.clients[index].undecided = false;
         self.update_off_fast_path(index);
         if first != BINARY_REQUEST {
@@ -93,7 +94,7 @@ impl Engine {
     }
 
     /// Notes what the answer to the request that is dispatched is to be like if its server fails.
-    fn note_miss(&mut self, request: u32) {
+    fn note_miss(&mut self, request: RequestId) {
         if !self.request_ctx.miss.is_empty() {
             self.miss_notes.keep(request, &self.request_ctx.miss, &mut self.requests);
         }

@@ -10,7 +10,7 @@ use cashew_protocol::Span;
 use cashew_protocol::memcached::{Expect, RequestParser, Verb, is_error, next_word, words};
 use cashew_protocol::redis::Access;
 
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, RequestId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::FragmentText;
@@ -115,7 +115,7 @@ impl Engine {
     #[cold]
     pub(super) fn retrieve_many(
         &mut self,
-        client: u32,
+        client: ClientId,
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
@@ -130,7 +130,7 @@ impl Engine {
     /// Goes on with the request that is being taken apart, at the front of `buf`. Returns its length
     /// when all of it has been asked for.
     #[cold]
-    pub(super) fn go_on_retrieving(&mut self, client: u32, buf: &[u8]) -> Option<usize> {
+    pub(super) fn go_on_retrieving(&mut self, client: ClientId, buf: &[u8]) -> Option<usize> {
         let many = self.clients[client].modes.many()?;
         let (len, verb) = (many.len, many.verb);
         self.request_ctx.miss.clear();
@@ -148,7 +148,7 @@ impl Engine {
     }
 
     /// Asks for the next part of the keys whenever the client is owed nothing.
-    fn retrieve_parts(&mut self, client: u32, bytes: &[u8]) -> Plan {
+    fn retrieve_parts(&mut self, client: ClientId, bytes: &[u8]) -> Plan {
         let pool = self.clients[client].pool;
         while self.clients[client].requests == 0 {
             let Some(many) = self.clients[client].modes.many() else { return Plan::Done };
@@ -189,7 +189,7 @@ impl Engine {
                 many.head = start;
             }
             if let Some(failure) =
-                self.request_ctx.failure.take().filter(|_| !self.pools[pool as usize].misses)
+                self.request_ctx.failure.take().filter(|_| !self.pools[pool].misses)
             {
                 self.count_forward_error(pool);
                 let mut text = Vec::new();
@@ -201,7 +201,7 @@ impl Engine {
     }
 
     /// A part of the reply is an error: it takes the place of what closes the whole.
-    fn end_with(&mut self, client: u32, error: &[u8]) {
+    fn end_with(&mut self, client: ClientId, error: &[u8]) {
         if let Some(many) = self.clients[client].modes.many()
             && !is_error(&many.end)
         {
@@ -210,10 +210,10 @@ impl Engine {
     }
 
     /// Keeps errors of a part's fragments for the end of the whole reply.
-    pub(crate) fn take_faults(&mut self, parent: u32, fragments: u32, gather: &Gather) {
+    pub(crate) fn take_faults(&mut self, parent: RequestId, fragments: RequestId, gather: &Gather) {
         let client = self.requests[parent].client;
         let (mut at, mut ordinal) = (fragments, 0);
-        while at != NONE {
+        while at != RequestId::NONE {
             let place = gather.places.get(ordinal).copied().unwrap_or_default();
             let rest = self.requests[at].reply.get(place..).unwrap_or_default();
             let mut values = cashew_protocol::memcached::Values::new(rest);

@@ -4,7 +4,7 @@
 use cashew_protocol::memcached::{Expect, Reticence};
 
 use super::Asked;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, RequestId};
 use crate::engine::Engine;
 
 /// So much of a reply tells what it is: a meta command's two letters, a header up to its status.
@@ -17,27 +17,27 @@ const FENCE: &[u8] = b"MN\r\n";
 
 impl Engine {
     /// The last bytes of a reply that is sifted; the request has left its lane.
-    pub(crate) fn deliver_quiet_filtered(&mut self, index: u32, bytes: &[u8]) {
+    pub(crate) fn deliver_quiet_filtered(&mut self, index: RequestId, bytes: &[u8]) {
         let rest = self.filter_quiet(index, bytes, true);
         self.deliver(index, rest);
     }
 
     /// Bytes of such a reply that goes on.
-    pub(crate) fn deliver_part_quiet_filtered(&mut self, index: u32, bytes: &[u8]) {
+    pub(crate) fn deliver_part_quiet_filtered(&mut self, index: RequestId, bytes: &[u8]) {
         let rest = self.filter_quiet(index, bytes, false);
         if !rest.is_empty() {
             self.deliver_part(index, rest);
             return;
         }
         let client = self.waiting_client(index);
-        if client != NONE {
+        if client != ClientId::NONE {
             self.check_output(client);
         }
     }
 
     /// Takes in bytes of a reply until it is known what becomes of it; returns those that are to be
     /// delivered in the usual way.
-    fn filter_quiet<'b>(&mut self, index: u32, bytes: &'b [u8], is_last: bool) -> &'b [u8] {
+    fn filter_quiet<'b>(&mut self, index: RequestId, bytes: &'b [u8], is_last: bool) -> &'b [u8] {
         let request = &mut self.requests[index];
         let len = match request.expect {
             Expect::Fenced | Expect::Told => usize::MAX,
@@ -52,14 +52,14 @@ impl Engine {
         // Where its reply ends goes by what is expected: a fence stays one until it has come,
         // whoever waits for it.
         let is_fenced = matches!(request.expect, Expect::Fenced | Expect::Told);
-        if is_known || is_last || (!is_fenced && self.waiting_client(index) == NONE) {
+        if is_known || is_last || (!is_fenced && self.waiting_client(index) == ClientId::NONE) {
             self.decide(index);
         }
         rest
     }
 
     /// Decides by the start of a reply, or by all of a fenced one.
-    fn decide(&mut self, index: u32) {
+    fn decide(&mut self, index: RequestId) {
         let request = &mut self.requests[index];
         request.asked.is_quiet_filtered = true;
         let asked = request.asked;
@@ -111,18 +111,18 @@ impl Engine {
     }
 
     /// Drops what a reply has behind its first bytes.
-    fn cut_reply(&mut self, index: u32, len: usize) {
+    fn cut_reply(&mut self, index: RequestId, len: usize) {
         let request = &mut self.requests[index];
         let cut = request.reply.len() - len;
         request.reply.truncate(len);
         let client = self.waiting_client(index);
-        if client != NONE {
+        if client != ClientId::NONE {
             self.clients[client].held -= cut as u64;
         }
     }
 
     /// Makes a merged reply that of the request as the client asked it.
-    pub(crate) fn filter_quiet_merged(&mut self, parent: u32, reply: &mut [u8]) {
+    pub(crate) fn filter_quiet_merged(&mut self, parent: RequestId, reply: &mut [u8]) {
         let request = &mut self.requests[parent];
         if request.expect == Expect::PacketQuiet && is_unwanted_packet(reply, request.asked) {
             request.silent = true;

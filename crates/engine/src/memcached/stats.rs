@@ -11,6 +11,7 @@ use cashew_protocol::memcached::binary::{
 use cashew_protocol::memcached::{Expect, Stats, is_error, words};
 
 use super::Asked;
+use crate::base::id::ClientId;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::request::Merge;
@@ -66,7 +67,7 @@ impl Kind {
 }
 
 impl Engine {
-    pub(super) fn stats_by_text(&mut self, client: u32, line: &[u8]) -> Plan {
+    pub(super) fn stats_by_text(&mut self, client: ClientId, line: &[u8]) -> Plan {
         let kind = Kind::of(words(line).nth(1));
         if lists_keys(line) {
             self.answer(client, |out| out.extend_from_slice(UNTELLABLE_KEYS));
@@ -85,12 +86,12 @@ impl Engine {
         self.send_to_all(client, &[line, b"\r\n"].concat(), Expect::Stats, merge)
     }
 
-    fn has_unix_servers(&self, client: u32) -> bool {
-        let servers = &self.pools[self.clients[client].pool as usize].config.servers;
+    fn has_unix_servers(&self, client: ClientId) -> bool {
+        let servers = &self.pools[self.clients[client].pool].config.servers;
         servers.iter().any(|server| matches!(server.endpoint, Endpoint::Unix(_)))
     }
 
-    pub(super) fn stats_by_binary(&mut self, client: u32, key: &[u8]) -> Plan {
+    pub(super) fn stats_by_binary(&mut self, client: ClientId, key: &[u8]) -> Plan {
         let kind = Kind::of(words(key).next());
         let key = if kind == Kind::Servers { b"" } else { key };
         let mut text = Vec::new();
@@ -100,8 +101,8 @@ impl Engine {
         self.send_to_all(client, &text, Expect::Packets, merge)
     }
 
-    pub(super) fn aggregate(&self, client: u32, kind: Kind) -> Box<Aggregate> {
-        let pool = &self.pools[self.clients[client].pool as usize];
+    pub(super) fn aggregate(&self, client: ClientId, kind: Kind) -> Box<Aggregate> {
+        let pool = &self.pools[self.clients[client].pool];
         let names = |is_live: bool| {
             let servers = pool.config.servers.iter().zip(pool.router.live());
             let servers = servers.filter(move |&(_, &live)| live == is_live);
@@ -137,12 +138,12 @@ struct Row<'r> {
 
 /// Statistics in the order in which they are named first.
 #[derive(Default)]
-struct Table<'r> {
+struct Rows<'r> {
     rows: Vec<Row<'r>>,
     places: HashMap<Vec<u8>, usize>,
 }
 
-impl<'r> Table<'r> {
+impl<'r> Rows<'r> {
     fn add(&mut self, kind: &'r [u8], name: Vec<u8>, value: &'r [u8]) {
         let key = [kind, b" ", &name].concat();
         let place = *self.places.entry(key).or_insert(self.rows.len());
@@ -280,7 +281,7 @@ impl<'r> Failed<'r> {
     }
 
     /// Another one. Where all are named it stands between the others.
-    fn add(&mut self, aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Table<'r>) {
+    fn add(&mut self, aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Rows<'r>) {
         self.0.push(one);
         if aggregate.kind.names_servers() {
             add_error(aggregate, one, table);
@@ -288,7 +289,7 @@ impl<'r> Failed<'r> {
     }
 
     /// The rows that name them.
-    fn add_to(&self, aggregate: &Aggregate, table: &mut Table<'r>, count: &'r [u8]) {
+    fn add_to(&self, aggregate: &Aggregate, table: &mut Rows<'r>, count: &'r [u8]) {
         if !aggregate.kind.names_servers() && count != b"0" {
             table.add(b"STAT", b"servers_failed".to_vec(), count);
             self.0.iter().for_each(|&one| add_error(aggregate, one, table));
@@ -303,7 +304,7 @@ impl<'r> Failed<'r> {
     }
 }
 
-fn add_error<'r>(aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Table<'r>) {
+fn add_error<'r>(aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Rows<'r>) {
     let (server, said) = one;
     let name = aggregate.servers.get(server).map_or("", |name| name);
     table.add(b"STAT", [name.as_bytes(), b":error"].concat(), said.trim_ascii_end());
@@ -322,7 +323,7 @@ pub(crate) fn merge_stats(
         return Some(());
     }
     let mut failed = Failed::default();
-    let mut table = Table::default();
+    let mut table = Rows::default();
     let mut has_table = kind == Kind::Servers;
     for (server, reply) in replies.iter().enumerate() {
         let mut stats = Stats::new(reply);
@@ -395,7 +396,7 @@ pub(crate) fn merge_packets(
         return Some(());
     }
     let mut failed = Failed::default();
-    let mut table = Table::default();
+    let mut table = Rows::default();
     let mut refusal = None;
     for (server, reply) in replies.iter().enumerate() {
         let last = Packets::new(reply).last()?;

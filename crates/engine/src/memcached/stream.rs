@@ -3,7 +3,7 @@
 use cashew_protocol::memcached::Values;
 
 use crate::base::buffer::LARGE;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, RequestId};
 use crate::engine::Engine;
 use crate::request::{Gather, Merge, Role};
 
@@ -11,7 +11,7 @@ impl Engine {
     /// Bytes came of a fragment of a retrieval: passes on what is next for the client, and whole.
     /// Small replies are kept together, so that a server's failure can still be answered.
     #[inline]
-    pub(crate) fn stream_values(&mut self, fragment: u32) {
+    pub(crate) fn stream_values(&mut self, fragment: RequestId) {
         let Role::Fragment { parent, .. } = self.requests[fragment].role else { return };
         if self.requests[parent].streaming || self.requests[fragment].reply.len() >= LARGE {
             self.stream_large(parent);
@@ -19,10 +19,10 @@ impl Engine {
     }
 
     #[inline(never)]
-    fn stream_large(&mut self, parent: u32) {
+    fn stream_large(&mut self, parent: RequestId) {
         let state = &self.requests[parent];
         let client = state.client;
-        let is_next = client != NONE && self.clients[client].head == parent;
+        let is_next = client != ClientId::NONE && self.clients[client].head == parent;
         let is_values = matches!(state.role, Role::Parent { merge: Merge::Values(_), .. });
         if !(is_next && is_values) {
             return;
@@ -38,7 +38,7 @@ impl Engine {
     }
 
     /// Moves whole values, as far as they are next, to the client's output.
-    fn deal_values(&mut self, client: u32, fragments: u32, gather: &mut Gather) {
+    fn deal_values(&mut self, client: ClientId, fragments: RequestId, gather: &mut Gather) {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         self.requests.places_of_values(fragments, gather, &mut places);
@@ -79,7 +79,7 @@ impl Engine {
     }
 
     /// Another reply takes the place of what has come of a fragment's.
-    pub(super) fn restart_fragment(&mut self, index: u32) {
+    pub(super) fn restart_fragment(&mut self, index: RequestId) {
         let Role::Fragment { parent, .. } = self.requests[index].role else { return };
         let Role::Parent { fragments, .. } = self.requests[parent].role else { return };
         let (mut at, mut ordinal) = (fragments, 0);

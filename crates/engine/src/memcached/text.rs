@@ -11,6 +11,7 @@ use super::get_coalescing::JOINED_KEYS_MAX;
 use super::meta::{FENCE, plain_key};
 use super::multiget_paging::{PART_KEYS, access, behind_space};
 use super::stats::Kind;
+use crate::base::id::ClientId;
 use crate::downstream::client::{Parser, State};
 use crate::downstream::receive::{Plan, Step, fills};
 use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
@@ -23,7 +24,7 @@ const VERSION: &[u8] = b"version\r\n";
 
 impl Engine {
     /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
-    pub(crate) fn consume_text(&mut self, index: u32, buf: &[u8], owned: bool) -> Step {
+    pub(crate) fn consume_text(&mut self, index: ClientId, buf: &[u8], owned: bool) -> Step {
         if self.clients[index].undecided
             && let Some(&first) = buf.first()
             && self.decide_wire_protocol(index, first)
@@ -139,7 +140,7 @@ impl Engine {
 
     /// Begins to pass a request on while it arrives.
     #[cold]
-    fn upload_value(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Begun {
+    fn upload_value(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Begun {
         let (Some(data), [_], false) = (parser.data(), parser.keys(), parser.is_odd()) else {
             return Begun::No;
         };
@@ -174,16 +175,16 @@ impl Engine {
     }
 
     /// Largest value of the client's next request.
-    pub(super) fn value_size_max(&self, index: u32) -> u64 {
+    pub(super) fn value_size_max(&self, index: ClientId) -> u64 {
         let client = &self.clients[index];
         match client.session.authenticated {
-            true => self.pools[client.pool as usize].limits.request_size_max,
+            true => self.pools[client.pool].limits.request_size_max,
             false => LOGIN_SIZE_MAX,
         }
     }
 
     /// Decides about one parsed request; `bytes` is the request as it came.
-    fn text_request(&mut self, client: u32, parser: &mut RequestParser, bytes: &[u8]) -> Plan {
+    fn text_request(&mut self, client: ClientId, parser: &mut RequestParser, bytes: &[u8]) -> Plan {
         if !self.clients[client].session.authenticated {
             self.log_in_by_text(client, parser, bytes);
             parser.set_value_size_max(self.value_size_max(client));
@@ -252,7 +253,7 @@ impl Engine {
 
     /// Tells all servers what administers them. Whether a server answers, and how, is its version's to
     /// say: what is behind the line is always answered, and ends the reply.
-    pub(super) fn administer(&mut self, client: u32, line: &[u8]) -> Plan {
+    pub(super) fn administer(&mut self, client: ClientId, line: &[u8]) -> Plan {
         let text = [line, VERSION].concat();
         self.request_ctx.expect = Expect::Told;
         let merge = Merge::Told(self.aggregate(client, Kind::Told));
@@ -261,7 +262,7 @@ impl Engine {
 
     /// If the value of a set was too large: like memcached, drops what is stored, which the client
     /// takes to be overwritten.
-    fn drop_stored(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) {
+    fn drop_stored(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) {
         let sets = matches!(parser.verb(), Verb::Set | Verb::MetaSet);
         if !sets || parser.data().is_some() || parser.keys().len() != 1 {
             return;
@@ -283,7 +284,13 @@ impl Engine {
     }
 
     /// Sends a request of the gateway's own in the client's turn, of whose reply nobody hears.
-    pub(super) fn send_silently(&mut self, client: u32, key: &[u8], expect: Expect, text: Vec<u8>) {
+    pub(super) fn send_silently(
+        &mut self,
+        client: ClientId,
+        key: &[u8],
+        expect: Expect,
+        text: Vec<u8>,
+    ) {
         self.clients[client].noreply = true;
         self.request_ctx.expect = expect;
         let server = self.route(self.clients[client].pool, key, Access::Write);
@@ -297,7 +304,7 @@ impl Engine {
 
     /// get, gets, gat, gats: split by server when the keys are on several.
     #[inline]
-    fn retrieve(&mut self, client: u32, parser: &RequestParser, bytes: &[u8]) -> Plan {
+    fn retrieve(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Plan {
         let keys = parser.keys();
         let access = access(parser.verb());
         if let [key] = keys {
@@ -337,7 +344,7 @@ impl Engine {
                     size: bytes.len(),
                 };
                 let merge = Merge::Values(gather);
-                match self.pools[pool as usize].misses {
+                match self.pools[pool].misses {
                     true => {
                         self.send_fragments_that_can(client, &mut split, merge, request);
                         self.request_ctx

@@ -15,7 +15,7 @@ use cashew_protocol::redis::{self, Access, Command, Fan, Lookup, Rule, Wait};
 use cashew_protocol::resp::{self, Parsed, Reply, RequestParser, encode};
 
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, PoolId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Handoff, Skip, State};
 use crate::downstream::receive::Plan;
@@ -33,8 +33,8 @@ pub(crate) const AHEAD_OF_BLOCKED_MAX: usize = 64 * 1024;
 
 /// The request of a client that its server lets wait.
 pub(crate) struct Blocking {
-    pub(crate) lane: u32,
-    pub(crate) request: u32,
+    pub(crate) lane: LaneId,
+    pub(crate) request: RequestId,
     /// When the server should have answered at the latest.
     pub(crate) until: Time,
     /// When the client's own time is up.
@@ -66,7 +66,7 @@ impl Engine {
     /// A command that may wait.
     pub(crate) fn block_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         bytes: &[u8],
         args: &[Span],
@@ -125,7 +125,7 @@ impl Engine {
     /// WAIT counts from what its connection did last, which is to be later than all that the client
     /// wrote by others: from its last command (up to 7.0), or from its last one that replicas get.
     /// That one nobody sees who does not subscribe to this channel.
-    pub(crate) fn catch_up(&mut self, lane: u32) {
+    pub(crate) fn catch_up(&mut self, lane: LaneId) {
         self.ask(lane, Own::Whatever, Due::Status, &["PING"]);
         self.ask(lane, Own::Whatever, Due::Integer, &["SPUBLISH", "cashew:wait", ""]);
     }
@@ -133,8 +133,8 @@ impl Engine {
     /// Sends `sent`, which the server may let wait before it answers what is due; `bytes` is what the client has sent.
     pub(crate) fn block_on(
         &mut self,
-        client: u32,
-        lane: u32,
+        client: ClientId,
+        lane: LaneId,
         (wait, due): (Wait, Due),
         bytes: &[u8],
         sent: &[u8],
@@ -142,7 +142,7 @@ impl Engine {
         if self.lane(lane).peer_id == 0 {
             self.ask(lane, Own::PeerId { lane }, Due::Integer, &["CLIENT", "ID"]);
         }
-        let pool = &self.pools[self.clients[client].pool as usize];
+        let pool = &self.pools[self.clients[client].pool];
         let (until, ends) = match wait {
             Wait::AtMost { millis } => {
                 let ends = self.now.plus_millis(millis);
@@ -176,7 +176,7 @@ impl Engine {
     }
 
     /// Ends the wait of a client, at somebody's wish. Returns whether it waited.
-    pub(crate) fn end_wait(&mut self, client: u32, ending: Ending) -> bool {
+    pub(crate) fn end_wait(&mut self, client: ClientId, ending: Ending) -> bool {
         let Some(blocking) = &self.clients[client].modes.blocking else {
             return self.end_before(client, ending);
         };
@@ -206,7 +206,7 @@ impl Engine {
 
     /// The same for a client whose call no server knows of: it waits for a lane, or for the end of a
     /// change.
-    fn end_before(&mut self, client: u32, ending: Ending) -> bool {
+    fn end_before(&mut self, client: ClientId, ending: Ending) -> bool {
         let state = &self.clients[client];
         let is_next = state.paused
             && state.requests == 0
@@ -226,7 +226,7 @@ impl Engine {
     }
 
     /// Whether what the client has sent begins with a call that may wait.
-    fn is_call_in_front(&self, client: u32) -> bool {
+    fn is_call_in_front(&self, client: ClientId) -> bool {
         let state = &self.clients[client];
         let input = &state.input;
         let mut parser = RequestParser::default();
@@ -245,7 +245,7 @@ impl Engine {
     /// Answers a call that is over before a server knew of it, or before all did.
     pub(crate) fn reply_ended(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         ending: Ending,
     ) -> Plan {
@@ -269,7 +269,7 @@ impl Engine {
 
     /// Has the server end the wait of a client, whose request is put back then. It does nothing
     /// where the server cannot be told.
-    pub(crate) fn withdraw(&mut self, client: u32) {
+    pub(crate) fn withdraw(&mut self, client: ClientId) {
         let Some(blocking) = &self.clients[client].modes.blocking else { return };
         if blocking.ending.is_some() {
             return;
@@ -294,13 +294,13 @@ impl Engine {
         }
     }
 
-    fn tell_to_end(&mut self, client: u32, ending: Ending) -> bool {
+    fn tell_to_end(&mut self, client: ClientId, ending: Ending) -> bool {
         let Some(blocking) = &self.clients[client].modes.blocking else { return false };
         let (lane, is_told) = (self.lane(blocking.lane), blocking.is_marked);
         let (peer, pool, server) = (lane.peer_id, lane.pool, lane.server);
         let is_sent = lane.in_flight > 0 && matches!(lane.link, Link::Ready { .. });
-        let messenger = self.pools[pool as usize].servers[server as usize].lane(0, 0);
-        let is_silent = self.pools[pool as usize].servers[server as usize].is_silent();
+        let messenger = self.pools[pool].servers[server].lane(0, 0);
+        let is_silent = self.pools[pool].servers[server].is_silent();
         let can_tell = !is_silent && !matches!(self.lane(messenger).link, Link::Backoff { .. });
         if peer == 0 || !is_sent || !can_tell {
             return false;
@@ -325,7 +325,7 @@ impl Engine {
     }
 
     /// The server has said, or not, what to call the connection where the next request waits.
-    pub(crate) fn withdraw_due(&mut self, lane: u32) {
+    pub(crate) fn withdraw_due(&mut self, lane: LaneId) {
         let Some(blocking) = self.blocked_at(lane).filter(|blocking| blocking.is_due) else {
             return;
         };
@@ -340,8 +340,8 @@ impl Engine {
     }
 
     /// Withdraws what clients of these pools wait for.
-    pub(crate) fn withdraw_all(&mut self, pools: impl Fn(u32) -> bool) {
-        for client in self.clients.indices().collect::<Vec<u32>>() {
+    pub(crate) fn withdraw_all(&mut self, pools: impl Fn(PoolId) -> bool) {
+        for client in self.clients.indices().collect::<Vec<ClientId>>() {
             let state = &self.clients[client];
             if state.modes.blocking.is_some() && pools(state.pool) {
                 self.withdraw(client);
@@ -350,14 +350,14 @@ impl Engine {
     }
 
     /// The request at the head of a lane, if it is one that may wait there.
-    pub(crate) fn blocked_at(&self, index: u32) -> Option<&Blocking> {
+    pub(crate) fn blocked_at(&self, index: LaneId) -> Option<&Blocking> {
         let lane = self.lane(index);
-        if !lane.is_session || lane.head == NONE {
+        if !lane.is_session || lane.head == RequestId::NONE {
             return None;
         }
         let request = &self.requests[lane.head];
         match request.role {
-            Role::Blocked if request.client != NONE => {
+            Role::Blocked if request.client != ClientId::NONE => {
                 self.clients[request.client].modes.blocking.as_deref()
             }
             _ => None,
@@ -365,14 +365,18 @@ impl Engine {
     }
 
     /// The reply to a request that may have waited, in a buffer. It has left its lane.
-    pub(crate) fn wait_over(&mut self, index: u32, reply: Vec<u8>) {
+    pub(crate) fn wait_over(&mut self, index: RequestId, reply: Vec<u8>) {
         let client = self.requests[index].client;
         let blocking = self.clients[client].modes.end_blocking();
         let mut blocking = blocking.expect("a request that waits is its client's blocking one");
         debug_assert_eq!(blocking.request, index);
         self.activity.come_back();
         let lane = self.lane(blocking.lane);
-        if blocking.is_marked && lane.has_connection() && lane.is_free() && lane.lease == NONE {
+        if blocking.is_marked
+            && lane.has_connection()
+            && lane.is_free()
+            && lane.lease == ClientId::NONE
+        {
             self.disconnect(blocking.lane, Closed::ByUs);
         }
         let request = &mut self.requests[index];
@@ -396,7 +400,7 @@ impl Engine {
     }
 
     /// A request that the server did not get to answer.
-    pub(crate) fn wait_failed(&mut self, index: u32) {
+    pub(crate) fn wait_failed(&mut self, index: RequestId) {
         self.drop_reply(index);
         let client = self.requests[index].client;
         let Some(blocking) = self.clients[client].modes.end_blocking() else { return };
@@ -407,19 +411,25 @@ impl Engine {
 
     /// Takes the client's only request back, as if it had just been received, or to be answered here
     /// if it has come to its end.
-    fn put_back(&mut self, client: u32, index: u32, mut text: Vec<u8>, ending: Option<Ending>) {
+    fn put_back(
+        &mut self,
+        client: ClientId,
+        index: RequestId,
+        mut text: Vec<u8>,
+        ending: Option<Ending>,
+    ) {
         debug_assert_eq!(self.clients[client].head, index);
         debug_assert_eq!(self.clients[client].requests, 1);
         let is_silent = self.requests[index].silent;
         let state = &mut self.clients[client];
-        (state.head, state.tail, state.requests) = (NONE, NONE, 0);
+        (state.head, state.tail, state.requests) = (RequestId::NONE, RequestId::NONE, 0);
         if is_silent && !state.noreply {
             // It was the one that CLIENT REPLY SKIP is about, and is again.
             (state.noreply, state.skip) = (true, Skip::This);
             self.update_off_fast_path(client);
         }
         let state = &mut self.clients[client];
-        if self.pools[state.pool as usize].is_monitored {
+        if self.pools[state.pool].is_monitored {
             state.modes.enter().is_observed = true;
         }
         if ending.is_some() {
@@ -444,7 +454,7 @@ impl Engine {
     }
 
     /// Whether the client is read though nothing of it is consumed.
-    pub(crate) fn is_listened_to(&self, client: u32) -> bool {
+    pub(crate) fn is_listened_to(&self, client: ClientId) -> bool {
         let state = &self.clients[client];
         state.modes.blocking.is_some()
             || state.modes.turn == Turn::Waits

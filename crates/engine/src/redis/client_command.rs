@@ -4,6 +4,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::{self as table, Command};
 use cashew_protocol::resp::encode;
 
+use crate::base::id::ClientId;
 use crate::downstream::client::{Client, Skip};
 use crate::downstream::receive::Plan;
 use crate::downstream::session::{NAME_MAX, check_name, is_attribute};
@@ -14,7 +15,7 @@ const SYNTAX: &str = "ERR syntax error";
 impl Engine {
     pub(crate) fn client_command(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
@@ -92,7 +93,7 @@ impl Engine {
         }
     }
 
-    fn client_setinfo(&mut self, client: u32, option: &[u8], value: &[u8]) -> Plan {
+    fn client_setinfo(&mut self, client: ClientId, option: &[u8], value: &[u8]) -> Plan {
         let name = if option.eq_ignore_ascii_case(b"lib-name") {
             "lib-name"
         } else if option.eq_ignore_ascii_case(b"lib-ver") {
@@ -116,7 +117,7 @@ impl Engine {
     }
 
     /// CLIENT REPLY ON|OFF|SKIP. Only ON is answered.
-    fn client_reply(&mut self, client: u32, mode: &[u8]) -> Plan {
+    fn client_reply(&mut self, client: ClientId, mode: &[u8]) -> Plan {
         let Client { noreply, skip, .. } = &mut self.clients[client];
         let is_off = *noreply && *skip == Skip::No;
         if mode.eq_ignore_ascii_case(b"on") {
@@ -139,7 +140,7 @@ impl Engine {
 
     /// A request of a client that skips a reply has been dispatched.
     #[cold]
-    pub(crate) fn advance_skip(&mut self, client: u32) {
+    pub(crate) fn advance_skip(&mut self, client: ClientId) {
         let Client { noreply, skip, .. } = &mut self.clients[client];
         (*noreply, *skip) = match *skip {
             Skip::AfterThis => (true, Skip::This),

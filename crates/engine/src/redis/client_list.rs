@@ -6,8 +6,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId, PoolId, RequestId};
 use crate::downstream::client::{Client, Profile, State};
 use crate::engine::{Closed, Engine};
 use crate::redis::blocking::Ending;
@@ -295,7 +294,7 @@ impl Engine {
     /// Answers for the clients that are here.
     pub(crate) fn census(
         &mut self,
-        pool: u32,
+        pool: PoolId,
         by: u64,
         question: &Question<'_>,
         place: &dyn Fn(ConnId) -> Place,
@@ -303,7 +302,7 @@ impl Engine {
         match question {
             Question::List(selection) => {
                 let mut lines = Vec::new();
-                let limit = self.pools[pool as usize].limits.client_output_max;
+                let limit = self.pools[pool].limits.client_output_max;
                 for client in self.selected(pool, by, selection, place) {
                     if lines.len() as u64 > limit {
                         // Whoever asks is closed for it.
@@ -324,7 +323,7 @@ impl Engine {
             }
             Question::Kill(kill) => {
                 let mut killed = self.selected(pool, by, &kill.selection, place);
-                if !self.pools[pool as usize].reach.kill {
+                if !self.pools[pool].reach.kill {
                     killed.retain(|&client| self.clients[client].session.id == by);
                 }
                 for &client in &killed {
@@ -347,9 +346,9 @@ impl Engine {
                     Some(asker) => place(self.client_conn(asker)).host().to_owned(),
                     None => String::from_utf8_lossy(from.unwrap_or_default()).into_owned(),
                 };
-                let reaches_all = self.pools[pool as usize].reach.unblock;
+                let reaches_all = self.pools[pool].reach.unblock;
                 // Who is not to be touched is as good as not there.
-                let is_in_reach = |&client: &u32| {
+                let is_in_reach = |&client: &ClientId| {
                     reaches_all
                         || Some(client) == asker
                         || !from.is_empty() && place(self.client_conn(client)).host() == from
@@ -362,19 +361,19 @@ impl Engine {
         }
     }
 
-    pub(crate) fn client_called(&self, pool: u32, id: u64) -> Option<u32> {
+    pub(crate) fn client_called(&self, pool: PoolId, id: u64) -> Option<ClientId> {
         let is_it = |client: &Client| client.pool == pool && client.session.id == id;
         self.clients.indices().find(|&client| is_it(&self.clients[client]))
     }
 
     fn selected(
         &self,
-        pool: u32,
+        pool: PoolId,
         by: u64,
         selection: &Selection<'_>,
         place: &dyn Fn(ConnId) -> Place,
-    ) -> Vec<u32> {
-        let is_selected = |&index: &u32| {
+    ) -> Vec<ClientId> {
+        let is_selected = |&index: &ClientId| {
             let client = &self.clients[index];
             let id = client.session.id;
             if client.pool != pool
@@ -396,7 +395,7 @@ impl Engine {
     }
 
     /// Closes a client; the one that asked for it when it has been answered.
-    fn kill(&mut self, client: u32, by: u64) {
+    fn kill(&mut self, client: ClientId, by: u64) {
         if self.clients[client].session.id == by {
             self.end_asker(client);
         } else {
@@ -419,7 +418,7 @@ impl Engine {
     /// Seconds since it asked anything.
     fn idle(&self, client: &Client) -> i64 {
         match client.head {
-            NONE => match self.activity.silence_us(client.asked_in, self.now) {
+            RequestId::NONE => match self.activity.silence_us(client.asked_in, self.now) {
                 Some(silence_us) => (silence_us / 1_000_000) as i64,
                 None => self.age(client),
             },
@@ -429,7 +428,7 @@ impl Engine {
 
     /// What CLIENT LIST and INFO say of a client. What the gateway does not know is what Redis says
     /// of a client that has none of it.
-    fn write_line(&self, index: u32, place: &Place, out: &mut Vec<u8>) {
+    fn write_line(&self, index: ClientId, place: &Place, out: &mut Vec<u8>) {
         let client = &self.clients[index];
         let Client { session, input, output, .. } = client;
         let command = client.called.name().unwrap_or("NULL");
@@ -437,7 +436,7 @@ impl Engine {
         let waits = output.len();
         let obl = waits.min(REPLY_BUFFER_SIZE);
         let oll = (waits - obl).div_ceil(REPLY_BUFFER_SIZE);
-        let pool = &self.pools[client.pool as usize];
+        let pool = &self.pools[client.pool];
         let profile = session.profile.as_deref();
         let said = |of: fn(&Profile) -> &[u8]| String::from_utf8_lossy(profile.map_or(b"", of));
         let [channels, patterns, shards] = [Kind::Channel, Kind::Pattern, Kind::Shard]
@@ -474,7 +473,7 @@ impl Engine {
     }
 
     /// As Redis has them, in its order.
-    fn flags(&self, index: u32, place: &Place) -> String {
+    fn flags(&self, index: ClientId, place: &Place) -> String {
         let client = &self.clients[index];
         let waits = client.modes.blocking.is_some() || self.is_held_back(index);
         let flags = [

@@ -7,6 +7,7 @@
 use cashew_protocol::redis::{self, Access, Command, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{Parsed, RequestParser};
 
+use crate::base::id::{ClientId, PoolId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::State;
@@ -49,20 +50,20 @@ impl Pool {
 
 impl Engine {
     /// How the clients of a pool are held back, if they are.
-    pub fn client_pause(&self, pool: u32) -> Option<ClientPause> {
-        self.pools[pool as usize].client_pause
+    pub fn client_pause(&self, pool: PoolId) -> Option<ClientPause> {
+        self.pools[pool].client_pause
     }
 
-    pub(crate) fn prolong_client_pause(&mut self, pool: u32, pause: ClientPause) {
+    pub(crate) fn prolong_client_pause(&mut self, pool: PoolId, pause: ClientPause) {
         let before = self.client_pause(pool);
         self.set_client_pause(pool, Some(before.map_or(pause, |it| it.and(pause))), self.now);
     }
 
     /// From now on the clients of the pool are held back like this, or not any more.
-    pub fn set_client_pause(&mut self, pool: u32, pause: Option<ClientPause>, now: Time) {
+    pub fn set_client_pause(&mut self, pool: PoolId, pause: Option<ClientPause>, now: Time) {
         self.now = now;
         let pause = pause.filter(|pause| pause.until > now);
-        let state = &mut self.pools[pool as usize];
+        let state = &mut self.pools[pool];
         let before = std::mem::replace(&mut state.client_pause, pause);
         state.update_held();
         if let Some(pause) = pause {
@@ -71,7 +72,7 @@ impl Engine {
         if before.map(|it| it.writes_only) == pause.map(|it| it.writes_only) {
             return;
         }
-        for client in self.clients.indices().collect::<Vec<u32>>() {
+        for client in self.clients.indices().collect::<Vec<ClientId>>() {
             if self.clients[client].pool == pool {
                 self.look_again(client);
             }
@@ -79,7 +80,7 @@ impl Engine {
     }
 
     /// What is held back of its client's has changed.
-    fn look_again(&mut self, client: u32) {
+    fn look_again(&mut self, client: ClientId) {
         self.update_off_fast_path(client);
         if self.clients[client].modes.turn == Turn::HeldBack {
             self.clients[client].modes.end_turn();
@@ -89,7 +90,7 @@ impl Engine {
 
     /// Ends the pauses that have lasted long enough.
     pub(crate) fn end_client_pauses(&mut self) {
-        for pool in 0..self.pools.len() as u32 {
+        for pool in self.pools.ids() {
             if self.client_pause(pool).is_some_and(|pause| pause.until <= self.now) {
                 self.set_client_pause(pool, None, self.now);
             }
@@ -97,22 +98,22 @@ impl Engine {
     }
 
     /// Whether its requests may take the express way has perhaps changed.
-    pub(crate) fn update_off_fast_path(&mut self, client: u32) {
+    pub(crate) fn update_off_fast_path(&mut self, client: ClientId) {
         let state = &mut self.clients[client];
-        state.off_fast_path = state.is_odd() || self.pools[state.pool as usize].holds_writes_back();
+        state.off_fast_path = state.is_odd() || self.pools[state.pool].holds_writes_back();
     }
 
     /// Whether all that holds the client back is CLIENT PAUSE, and what it asks next goes on all the
     /// same: who may end the pause, and what it has to say before it can.
     #[inline]
-    pub(crate) fn passes_pause(&self, client: u32, bytes: &[u8]) -> bool {
-        let pool = &self.pools[self.clients[client].pool as usize];
+    pub(crate) fn passes_pause(&self, client: ClientId, bytes: &[u8]) -> bool {
+        let pool = &self.pools[self.clients[client].pool];
         pool.held && pool.holds_all_back() && self.is_about_pause(client, bytes)
     }
 
     #[cold]
-    fn is_about_pause(&self, client: u32, bytes: &[u8]) -> bool {
-        let pool = &self.pools[self.clients[client].pool as usize];
+    fn is_about_pause(&self, client: ClientId, bytes: &[u8]) -> bool {
+        let pool = &self.pools[self.clients[client].pool];
         let state = &self.clients[client];
         let is_held_otherwise = pool.hold.is_some() || pool.paused;
         if is_held_otherwise || state.state == State::Closing || self.is_blocked_itself(client) {
@@ -131,9 +132,9 @@ impl Engine {
     }
 
     /// Whether a command of a special client is to wait for the end of a pause.
-    pub(crate) fn is_postponed(&self, client: u32, command: &Command) -> bool {
+    pub(crate) fn is_postponed(&self, client: ClientId, command: &Command) -> bool {
         let state = &self.clients[client];
-        if !self.pools[state.pool as usize].holds_writes_back() || !state.session.authenticated {
+        if !self.pools[state.pool].holds_writes_back() || !state.session.authenticated {
             return false;
         }
         match command.rule {
@@ -146,19 +147,18 @@ impl Engine {
 
     /// Holds a request back that is to wait for the end of a pause.
     #[cold]
-    pub(crate) fn postpone(&mut self, client: u32) -> Plan {
+    pub(crate) fn postpone(&mut self, client: ClientId) -> Plan {
         self.leave_line(client);
         self.clients[client].modes.enter().turn = Turn::HeldBack;
         Plan::Wait
     }
 
     /// Whether the client waits for the end of a pause.
-    pub(crate) fn is_held_back(&self, client: u32) -> bool {
+    pub(crate) fn is_held_back(&self, client: ClientId) -> bool {
         let state = &self.clients[client];
         state.paused
             && !state.throttled
-            && (state.modes.turn == Turn::HeldBack
-                || self.pools[state.pool as usize].holds_all_back())
+            && (state.modes.turn == Turn::HeldBack || self.pools[state.pool].holds_all_back())
     }
 }
 

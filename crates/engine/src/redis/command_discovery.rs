@@ -7,7 +7,7 @@ use cashew_protocol::resp::encode;
 use cashew_protocol::{Span, redis};
 
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, RequestId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
@@ -19,12 +19,12 @@ impl Engine {
     #[cold]
     pub(crate) fn look_further(
         &mut self,
-        client: u32,
+        client: ClientId,
         bytes: &[u8],
         args: &[Span],
     ) -> Result<Lookup, Plan> {
         let owner = &mut self.clients[client];
-        let pool = &self.pools[owner.pool as usize];
+        let pool = &self.pools[owner.pool];
         let asked = std::mem::take(&mut owner.looked_up);
         let lookup = pool.commands.find(bytes, args);
         let Ok(name) = std::str::from_utf8(args[0].of(bytes)) else { return Ok(lookup) };
@@ -43,7 +43,7 @@ impl Engine {
 
     /// Asks a server about a command on behalf of a client, whose request waits meanwhile: the
     /// question has its place among the client's requests, but no reply.
-    fn ask_about(&mut self, client: u32, name: &str) -> Plan {
+    fn ask_about(&mut self, client: ClientId, name: &str) -> Plan {
         let mut question = Vec::new();
         encode::write_command(&mut question, &[b"COMMAND", b"INFO", name.as_bytes()]);
         let pool = self.clients[client].pool;
@@ -56,8 +56,8 @@ impl Engine {
             Err(failure) => return self.fail(client, failure),
         };
         let parent = self.new_request(client);
-        let (fragment, _) = self.requests.add(pool, NONE, self.now);
-        self.requests[fragment].role = Role::Fragment { parent, next: NONE };
+        let (fragment, _) = self.requests.add(pool, ClientId::NONE, self.now);
+        self.requests[fragment].role = Role::Fragment { parent, next: RequestId::NONE };
         self.requests[fragment].expect = Expect::Line;
         self.requests[fragment].due = Due::Anything;
         let merge = Merge::Learn(name.into());

@@ -10,7 +10,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, PoolId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::{Payload, Split};
@@ -31,8 +31,8 @@ pub(crate) struct CrossShardCopy {
     stage: Stage,
     source: Vec<u8>,
     target: Vec<u8>,
-    from: u32,
-    to: u32,
+    from: ServerId,
+    to: ServerId,
     /// By which servers and which ring `from` and `to` are meant.
     walk: Walk,
     ring_version: u64,
@@ -107,14 +107,14 @@ impl Engine {
     #[cold]
     pub(crate) fn cross_servers(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
         keys: &[Span],
         split: &Split,
     ) -> Plan {
-        let config = &self.pools[self.clients[client].pool as usize].config;
+        let config = &self.pools[self.clients[client].pool].config;
         let task = Task::of(command, bytes, args).filter(|_| config.cross_server_copy);
         if let (Some(task), [source, target]) = (task, keys) {
             let keys = [source.of(bytes), target.of(bytes)];
@@ -132,13 +132,13 @@ impl Engine {
     /// What is said of such a command where it cannot be done.
     pub(crate) fn crossing(
         &self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         keys: &[Span],
         split: &Split,
     ) -> String {
-        let config = &self.pools[self.clients[client].pool as usize].config;
+        let config = &self.pools[self.clients[client].pool].config;
         // The first key of the second part is the first one that is somewhere else.
         let other = split.owners.iter().position(|&owner| owner != 0).unwrap_or(0);
         let (one, other) = (keys[0].of(bytes), keys[other].of(bytes));
@@ -147,10 +147,10 @@ impl Engine {
 
     fn cross_shard_copy(
         &mut self,
-        client: u32,
+        client: ClientId,
         task: Task,
         keys: [&[u8]; 2],
-        servers: [u32; 2],
+        servers: [ServerId; 2],
     ) -> Plan {
         let state = &mut self.clients[client];
         if state.requests > 0 {
@@ -158,7 +158,7 @@ impl Engine {
         }
         state.fenced = true;
         let (variant, lane_choice) = (state.variant, state.lane_choice);
-        let pool = &self.pools[state.pool as usize];
+        let pool = &self.pools[state.pool];
         let cross_shard_copy = CrossShardCopy {
             task,
             stage: Stage::Fetch,
@@ -182,9 +182,9 @@ impl Engine {
     /// Sends requests of the next stage to a server; their replies come to [`Engine::end_stage`].
     fn send_stage(
         &mut self,
-        parent: u32,
+        parent: RequestId,
         cross_shard_copy: Box<CrossShardCopy>,
-        server: u32,
+        server: ServerId,
         mut requests: Vec<Vec<u8>>,
     ) {
         let size = requests.iter().map(Vec::len).sum();
@@ -197,7 +197,7 @@ impl Engine {
                 cross_shard_copy.lane_choice,
                 size,
             );
-            let protocol = self.pools[pool as usize].protocol;
+            let protocol = self.pools[pool].protocol;
             lane.map_err(|failure| failure.write_reply(protocol, &mut error)).ok()
         } else {
             error.extend_from_slice(SERVERS_CHANGED);
@@ -209,8 +209,8 @@ impl Engine {
             return;
         };
         // Fragments are linked from the last one on, and sent from the first one on.
-        let mut added = vec![NONE; requests.len()];
-        let mut fragments = NONE;
+        let mut added = vec![RequestId::NONE; requests.len()];
+        let mut fragments = RequestId::NONE;
         for fragment in added.iter_mut().rev() {
             fragments = self.add_fragment(parent, fragments);
             *fragment = fragments;
@@ -224,8 +224,8 @@ impl Engine {
     }
 
     /// Whether the numbers of servers still mean the same, and the keys still belong to them.
-    fn is_still_meant(&self, pool: u32, cross_shard_copy: &CrossShardCopy) -> bool {
-        let pool = &self.pools[pool as usize];
+    fn is_still_meant(&self, pool: PoolId, cross_shard_copy: &CrossShardCopy) -> bool {
+        let pool = &self.pools[pool];
         pool.walk == cross_shard_copy.walk && pool.ring_version == cross_shard_copy.ring_version
     }
 
@@ -233,17 +233,17 @@ impl Engine {
     /// both places is removed where it was.
     pub(crate) fn end_stage(
         &mut self,
-        parent: u32,
-        fragments: u32,
+        parent: RequestId,
+        fragments: RequestId,
         mut cross_shard_copy: Box<CrossShardCopy>,
     ) {
         let Role::Fragment { next, .. } = self.requests[fragments].role else {
             unreachable!("it is what was sent");
         };
         let first = self.take_reply(fragments);
-        let second = if next == NONE { Vec::new() } else { self.take_reply(next) };
+        let second = if next == RequestId::NONE { Vec::new() } else { self.take_reply(next) };
         self.free_fragments(fragments);
-        let is_client_gone = self.requests[parent].client == NONE;
+        let is_client_gone = self.requests[parent].client == ClientId::NONE;
         let error = [&first, &second].into_iter().find(|reply| resp::is_error(reply));
         let reply: &[u8] = match (cross_shard_copy.stage, error) {
             (Stage::Store, Some(error)) if error.starts_with(b"-BUSYKEY") => NOT_DONE,
@@ -292,10 +292,10 @@ impl Engine {
     }
 
     /// Answers with a reply; an error says where the key is.
-    fn end_copy(&mut self, parent: u32, cross_shard_copy: Box<CrossShardCopy>, reply: &[u8]) {
+    fn end_copy(&mut self, parent: RequestId, cross_shard_copy: Box<CrossShardCopy>, reply: &[u8]) {
         let is_in_both = cross_shard_copy.stage == Stage::Remove && resp::is_error(reply);
         self.recycle_merge(Merge::CrossShardCopy(cross_shard_copy));
-        if self.requests[parent].client == NONE {
+        if self.requests[parent].client == ClientId::NONE {
             self.free_request(parent);
             return;
         }

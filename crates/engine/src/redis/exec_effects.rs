@@ -14,7 +14,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::Selected;
 use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_VARIANT;
@@ -115,9 +115,9 @@ impl Pauses {
 
 impl Engine {
     /// SELECT in MULTI.
-    pub(crate) fn queue_select(&mut self, client: u32, index: &[u8], bytes: &[u8]) -> Plan {
+    pub(crate) fn queue_select(&mut self, client: ClientId, index: &[u8], bytes: &[u8]) -> Plan {
         let pool = self.clients[client].pool;
-        let state = &self.pools[pool as usize];
+        let state = &self.pools[pool];
         let named = state.database_named(index).ok().map(Selected::from);
         let mut variant = state.variant_of(&self.clients[client].session);
         if let Some(database) = named {
@@ -147,7 +147,7 @@ impl Engine {
     /// CLIENT PAUSE or UNPAUSE in MULTI.
     pub(crate) fn queue_pause(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
@@ -182,12 +182,12 @@ impl Engine {
         }
     }
 
-    fn is_affected_most(&self, client: u32) -> bool {
+    fn is_affected_most(&self, client: ClientId) -> bool {
         let transaction = self.clients[client].modes.transaction.as_ref();
         transaction.is_some_and(|transaction| transaction.exec_effects.0.len() >= EFFECTS_MAX)
     }
 
-    fn queue_effect(&mut self, client: u32, text: &[u8], kind: Option<Kind>) -> Plan {
+    fn queue_effect(&mut self, client: ClientId, text: &[u8], kind: Option<Kind>) -> Plan {
         let queued = |engine: &Self| {
             let transaction = engine.clients[client].modes.transaction.as_ref();
             transaction.and_then(|transaction| transaction.queued()).unwrap_or_default()
@@ -212,8 +212,8 @@ impl Engine {
     /// Sends EXEC for a transaction with effects, the last request of its lease.
     pub(crate) fn send_affecting(
         &mut self,
-        client: u32,
-        lane: u32,
+        client: ClientId,
+        lane: LaneId,
         exec: &[u8],
         exec_effects: ExecEffects,
     ) -> Plan {
@@ -223,8 +223,8 @@ impl Engine {
         (slot.role, slot.due) = (Role::Affecting(Box::new(exec_effects)), Due::Elements);
         self.send(lane, request, Payload::Bytes(exec));
         if selects {
-            let state = &self.lanes[lane as usize];
-            let variant = self.pools[state.pool as usize].params_set[usize::from(state.variant)];
+            let state = &self.lanes[lane];
+            let variant = self.pools[state.pool].params_set[usize::from(state.variant)];
             let mut text = Vec::new();
             write_select(variant.database.into(), &mut text);
             self.ask_with(lane, Own::Demand { lane }, Due::OK, &text);
@@ -235,7 +235,11 @@ impl Engine {
 
     /// The reply to EXEC of a transaction with effects is here. Gives it back for the client, unless
     /// that waits for other workers.
-    pub(crate) fn follow_exec_effects(&mut self, index: u32, reply: Vec<u8>) -> Option<Vec<u8>> {
+    pub(crate) fn follow_exec_effects(
+        &mut self,
+        index: RequestId,
+        reply: Vec<u8>,
+    ) -> Option<Vec<u8>> {
         let request = &mut self.requests[index];
         let client = request.client;
         let Role::Affecting(exec_effects) = std::mem::replace(&mut request.role, Role::Single)
@@ -243,7 +247,7 @@ impl Engine {
             unreachable!("it is of a transaction with effects");
         };
         self.bufs.discharge(exec_effects.size());
-        if client == NONE {
+        if client == ClientId::NONE {
             return Some(reply);
         }
         debug_assert_eq!(self.clients[client].head, index, "it is owed nothing else");

@@ -26,6 +26,7 @@ use cashew_protocol::redis::{
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
+use crate::base::id::ClientId;
 use crate::downstream::client::State;
 use crate::downstream::notice::Notice;
 use crate::downstream::receive::Plan;
@@ -45,7 +46,7 @@ impl Engine {
     #[inline]
     pub(crate) fn redis_request(
         &mut self,
-        client: u32,
+        client: ClientId,
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
@@ -73,7 +74,7 @@ impl Engine {
         {
             return self.refuse_command(client, command);
         }
-        let plan = match self.pools[self.clients[client].pool as usize].is_monitored {
+        let plan = match self.pools[self.clients[client].pool].is_monitored {
             true => self.plan_observed(client, lookup, bytes, args),
             false => self.plan_redis(client, lookup, bytes, args),
         };
@@ -92,7 +93,7 @@ impl Engine {
     /// As Redis: what a browser was made to send must not get further than its first line, or its
     /// second, whoever the browser has said to be.
     #[cold]
-    fn close_for_http(&mut self, client: u32) -> Plan {
+    fn close_for_http(&mut self, client: ClientId) -> Plan {
         self.notice(client, Notice::Http);
         self.give_up(client);
         Plan::Done
@@ -100,7 +101,7 @@ impl Engine {
 
     /// Why a subscriber or a monitor may not call this command now.
     #[cold]
-    fn refused_by_mode(&self, client: u32, command: &Command) -> Option<Cow<'static, str>> {
+    fn refused_by_mode(&self, client: ClientId, command: &Command) -> Option<Cow<'static, str>> {
         if !self.clients[client].session.authenticated && !is_open_to_all(command) {
             return None;
         }
@@ -111,7 +112,7 @@ impl Engine {
     #[inline]
     pub(crate) fn plan_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         lookup: Lookup,
         bytes: &[u8],
         args: &[Span],
@@ -188,23 +189,27 @@ impl Engine {
     }
 
     /// Answers with a ready reply.
-    pub(crate) fn say(&mut self, client: u32, reply: &[u8]) -> Plan {
+    pub(crate) fn say(&mut self, client: ClientId, reply: &[u8]) -> Plan {
         self.reply_with(client, |out| out.extend_from_slice(reply))
     }
 
-    pub(crate) fn reply_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+    pub(crate) fn reply_with(
+        &mut self,
+        client: ClientId,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Plan {
         self.answer(client, write);
         Plan::Done
     }
 
-    pub(crate) fn reply_error(&mut self, client: u32, text: &str) -> Plan {
+    pub(crate) fn reply_error(&mut self, client: ClientId, text: &str) -> Plan {
         self.reply_with(client, |out| encode::write_error(out, text.as_bytes()))
     }
 
     #[inline]
     fn forward_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         bytes: &[u8],
         args: &[Span],
@@ -240,7 +245,7 @@ impl Engine {
     /// Finds the keys of a command with the scratch memory for them.
     pub(crate) fn with_keys(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         bytes: &[u8],
         args: &[Span],
@@ -261,7 +266,7 @@ impl Engine {
     /// Splits a command by server when its keys are on several.
     fn split_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         merge: redis::Merge,
         bytes: &[u8],
@@ -308,7 +313,7 @@ impl Engine {
 
     fn local_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         local: Local,
         bytes: &[u8],
@@ -348,7 +353,7 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => {
                 let version = self.resp_of(client);
-                let pool = self.clients[client].pool as usize;
+                let pool = self.clients[client].pool;
                 let custom = std::mem::take(&mut self.pools[pool].commands);
                 let plan = self.reply_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
@@ -365,7 +370,7 @@ impl Engine {
 }
 
 impl Engine {
-    pub(crate) fn quit(&mut self, client: u32) -> Plan {
+    pub(crate) fn quit(&mut self, client: ClientId) -> Plan {
         let must_wait = self.clients[client].off_fast_path
             && (self.leave_topics(client) || self.must_hear_first(client));
         if must_wait {

@@ -7,6 +7,7 @@
 use cashew_protocol::Span;
 use cashew_protocol::redis::{Access, Command};
 
+use crate::base::id::{ClientId, ServerId};
 use crate::engine::Engine;
 use crate::redis::cross_shard_copy::{remedy, shown};
 
@@ -14,9 +15,9 @@ impl Engine {
     /// The error for a command that would read keys of other servers than this one by patterns.
     pub(crate) fn stray_pattern(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
-        server: u32,
+        server: ServerId,
         bytes: &[u8],
         args: &[Span],
     ) -> Option<String> {
@@ -24,7 +25,7 @@ impl Engine {
             return None;
         }
         let pool = self.clients[client].pool;
-        let tag = self.pools[pool as usize].config.hash_tag;
+        let tag = self.pools[pool].config.hash_tag;
         let stays = |engine: &mut Self, pattern: &[u8]| {
             // Only what stands before the asterisk is the same in every key: what takes its place may
             // have a tag itself.

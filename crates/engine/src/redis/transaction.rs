@@ -13,12 +13,12 @@ use cashew_protocol::redis::{Access, Command, Fan, Local, Lookup, Rule, SessionR
 use cashew_protocol::resp::encode;
 use cashew_protocol::{Span, redis as table};
 
+use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
 use crate::redis::cross_shard_copy::{remedy, shown};
 use crate::redis::script_replay::What;
 use crate::redis::script_replay::queued::called_by;
 
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
 use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_DATABASE;
 use crate::engine::Engine;
@@ -54,8 +54,8 @@ pub(crate) struct Transaction {
     is_sealed: bool,
     /// Commands that were taken for queued.
     queued: u32,
-    /// The lease, or [`NONE`].
-    pub(crate) lane: u32,
+    /// The lease, or [`LaneId::NONE`].
+    pub(crate) lane: LaneId,
     /// Queued commands without keys while the server is not known, back to back, and where each
     /// ends.
     early: Vec<u8>,
@@ -96,7 +96,7 @@ impl Transaction {
             is_writing: false,
             is_sealed: false,
             queued: 0,
-            lane: NONE,
+            lane: LaneId::NONE,
             early: Vec::new(),
             early_ends: Vec::new(),
             early_calls: Vec::new(),
@@ -147,7 +147,7 @@ impl Transaction {
 
 impl Engine {
     /// Whether what the client asks is queued.
-    pub(crate) fn is_queueing(&self, client: u32) -> bool {
+    pub(crate) fn is_queueing(&self, client: ClientId) -> bool {
         self.clients[client]
             .modes
             .transaction
@@ -156,21 +156,21 @@ impl Engine {
     }
 
     /// The client's lease, if it has one of this server.
-    pub(crate) fn leased(&self, client: u32, server: u32) -> Option<u32> {
+    pub(crate) fn leased(&self, client: ClientId, server: ServerId) -> Option<LaneId> {
         let lane = self.clients[client].modes.transaction.as_ref()?.lane;
-        (lane != NONE && self.lane(lane).server == server).then_some(lane)
+        (lane != LaneId::NONE && self.lane(lane).server == server).then_some(lane)
     }
 
     /// What the client may touch where it would only read: while it has a transaction it asks the
     /// server that has it.
-    pub(crate) fn access_of(&self, client: u32, access: Access) -> Access {
+    pub(crate) fn access_of(&self, client: ClientId, access: Access) -> Access {
         match self.clients[client].modes.transaction {
             Some(_) => Access::Write,
             None => access,
         }
     }
 
-    fn transaction(&mut self, client: u32) -> &mut Transaction {
+    fn transaction(&mut self, client: ClientId) -> &mut Transaction {
         let slot = &mut self.clients[client];
         slot.off_fast_path = true;
         slot.modes.enter().transaction.get_or_insert_with(|| {
@@ -180,8 +180,10 @@ impl Engine {
     }
 
     /// Takes the client out of its transaction; says which lane it has leased for it.
-    fn close_transaction(&mut self, client: u32) -> u32 {
-        let Some(transaction) = self.clients[client].modes.end_transaction() else { return NONE };
+    fn close_transaction(&mut self, client: ClientId) -> LaneId {
+        let Some(transaction) = self.clients[client].modes.end_transaction() else {
+            return LaneId::NONE;
+        };
         self.bufs.discharge(transaction.size());
         self.update_off_fast_path(client);
         // By other lanes nothing may overtake what is on its way there.
@@ -192,7 +194,7 @@ impl Engine {
     /// Commands of transactions outside of MULTI.
     pub(crate) fn session_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         rule: SessionRule,
         command: &'static Command,
         bytes: &[u8],
@@ -214,7 +216,7 @@ impl Engine {
 
     fn watch(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         bytes: &[u8],
         args: &[Span],
@@ -238,7 +240,7 @@ impl Engine {
             };
             let key = keys.first().map_or(&b""[..], |key| key.of(bytes));
             let lane = match engine.clients[client].modes.transaction.as_ref().map(|t| t.lane) {
-                Some(lane) if lane != NONE => {
+                Some(lane) if lane != LaneId::NONE => {
                     if engine.lane(lane).server != server {
                         let text = engine.elsewhere(client, command, key, server, lane);
                         return engine.reply_error(client, &text);
@@ -262,14 +264,14 @@ impl Engine {
         })
     }
 
-    fn unwatch(&mut self, client: u32) -> Plan {
+    fn unwatch(&mut self, client: ClientId) -> Plan {
         match self.close_transaction(client) {
-            NONE => self.say(client, OK),
+            LaneId::NONE => self.say(client, OK),
             lane => self.send_last(client, lane, UNWATCH, Due::OK),
         }
     }
 
-    fn forward_due(&mut self, client: u32, lane: u32, due: Due) -> Plan {
+    fn forward_due(&mut self, client: ClientId, lane: LaneId, due: Due) -> Plan {
         let request = self.new_request(client);
         let slot = &mut self.requests[request];
         (slot.expect, slot.due) = (Expect::Line, due);
@@ -277,7 +279,7 @@ impl Engine {
     }
 
     /// Sends the last request of a lease.
-    fn send_last(&mut self, client: u32, lane: u32, text: &[u8], due: Due) -> Plan {
+    fn send_last(&mut self, client: ClientId, lane: LaneId, text: &[u8], due: Due) -> Plan {
         let request = self.new_request(client);
         self.requests[request].due = due;
         self.send(lane, request, Payload::Bytes(text));
@@ -286,7 +288,7 @@ impl Engine {
     }
 
     /// RESET: the connection is as if it had just been made.
-    fn reset(&mut self, client: u32) -> Plan {
+    fn reset(&mut self, client: ClientId) -> Plan {
         let must_wait = self.clients[client].requests > 0
             || self.leave_topics(client)
             || self.must_hear_first(client);
@@ -303,7 +305,7 @@ impl Engine {
     /// A request in MULTI.
     pub(crate) fn queue_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         lookup: Lookup,
         bytes: &[u8],
         args: &[Span],
@@ -319,13 +321,13 @@ impl Engine {
     }
 
     /// How many commands the client's transaction has; `None` where nothing is queued.
-    fn queued(&self, client: u32) -> Option<u32> {
+    fn queued(&self, client: ClientId) -> Option<u32> {
         self.clients[client].modes.transaction.as_ref().and_then(|transaction| transaction.queued())
     }
 
     fn queue_looked_up(
         &mut self,
-        client: u32,
+        client: ClientId,
         lookup: Lookup,
         bytes: &[u8],
         args: &[Span],
@@ -432,7 +434,7 @@ impl Engine {
 
     fn queue_by_keys(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         bytes: &[u8],
         args: &[Span],
@@ -473,9 +475,9 @@ impl Engine {
     /// Queues a command for the server that has its keys, the first of which is `key`.
     fn queue_at(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
-        server: u32,
+        server: ServerId,
         key: &[u8],
         bytes: &[u8],
         call: Option<What>,
@@ -486,10 +488,10 @@ impl Engine {
             Fate::Lost(failure) => return self.refuse_for(client, failure),
             Fate::Unwatched | Fate::Moved => return self.say(client, QUEUED),
             // It is for no server any more.
-            Fate::Refused if lane == NONE => return self.say(client, QUEUED),
+            Fate::Refused if lane == LaneId::NONE => return self.say(client, QUEUED),
             Fate::Good | Fate::Refused => {}
         }
-        if lane != NONE && self.lane(lane).server != server {
+        if lane != LaneId::NONE && self.lane(lane).server != server {
             let text = self.elsewhere(client, command, key, server, lane);
             return self.refuse_queued(client, &text);
         }
@@ -500,16 +502,21 @@ impl Engine {
     }
 
     /// Queues a command that any server may execute.
-    pub(crate) fn queue_anywhere(&mut self, client: u32, bytes: &[u8], call: Option<What>) -> Plan {
+    pub(crate) fn queue_anywhere(
+        &mut self,
+        client: ClientId,
+        bytes: &[u8],
+        call: Option<What>,
+    ) -> Plan {
         let transaction = self.transaction(client);
         let lane = transaction.lane;
         match transaction.fate {
             Fate::Lost(failure) => return self.refuse_for(client, failure),
             Fate::Unwatched | Fate::Moved => return self.say(client, QUEUED),
-            Fate::Refused if lane == NONE => return self.say(client, QUEUED),
+            Fate::Refused if lane == LaneId::NONE => return self.say(client, QUEUED),
             Fate::Good | Fate::Refused => {}
         }
-        if lane != NONE {
+        if lane != LaneId::NONE {
             let server = self.lane(lane).server;
             return match self.enlist(client, server, call) {
                 Ok(lane) => self.queue_on(client, lane, bytes),
@@ -539,7 +546,7 @@ impl Engine {
         self.say(client, QUEUED)
     }
 
-    fn queue_on(&mut self, client: u32, lane: u32, bytes: &[u8]) -> Plan {
+    fn queue_on(&mut self, client: ClientId, lane: LaneId, bytes: &[u8]) -> Plan {
         let waits = self.lane(lane).output.len();
         if waits > 0 && waits + bytes.len() as u64 > UNSENT_MAX && self.clients[client].requests > 0
         {
@@ -551,7 +558,12 @@ impl Engine {
 
     /// Makes the server know of the transaction, all that was queued so far included, and gives it
     /// what it is about to call; returns the lane.
-    fn enlist(&mut self, client: u32, server: u32, call: Option<What>) -> Result<u32, Plan> {
+    fn enlist(
+        &mut self,
+        client: ClientId,
+        server: ServerId,
+        call: Option<What>,
+    ) -> Result<LaneId, Plan> {
         let transaction = self.transaction(client);
         let has_calls = call.is_some() || !transaction.early_calls.is_empty();
         if has_calls && !transaction.is_provided {
@@ -568,7 +580,7 @@ impl Engine {
         }
         let transaction = self.transaction(client);
         let mut lane = transaction.lane;
-        if lane == NONE {
+        if lane == LaneId::NONE {
             if self.clients[client].requests > 0 {
                 return Err(Plan::Wait);
             }
@@ -603,7 +615,7 @@ impl Engine {
         Ok(lane)
     }
 
-    fn exec(&mut self, client: u32) -> Plan {
+    fn exec(&mut self, client: ClientId) -> Plan {
         let transaction = self.transaction(client);
         match transaction.fate {
             Fate::Good => {}
@@ -627,12 +639,12 @@ impl Engine {
                 );
             }
         }
-        if transaction.lane == NONE && transaction.early.is_empty() {
+        if transaction.lane == LaneId::NONE && transaction.early.is_empty() {
             self.end_transaction(client);
             return self.say(client, b"*0\r\n");
         }
         let server = match transaction.lane {
-            NONE => self.any_server(client, Access::Write),
+            LaneId::NONE => self.any_server(client, Access::Write),
             lane => Some(self.lane(lane).server),
         };
         let lane = match server {
@@ -664,9 +676,9 @@ impl Engine {
         plan
     }
 
-    fn discard(&mut self, client: u32) -> Plan {
+    fn discard(&mut self, client: ClientId) -> Plan {
         let transaction = self.transaction(client);
-        if transaction.is_begun && transaction.lane != NONE {
+        if transaction.is_begun && transaction.lane != LaneId::NONE {
             let lane = self.close_transaction(client);
             return self.send_last(client, lane, DISCARD, Due::OK);
         }
@@ -677,16 +689,16 @@ impl Engine {
     // Ends that the client has not asked the server for.
 
     /// Forgets the client's transaction, on its server too.
-    pub(crate) fn end_transaction(&mut self, client: u32) {
+    pub(crate) fn end_transaction(&mut self, client: ClientId) {
         let is_begun = self.clients[client].modes.transaction.as_ref().is_some_and(|t| t.is_begun);
         let lane = self.close_transaction(client);
-        if lane != NONE {
+        if lane != LaneId::NONE {
             self.clean_up(lane, is_begun);
         }
     }
 
     /// Gives a lease back as it was taken.
-    pub(crate) fn clean_up(&mut self, lane: u32, is_begun: bool) {
+    pub(crate) fn clean_up(&mut self, lane: LaneId, is_begun: bool) {
         // What its client has asked is still answered.
         let text = if is_begun { DISCARD } else { UNWATCH };
         self.ask_with(lane, Own::Demand { lane }, Due::OK, text);
@@ -694,10 +706,10 @@ impl Engine {
     }
 
     /// The client is gone, and its wait on that lane.
-    pub(crate) fn drop_transaction(&mut self, transaction: Transaction, waited_on: u32) {
+    pub(crate) fn drop_transaction(&mut self, transaction: Transaction, waited_on: LaneId) {
         self.bufs.discharge(transaction.size());
         // It was given up already where the client waited.
-        if transaction.lane == NONE || transaction.lane == waited_on {
+        if transaction.lane == LaneId::NONE || transaction.lane == waited_on {
             return;
         }
         match self.lane(transaction.lane).has_connection() {
@@ -707,9 +719,9 @@ impl Engine {
     }
 
     /// The lease is gone.
-    pub(crate) fn lose_transaction(&mut self, client: u32, failure: Failure) {
+    pub(crate) fn lose_transaction(&mut self, client: ClientId, failure: Failure) {
         let Some(transaction) = self.clients[client].modes.transaction() else { return };
-        transaction.lane = NONE;
+        transaction.lane = LaneId::NONE;
         let fate = match transaction.is_open {
             // Clients know what to do when what they watch has changed.
             _ if matches!(failure, Failure::Unused | Failure::Held) && transaction.has_watched => {
@@ -723,13 +735,13 @@ impl Engine {
 
     /// Keys of these pools may live on other servers from now on: what was queued or watched where
     /// they lived is worth nothing, and who waits does so elsewhere.
-    pub(crate) fn invalidate_leases(&mut self, pools: impl Fn(u32) -> bool) {
-        for pool in (0..self.pools.len() as u32).filter(|&pool| pools(pool)) {
-            for server in 0..self.pools[pool as usize].servers.len() as u32 {
+    pub(crate) fn invalidate_leases(&mut self, pools: impl Fn(PoolId) -> bool) {
+        for pool in self.pools.ids().filter(|&pool| pools(pool)) {
+            for server in self.pools[pool].servers.ids() {
                 self.dissolve_line(pool, server);
             }
         }
-        for client in self.clients.indices().collect::<Vec<u32>>() {
+        for client in self.clients.indices().collect::<Vec<ClientId>>() {
             let conn = self.client_conn(client);
             let state = &self.clients[client];
             if let Some(blocking) = &state.modes.blocking
@@ -745,21 +757,21 @@ impl Engine {
             }
             let state = &mut self.clients[client];
             let Some(transaction) = state.modes.transaction() else { continue };
-            if !pools(state.pool) || (transaction.lane == NONE && !transaction.is_begun) {
+            if !pools(state.pool) || (transaction.lane == LaneId::NONE && !transaction.is_begun) {
                 continue;
             }
-            let lane = std::mem::replace(&mut transaction.lane, NONE);
+            let lane = std::mem::replace(&mut transaction.lane, LaneId::NONE);
             let is_begun = std::mem::replace(&mut transaction.is_begun, false);
             let fate = if transaction.has_watched { Fate::Unwatched } else { Fate::Moved };
             self.doom(client, fate);
-            if lane != NONE {
+            if lane != LaneId::NONE {
                 self.clean_up(lane, is_begun);
             }
         }
     }
 
     /// The first misfortune counts.
-    fn doom(&mut self, client: u32, fate: Fate) {
+    fn doom(&mut self, client: ClientId, fate: Fate) {
         if let Some(transaction) = self.clients[client].modes.transaction()
             && transaction.fate == Fate::Good
         {
@@ -769,31 +781,31 @@ impl Engine {
 
     // Refusals.
 
-    fn refuse_with(&mut self, client: u32, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+    fn refuse_with(&mut self, client: ClientId, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
         self.doom(client, Fate::Refused);
         self.reply_with(client, write)
     }
 
-    pub(crate) fn refuse_queued(&mut self, client: u32, text: &str) -> Plan {
+    pub(crate) fn refuse_queued(&mut self, client: ClientId, text: &str) -> Plan {
         self.refuse_with(client, |out| encode::write_error(out, text.as_bytes()))
     }
 
-    fn refuse_for(&mut self, client: u32, failure: Failure) -> Plan {
+    fn refuse_for(&mut self, client: ClientId, failure: Failure) -> Plan {
         self.doom(client, Fate::Refused);
         self.fail(client, failure)
     }
 
     fn elsewhere(
         &self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         key: &[u8],
-        server: u32,
-        lane: u32,
+        server: ServerId,
+        lane: LaneId,
     ) -> String {
-        let config = &self.pools[self.clients[client].pool as usize].config;
+        let config = &self.pools[self.clients[client].pool].config;
         let servers = &config.servers;
-        let (its, first) = (&servers[server as usize], &servers[self.lane(lane).server as usize]);
+        let (its, first) = (&servers[server.index()], &servers[self.lane(lane).server.index()]);
         let (name, key, remedy) = (name_of(command), shown(key), remedy(config.hash_tag));
         format!(
             "CROSSSLOT {name} {key} is for server {}, the transaction is for server {}: {remedy}",
@@ -801,7 +813,7 @@ impl Engine {
         )
     }
 
-    fn reply_nil_array(&mut self, client: u32) -> Plan {
+    fn reply_nil_array(&mut self, client: ClientId) -> Plan {
         let version = self.resp_of(client);
         self.reply_with(client, |out| encode::write_null_array(out, version))
     }

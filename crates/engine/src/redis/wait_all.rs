@@ -10,6 +10,7 @@ use cashew_protocol::redis::{Command, Wait};
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::base::failure::Failure;
+use crate::base::id::{ClientId, ServerId};
 use crate::base::time::Time;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -20,7 +21,7 @@ use crate::upstream::exclusive::Lease;
 /// A client's way from server to server.
 pub(crate) struct WaitAll {
     /// Servers that are to be asked yet, the next one last.
-    left: Vec<u32>,
+    left: Vec<ServerId>,
     /// The least of what was said: one number, or the two of WAITAOF. Empty before the first reply.
     least: Vec<i64>,
     is_array: bool,
@@ -34,7 +35,7 @@ impl Engine {
     /// Goes on to the next server, or answers.
     pub(crate) fn tour_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         bytes: &[u8],
         args: &[Span],
@@ -95,14 +96,14 @@ impl Engine {
         Plan::Done
     }
 
-    fn is_tour_valid(&self, client: u32, wait_all: &WaitAll) -> bool {
-        let pool = &self.pools[self.clients[client].pool as usize];
+    fn is_tour_valid(&self, client: ClientId, wait_all: &WaitAll) -> bool {
+        let pool = &self.pools[self.clients[client].pool];
         pool.walk == wait_all.walk && pool.ring_version == wait_all.ring_version
     }
 
-    fn new_wait_all(&self, client: u32, wait: Wait) -> WaitAll {
+    fn new_wait_all(&self, client: ClientId, wait: Wait) -> WaitAll {
         let pool_index = self.clients[client].pool;
-        let pool = &self.pools[pool_index as usize];
+        let pool = &self.pools[pool_index];
         let until = match wait {
             Wait::AtMost { millis } => self.now.plus_millis(millis),
             Wait::ForEver | Wait::No => Time::NEVER,
@@ -120,14 +121,14 @@ impl Engine {
     }
 
     /// No server is asked any more but the one where the client waits.
-    pub(crate) fn shorten_wait_all(&mut self, client: u32) {
+    pub(crate) fn shorten_wait_all(&mut self, client: ClientId) {
         if let Some(wait_all) = self.tours.get_mut(&client) {
             wait_all.left.drain(..wait_all.left.len().saturating_sub(1));
         }
     }
 
     /// Takes in what a server says; returns whether its client's tour goes on.
-    pub(crate) fn end_stop(&mut self, client: u32, reply: &[u8]) -> bool {
+    pub(crate) fn end_stop(&mut self, client: ClientId, reply: &[u8]) -> bool {
         let Some(wait_all) = self.tours.get_mut(&client) else { return false };
         let is_taken = wait_all.take_in(reply);
         if !is_taken {

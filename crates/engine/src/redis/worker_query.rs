@@ -10,7 +10,7 @@ use cashew_protocol::redis::{self as table, Command, Lookup};
 use cashew_protocol::resp::{Parsed, RequestParser, Version, encode};
 
 use crate::base::action::{Action, Scope};
-use crate::base::id::ConnId;
+use crate::base::id::{ClientId, ConnId, PoolId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Client, State};
 use crate::downstream::receive::Plan;
@@ -71,7 +71,7 @@ struct WorkerQuery {
     ticket: u64,
     client: ConnId,
     /// Means nothing once the client is gone.
-    request: u32,
+    request: RequestId,
     answer: Answer,
     /// The client is among those that are to be closed: it is when it has been answered.
     ends: bool,
@@ -163,7 +163,7 @@ impl Engine {
     /// A request about clients, of any worker.
     pub(crate) fn inquire(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         request: &[u8],
         args: &[Span],
@@ -175,7 +175,7 @@ impl Engine {
         if let Some(text) = self.refusal_of_question(client, &question) {
             return self.reply_error(client, &text);
         }
-        let reach = self.pools[self.clients[client].pool as usize].reach;
+        let reach = self.pools[self.clients[client].pool].reach;
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
@@ -197,16 +197,16 @@ impl Engine {
     /// Why the client may not ask that.
     pub(crate) fn refusal_of_question(
         &self,
-        client: u32,
+        client: ClientId,
         question: &Question<'_>,
     ) -> Option<String> {
         let Client { pool, session, .. } = &self.clients[client];
-        let pool = &self.pools[*pool as usize];
+        let pool = &self.pools[*pool];
         question.refusal(session.id, pool.reach, pool.config.client_pause_max_ms)
     }
 
     /// Has all workers do what a client wants of them. Nobody waits for their answers.
-    pub(crate) fn ask_everybody(&mut self, client: u32, question: Vec<u8>) {
+    pub(crate) fn ask_everybody(&mut self, client: ClientId, question: Vec<u8>) {
         self.ask_workers(client, Scope::Everywhere, question);
     }
 
@@ -214,8 +214,8 @@ impl Engine {
     /// have answered; at once, and not by this, if too many others wait.
     pub(crate) fn ask_before_answer(
         &mut self,
-        client: u32,
-        request: u32,
+        client: ClientId,
+        request: RequestId,
         place: u32,
         question: Vec<u8>,
     ) -> bool {
@@ -228,7 +228,7 @@ impl Engine {
     }
 
     /// Returns what the answers are to be known by.
-    fn ask_workers(&mut self, client: u32, scope: Scope, request: Vec<u8>) -> u64 {
+    fn ask_workers(&mut self, client: ClientId, scope: Scope, request: Vec<u8>) -> u64 {
         self.inquiries.last_ticket += 1;
         let ticket = self.inquiries.last_ticket;
         let (pool, by) = (self.clients[client].pool, self.clients[client].session.id);
@@ -236,7 +236,7 @@ impl Engine {
         ticket
     }
 
-    fn await_workers(&mut self, client: u32, ticket: u64, request: u32, answer: Answer) {
+    fn await_workers(&mut self, client: ClientId, ticket: u64, request: RequestId, answer: Answer) {
         let (client, since) = (self.client_conn(client), self.now);
         let worker_query = WorkerQuery { ticket, client, request, answer, ends: false, since };
         self.inquiries.open.push(worker_query);
@@ -246,7 +246,7 @@ impl Engine {
     /// the request of its client `by`. `place` is asked only about those that are told of.
     pub fn handle_question(
         &mut self,
-        pool: u32,
+        pool: PoolId,
         by: u64,
         request: &[u8],
         place: &dyn Fn(ConnId) -> Place,
@@ -269,7 +269,7 @@ impl Engine {
     /// The request of [`Action::Ask`] as other workers are to be asked it.
     pub fn question_for_others(
         &self,
-        pool: u32,
+        pool: PoolId,
         by: u64,
         request: Vec<u8>,
         place: &dyn Fn(ConnId) -> Place,
@@ -289,7 +289,7 @@ impl Engine {
     }
 
     /// The connection of the pool's client of this id, if it is here.
-    pub fn client_of(&self, pool: u32, id: u64) -> Option<ConnId> {
+    pub fn client_of(&self, pool: PoolId, id: u64) -> Option<ConnId> {
         self.client_called(pool, id).map(|client| self.client_conn(client))
     }
 
@@ -311,15 +311,15 @@ impl Engine {
     /// Whether the client is to be closed for what it has asked for.
     fn is_too_long(&self, at: usize) -> bool {
         let WorkerQuery { client, answer, .. } = &self.inquiries.open[at];
-        let client = self.clients.get(client.index(), client.generation());
+        let client = self.clients.get(client.client(), client.generation());
         client.is_some_and(|client| {
-            let limit = self.pools[client.pool as usize].limits.client_output_max;
+            let limit = self.pools[client.pool].limits.client_output_max;
             matches!(answer, Answer::Lines(lines) if lines.len() as u64 > limit)
         })
     }
 
     /// The client that asks is to be closed, as it asked for.
-    pub(crate) fn end_asker(&mut self, client: u32) {
+    pub(crate) fn end_asker(&mut self, client: ClientId) {
         let conn = self.client_conn(client);
         let asker = self.inquiries.open.iter_mut().find(|worker_query| worker_query.client == conn);
         if let Some(worker_query) = asker {
@@ -343,7 +343,7 @@ impl Engine {
         let WorkerQuery { client: conn, request, answer, ends, .. } =
             self.inquiries.open.swap_remove(at);
         self.bufs.discharge(answer.size());
-        let client = conn.index();
+        let client = conn.client();
         if !self.clients.is_current(client, conn.generation()) {
             return;
         }
@@ -366,7 +366,7 @@ impl Engine {
 
 impl Engine {
     /// All have answered who will: the reply to EXEC may go to the client.
-    fn pass_executed(&mut self, request: u32, place: u32, rest: Rest) {
+    fn pass_executed(&mut self, request: RequestId, place: u32, rest: Rest) {
         let mut reply = self.take_reply(request);
         if rest == Rest::Missing {
             let mut known = self.bufs.take_for(reply.len() + UNANSWERED.len() + 8);

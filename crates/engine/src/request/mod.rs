@@ -7,7 +7,7 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis;
 
 use crate::base::buffer::BufPool;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, PoolId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::exchange::seal::Seal;
 use crate::memcached::{Aggregate, Asked};
@@ -25,11 +25,11 @@ use crate::upstream::bulk::Mark;
 /// the order of arrival, and that of a lane, in the order of sending. Its slot is free again when
 /// it stands in neither.
 pub(crate) struct Request {
-    pub(crate) pool: u32,
-    /// The client that waits for the reply, or [`NONE`]: it has gone, or there never was one.
-    pub(crate) client: u32,
-    pub(crate) next_in_client: u32,
-    pub(crate) next_in_lane: u32,
+    pub(crate) pool: PoolId,
+    /// The client that waits for the reply, or [`ClientId::NONE`]: it has gone, or there never was one.
+    pub(crate) client: ClientId,
+    pub(crate) next_in_client: RequestId,
+    pub(crate) next_in_lane: RequestId,
     pub(crate) role: Role,
     /// The slot is taken: see [`crate::request::slab::Requests`].
     pub(crate) is_used: bool,
@@ -69,13 +69,13 @@ pub(crate) enum Role {
     Single,
     /// Was split; its fragments are linked by [`Role::Fragment`]'s `next`.
     Parent {
-        fragments: u32,
+        fragments: RequestId,
         pending: u32,
         merge: Merge,
     },
     Fragment {
-        parent: u32,
-        next: u32,
+        parent: RequestId,
+        next: RequestId,
     },
     /// As [`Role::Single`], but for numbers of subscribers that it is answered.
     Counted(Correction),
@@ -85,7 +85,7 @@ pub(crate) enum Role {
     Affecting(Box<ExecEffects>),
     /// Asks an ejected server whether it is well.
     Probe {
-        server: u32,
+        server: ServerId,
     },
     /// The server may let it wait as long as it likes: see [`crate::redis::blocking`].
     Blocked,
@@ -99,9 +99,9 @@ pub(crate) enum Own {
     /// Whatever the reply is.
     Whatever,
     /// What follows is good for nothing if it is refused.
-    Demand { lane: u32 },
+    Demand { lane: LaneId },
     /// CLIENT ID.
-    PeerId { lane: u32 },
+    PeerId { lane: LaneId },
     /// ECHO behind a request: see [`crate::exchange::seal`].
     Seal(Seal),
 }
@@ -346,10 +346,10 @@ impl Request {
     /// A free slot.
     pub(crate) fn free() -> Self {
         Self {
-            pool: 0,
-            client: NONE,
-            next_in_client: NONE,
-            next_in_lane: NONE,
+            pool: PoolId::new(0),
+            client: ClientId::NONE,
+            next_in_client: RequestId::NONE,
+            next_in_lane: RequestId::NONE,
             role: Role::Single,
             is_used: false,
             in_lane: false,
@@ -385,11 +385,11 @@ impl Request {
 
     /// Makes a request of a free slot, where the reply is empty and the role single.
     #[inline]
-    pub(crate) fn begin(&mut self, pool: u32, client: u32, started: Time) {
+    pub(crate) fn begin(&mut self, pool: PoolId, client: ClientId, started: Time) {
         self.pool = pool;
         self.client = client;
-        self.next_in_client = NONE;
-        self.next_in_lane = NONE;
+        self.next_in_client = RequestId::NONE;
+        self.next_in_lane = RequestId::NONE;
         self.is_used = true;
         self.in_lane = false;
         self.done = false;

@@ -3,7 +3,7 @@
 use std::ops::{Index, IndexMut};
 
 use crate::base::buffer::BufPool;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, PoolId, RequestId};
 use crate::base::time::Time;
 use crate::request::{Request, Role};
 
@@ -19,7 +19,7 @@ pub(crate) const KEPT_SIZE_MAX: usize = 4 << 20;
 /// next free one by `next_in_client`.
 pub(crate) struct Requests {
     slots: Vec<Request>,
-    free: u32,
+    free: RequestId,
     len: u32,
     /// The largest `len` at the end of a turn since the last [`Requests::shrink`].
     peak: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Requests {
 
 impl Requests {
     pub(crate) const fn new() -> Self {
-        Self { slots: Vec::new(), free: NONE, len: 0, peak: 0, kept: 0 }
+        Self { slots: Vec::new(), free: RequestId::NONE, len: 0, peak: 0, kept: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -41,15 +41,20 @@ impl Requests {
         self.kept
     }
 
-    /// A new request in no queue, and its index; `client` is [`NONE`] if none waits for it.
+    /// A new request in no queue, and its index; `client` is [`ClientId::NONE`] if none waits for it.
     #[inline(always)]
-    pub(crate) fn add(&mut self, pool: u32, client: u32, started: Time) -> (u32, &mut Request) {
+    pub(crate) fn add(
+        &mut self,
+        pool: PoolId,
+        client: ClientId,
+        started: Time,
+    ) -> (RequestId, &mut Request) {
         self.len += 1;
-        if self.free == NONE {
+        if self.free == RequestId::NONE {
             self.grow();
         }
         let index = self.free;
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index.index()];
         self.free = slot.next_in_client;
         self.kept -= slot.reply.capacity();
         slot.begin(pool, client, started);
@@ -59,8 +64,8 @@ impl Requests {
     /// One more slot, which is free.
     #[cold]
     fn grow(&mut self) {
-        let index = self.slots.len() as u32;
-        assert!(index < NONE >> 1, "too many requests");
+        let index = RequestId::new(self.slots.len() as u32);
+        assert!(index.number() < u32::MAX >> 1, "too many requests");
         self.slots.push(Request::free());
         self.free = index;
     }
@@ -68,8 +73,8 @@ impl Requests {
     /// Frees a slot whose reply and role have been taken care of, and its buffer if it is large or
     /// many are kept.
     #[inline(always)]
-    pub(crate) fn remove(&mut self, index: u32, bufs: &mut BufPool) {
-        let slot = &mut self.slots[index as usize];
+    pub(crate) fn remove(&mut self, index: RequestId, bufs: &mut BufPool) {
+        let slot = &mut self.slots[index.index()];
         debug_assert!(slot.is_used && slot.reply.is_empty());
         debug_assert!(matches!(slot.role, Role::Single));
         slot.is_used = false;
@@ -103,18 +108,18 @@ impl Requests {
         while self.slots.len() > kept && self.slots.last().is_some_and(|slot| !slot.is_used) {
             self.slots.pop();
         }
-        self.free = NONE;
+        self.free = RequestId::NONE;
         for (index, slot) in self.slots.iter_mut().enumerate().rev() {
             if !slot.is_used {
                 slot.next_in_client = self.free;
-                self.free = index as u32;
+                self.free = RequestId::new(index as u32);
             }
         }
         self.slots.shrink_to(self.slots.len() * 2);
     }
 
-    pub(crate) fn get(&self, index: u32) -> Option<&Request> {
-        self.slots.get(index as usize).filter(|slot| slot.is_used)
+    pub(crate) fn get(&self, index: RequestId) -> Option<&Request> {
+        self.slots.get(index.index()).filter(|slot| slot.is_used)
     }
 
     /// All requests there are: O(slots).
@@ -136,19 +141,19 @@ fn give_reply(slot: &mut Request, bufs: &mut BufPool) {
     bufs.take_back(&mut slot.reply);
 }
 
-impl Index<u32> for Requests {
+impl Index<RequestId> for Requests {
     type Output = Request;
 
     #[inline]
-    fn index(&self, index: u32) -> &Request {
-        &self.slots[index as usize]
+    fn index(&self, index: RequestId) -> &Request {
+        &self.slots[index.index()]
     }
 }
 
-impl IndexMut<u32> for Requests {
+impl IndexMut<RequestId> for Requests {
     #[inline]
-    fn index_mut(&mut self, index: u32) -> &mut Request {
-        &mut self.slots[index as usize]
+    fn index_mut(&mut self, index: RequestId) -> &mut Request {
+        &mut self.slots[index.index()]
     }
 }
 
@@ -160,7 +165,9 @@ mod tests {
     fn no_more_than_some_buffers_stay_with_free_slots() {
         let (mut requests, mut bufs) = (Requests::new(), BufPool::default());
         let count = 2 * KEPT_SIZE_MAX / REPLY_KEPT_MAX;
-        let all: Vec<u32> = (0..count).map(|_| requests.add(0, NONE, Time::ZERO).0).collect();
+        let all: Vec<RequestId> = (0..count)
+            .map(|_| requests.add(PoolId::new(0), ClientId::NONE, Time::ZERO).0)
+            .collect();
         for index in all {
             requests[index].hold(b"+OK\r\n", &mut bufs);
             requests[index].reply.clear();
@@ -175,14 +182,17 @@ mod tests {
     #[test]
     fn a_peak_is_forgotten_and_slots_in_use_stay() {
         let mut requests = Requests::new();
-        let all: Vec<u32> = (0..10_000).map(|_| requests.add(0, NONE, Time::ZERO).0).collect();
+        let all: Vec<RequestId> = (0..10_000)
+            .map(|_| requests.add(PoolId::new(0), ClientId::NONE, Time::ZERO).0)
+            .collect();
         let (kept, gone) = all.split_at(10);
         gone.iter().for_each(|&index| requests.remove(index, &mut BufPool::default()));
         for _ in 0..3 {
             requests.shrink(&mut BufPool::default());
         }
         assert!(requests.slots.capacity() <= 1024, "{}", requests.slots.capacity());
-        let fresh: Vec<u32> = (0..1000).map(|_| requests.add(0, NONE, Time::ZERO).0).collect();
+        let fresh: Vec<RequestId> =
+            (0..1000).map(|_| requests.add(PoolId::new(0), ClientId::NONE, Time::ZERO).0).collect();
         assert!(fresh.iter().all(|index| !kept.contains(index)));
         assert_eq!(requests.len(), 1010);
     }

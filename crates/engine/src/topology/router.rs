@@ -4,6 +4,7 @@ use cashew_config::snapshot::{self, Topology};
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
 use cashew_protocol::redis::Access;
 
+use crate::base::id::ServerId;
 use crate::base::rng::Rng;
 
 /// The placement of one pool: which server answers for which key, for reading and for writing.
@@ -20,7 +21,7 @@ pub(crate) struct Router {
     /// Nothing but the ring over FNV-1a of the key decides, as by default.
     is_default: bool,
     /// The server of a pool that has but one, while it is live.
-    only: Option<u32>,
+    only: Option<ServerId>,
     live: Vec<bool>,
 }
 
@@ -28,7 +29,7 @@ enum Shards {
     /// Every server is a shard; the ring is over all.
     Servers,
     /// One shard: `master` takes the writes, the ring is over its replicas.
-    Replicated { master: u32, reads: ReadPolicy },
+    Replicated { master: ServerId, reads: ReadPolicy },
 }
 
 /// Who answers reads of a shard that has replicas.
@@ -45,7 +46,7 @@ impl Router {
         let shards = match pool.topology {
             Topology::Sharded => Shards::Servers,
             Topology::MasterReplica { master } => {
-                Shards::Replicated { master, reads: ReadPolicy::Replicas }
+                Shards::Replicated { master: ServerId::new(master), reads: ReadPolicy::Replicas }
             }
         };
         let mut router = Self {
@@ -73,12 +74,12 @@ impl Router {
     }
 
     /// Servers of which each takes the writes of a share of the keys, as far as they are in the ring.
-    pub(crate) fn heads(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn heads(&self) -> impl Iterator<Item = ServerId> {
         let master = match self.shards {
             Shards::Servers => None,
             Shards::Replicated { master, .. } => Some(master),
         };
-        let live = self.live.iter().zip(0..);
+        let live = self.live.iter().zip((0..).map(ServerId::new));
         live.filter(move |&(&live, at)| match master {
             Some(master) => at == master,
             None => live,
@@ -92,7 +93,7 @@ impl Router {
     }
 
     /// Whether the server may be left out of the ring: a master has no substitute.
-    pub(crate) fn may_eject(&self, server: u32) -> bool {
+    pub(crate) fn may_eject(&self, server: ServerId) -> bool {
         match self.shards {
             Shards::Servers => true,
             Shards::Replicated { master, .. } => server != master,
@@ -114,7 +115,7 @@ impl Router {
             .collect();
         let mut on_ring = self.live.clone();
         if let Shards::Replicated { master, .. } = self.shards {
-            on_ring[master as usize] = false;
+            on_ring[master.index()] = false;
         }
         self.ring = Ring::build(self.distribution, &nodes, &on_ring);
         self.is_default = !self.is_one_shard()
@@ -122,7 +123,7 @@ impl Router {
             && self.hash == Hash::Fnv1a64
             && self.tag.is_none();
         let is_only = !self.is_one_shard() && matches!(self.live[..], [true]);
-        self.only = is_only.then_some(0);
+        self.only = is_only.then_some(ServerId::new(0));
     }
 
     /// The server for `key`, or `None` when all that could answer are ejected. `is_up` says
@@ -133,10 +134,10 @@ impl Router {
         key: &[u8],
         access: Access,
         rng: &mut Rng,
-        is_up: impl Fn(u32) -> bool,
-    ) -> Option<u32> {
+        is_up: impl Fn(ServerId) -> bool,
+    ) -> Option<ServerId> {
         if self.is_default && !key.is_empty() {
-            return self.ring.select(Hash::Fnv1a64.hash(key));
+            return self.ring.select(Hash::Fnv1a64.hash(key)).map(ServerId::new);
         }
         match self.only {
             Some(server) => Some(server),
@@ -150,10 +151,10 @@ impl Router {
         key: &[u8],
         access: Access,
         rng: &mut Rng,
-        is_up: impl Fn(u32) -> bool,
-    ) -> Option<u32> {
+        is_up: impl Fn(ServerId) -> bool,
+    ) -> Option<ServerId> {
         match &self.shards {
-            Shards::Servers => self.ring.select(self.point(key, rng)),
+            Shards::Servers => self.ring.select(self.point(key, rng)).map(ServerId::new),
             Shards::Replicated { master, reads } => match access {
                 Access::Write | Access::None => Some(*master),
                 Access::Read => Some(self.replica(key, *master, reads, rng, is_up)),
@@ -164,18 +165,19 @@ impl Router {
     fn replica(
         &self,
         key: &[u8],
-        master: u32,
+        master: ServerId,
         reads: &ReadPolicy,
         rng: &mut Rng,
-        is_up: impl Fn(u32) -> bool,
-    ) -> u32 {
+        is_up: impl Fn(ServerId) -> bool,
+    ) -> ServerId {
         let ReadPolicy::Replicas = reads;
         let usable =
-            |&server: &u32| server != master && self.live[server as usize] && is_up(server);
+            |&server: &ServerId| server != master && self.live[server.index()] && is_up(server);
         self.ring
             .select(self.point(key, rng))
+            .map(ServerId::new)
             .filter(usable)
-            .or_else(|| (0..self.nodes.len() as u32).find(usable))
+            .or_else(|| (0..self.nodes.len() as u32).map(ServerId::new).find(usable))
             .unwrap_or(master)
     }
 

@@ -10,6 +10,7 @@
 //! failing server about as often as one would, and all go there when one has reached it.
 
 use crate::base::failure::Failure;
+use crate::base::id::{LaneId, PoolId, ServerId};
 use crate::base::time::Time;
 use crate::engine::Engine;
 use crate::upstream::lane::{Lane, Link};
@@ -43,8 +44,8 @@ impl Failure {
 impl Engine {
     /// Has a lane connected, for a request that is to wait for it there. An error if its server could not
     /// be reached a moment ago.
-    pub(crate) fn reach(&mut self, index: u32) -> Result<(), Failure> {
-        let Lane { link, attempts, asks, .. } = self.lanes[index as usize];
+    pub(crate) fn reach(&mut self, index: LaneId) -> Result<(), Failure> {
+        let Lane { link, attempts, asks, .. } = self.lanes[index];
         match link {
             Link::Ready { .. } => {}
             Link::Connecting { .. } | Link::Handshaking { .. } => {
@@ -64,10 +65,10 @@ impl Engine {
     }
 
     /// Whether the lane's server may be tried before the lane's backoff is over.
-    pub(crate) fn may_try(&mut self, index: u32) -> bool {
+    pub(crate) fn may_try(&mut self, index: LaneId) -> bool {
         let now = self.now;
-        let lane = &self.lanes[index as usize];
-        let server = &mut self.pools[lane.pool as usize].servers[lane.server as usize];
+        let lane = &self.lanes[index];
+        let server = &mut self.pools[lane.pool].servers[lane.server];
         let is_silent = server.is_silent();
         let is_soon = now < lane.tried_at.plus_millis(PACE_MS) || now < server.look_at;
         if is_soon || server.ejected || !(is_silent || lane.last_failure.may_pass_soon()) {
@@ -89,33 +90,33 @@ impl Engine {
 
     /// Connects a lane whose last connection failed. A server that is still failing has little time to
     /// answer, as requests wait meanwhile: on a lane that clients share it is asked for a sign of life.
-    pub(crate) fn try_again(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn try_again(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         lane.is_early = matches!(lane.link, Link::Backoff { .. }) && self.now < lane.due_at;
-        let server = &self.pools[lane.pool as usize].servers[lane.server as usize];
+        let server = &self.pools[lane.pool].servers[lane.server];
         let is_trial = server.failing && !server.ejected;
         lane.asks |= is_trial && lane.is_shared();
-        let deadline = is_trial.then(|| self.pools[lane.pool as usize].first_sign(self.now));
+        let deadline = is_trial.then(|| self.pools[lane.pool].first_sign(self.now));
         self.connect_until(index, deadline);
     }
 
     /// The lane waits for its next attempt: until its backoff is over, or less if it tries in between
     /// without a request.
-    pub(crate) fn await_attempt(&mut self, index: u32) {
+    pub(crate) fn await_attempt(&mut self, index: LaneId) {
         let server = self.server_of(index);
         let is_asking = server.is_silent() && server.first_lane == index;
         let poll = self.now.plus_millis(self.rng.jitter(POLL_MS));
-        let lane = &self.lanes[index as usize];
+        let lane = &self.lanes[index];
         let is_polling = is_asking || (lane.is_feed && lane.last_failure.may_pass_soon());
         let until = if is_polling { lane.due_at.min(poll) } else { lane.due_at };
-        self.lanes[index as usize].link = Link::Backoff { until };
+        self.lanes[index].link = Link::Backoff { until };
         self.arm_lane(index, until);
     }
 
     /// A server that was failing has let itself be connected, or has answered: other workers go there,
     /// too, and so does its feed.
-    pub(crate) fn note_reached(&mut self, pool: u32, server: u32) {
-        let state = &self.pools[pool as usize].servers[server as usize];
+    pub(crate) fn note_reached(&mut self, pool: PoolId, server: ServerId) {
+        let state = &self.pools[pool].servers[server];
         self.metrics.set_reached(state.metrics, self.now.as_micros());
         let Some(feed) = state.feed.as_ref().map(|feed| feed.lane) else { return };
         if matches!(self.lane(feed).link, Link::Backoff { .. }) && self.is_feed_wanted(feed) {

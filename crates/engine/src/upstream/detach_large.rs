@@ -5,8 +5,7 @@
 //! else's requests wait for its end. Who has requests there is fenced, as these must not be
 //! overtaken by later ones on another connection.
 
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
 use crate::upstream::bulk::BULK_SIZE;
@@ -16,10 +15,10 @@ use crate::upstream::streaming::PRIVATE_LANES_MAX;
 impl Engine {
     /// Whether the reply that is coming on a shared lane is so large that it would hold others up. Its
     /// client asks accordingly from here on.
-    pub(crate) fn brings_large(&mut self, index: u32) -> bool {
-        let lane = &self.lanes[index as usize];
+    pub(crate) fn brings_large(&mut self, index: LaneId) -> bool {
+        let lane = &self.lanes[index];
         let remaining = lane.scanner.remaining();
-        if remaining == 0 || lane.is_private || lane.head == NONE {
+        if remaining == 0 || lane.is_private || lane.head == RequestId::NONE {
             return false;
         }
         let request = lane.head;
@@ -31,18 +30,18 @@ impl Engine {
     /// Gives a shared lane another connection. What is on it stays with the one it has, as a
     /// private lane, whose number is returned; the lane's own if there is none to be had.
     #[cold]
-    pub(crate) fn detach_large(&mut self, index: u32) -> u32 {
+    pub(crate) fn detach_large(&mut self, index: LaneId) -> LaneId {
         let Some(other) = self.lane_to_change_with(index) else {
-            let Lane { pool, server, .. } = self.lanes[index as usize];
+            let Lane { pool, server, .. } = self.lanes[index];
             self.notify_want(pool, server);
             return index;
         };
         // The list of lanes that the statistics are behind of has their numbers.
         self.publish_lanes();
         // Each keeps the slot that its connections are named by: the driver has one for each.
-        self.lanes.swap(index as usize, other as usize);
+        self.lanes.swap(index.index(), other.index());
         for lane in [index, other] {
-            let state = &mut self.lanes[lane as usize];
+            let state = &mut self.lanes[lane];
             state.is_private = lane == other;
             state.armed = Time::NEVER;
             self.lane_at[state.slot as usize] = lane;
@@ -56,8 +55,8 @@ impl Engine {
     }
 
     /// A private lane that nobody has and that can take a shared one's place.
-    fn lane_to_change_with(&mut self, index: u32) -> Option<u32> {
-        let Lane { pool, server, .. } = self.lanes[index as usize];
+    fn lane_to_change_with(&mut self, index: LaneId) -> Option<LaneId> {
+        let Lane { pool, server, .. } = self.lanes[index];
         let lane = self.free_lane_to_change_with(index);
         if lane.is_none() && self.want_streaming_lane(pool, server) {
             return self.free_lane_to_change_with(index);
@@ -65,11 +64,11 @@ impl Engine {
         lane
     }
 
-    fn free_lane_to_change_with(&mut self, index: u32) -> Option<u32> {
-        let Lane { pool, server, variant, .. } = self.lanes[index as usize];
-        let state = &self.pools[pool as usize].servers[server as usize];
-        let is_free = |lane: &u32| self.lane(*lane).is_free();
-        let suits = |lane: &u32| {
+    fn free_lane_to_change_with(&mut self, index: LaneId) -> Option<LaneId> {
+        let Lane { pool, server, variant, .. } = self.lanes[index];
+        let state = &self.pools[pool].servers[server];
+        let is_free = |lane: &LaneId| self.lane(*lane).is_free();
+        let suits = |lane: &LaneId| {
             let lane = self.lane(*lane);
             matches!(lane.link, Link::Ready { .. }) && lane.variant == variant
         };
@@ -87,17 +86,17 @@ impl Engine {
         if self.lane(lane).has_connection() {
             self.disconnect(lane, Closed::ByUs);
         }
-        let state = &mut self.lanes[lane as usize];
+        let state = &mut self.lanes[lane];
         (state.link, state.variant) = (Link::Idle, variant);
         Some(lane)
     }
 
     /// What clients ask who have requests on the lane waits until these are answered.
-    fn fence_all(&mut self, lane: u32) {
+    fn fence_all(&mut self, lane: LaneId) {
         let mut at = self.lane(lane).head;
-        while at != NONE {
+        while at != RequestId::NONE {
             let client = self.waiting_client(at);
-            if client != NONE {
+            if client != ClientId::NONE {
                 self.clients[client].fenced = true;
             }
             at = self.requests[at].next_in_lane;
@@ -106,8 +105,8 @@ impl Engine {
 
     /// The lane that has this connection, if it is not the one of that number.
     #[cold]
-    pub(crate) fn lane_elsewhere(&self, conn: ConnId) -> Option<u32> {
-        let index = *self.lane_at.get(conn.index() as usize)?;
+    pub(crate) fn lane_elsewhere(&self, conn: ConnId) -> Option<LaneId> {
+        let index = *self.lane_at.get(conn.client().index())?;
         let lane = self.lane(index);
         (lane.conn == conn && lane.has_connection()).then_some(index)
     }

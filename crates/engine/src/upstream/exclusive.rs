@@ -11,8 +11,7 @@ use cashew_metrics::{PoolCounter, ServerGauge};
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId, LaneId, PoolId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::Client;
@@ -42,7 +41,7 @@ pub(crate) enum Turn {
     /// In line.
     Waits,
     /// It is to have this lane when its request is looked at again.
-    Has { lane: u32 },
+    Has { lane: LaneId },
     /// It has waited long enough.
     Over,
     /// It is held back by CLIENT PAUSE, whatever it wants.
@@ -51,7 +50,7 @@ pub(crate) enum Turn {
 
 /// What became of the wish for a lease.
 pub(crate) enum Lease {
-    Lane(u32),
+    Lane(LaneId),
     /// The client is in line: its request is to be looked at again.
     InLine,
     /// All are taken, and as many wait as may, or this client has waited long enough.
@@ -73,7 +72,7 @@ impl Engine {
 
     /// Gives the client a lane to itself. It is to be called only while the client is owed nothing:
     /// what it asked by other lanes must not be overtaken.
-    pub(crate) fn lease(&mut self, client: u32, server: u32) -> Lease {
+    pub(crate) fn lease(&mut self, client: ClientId, server: ServerId) -> Lease {
         let Client { pool, variant, ref modes, .. } = self.clients[client];
         match modes.turn {
             Turn::No | Turn::HeldBack => {}
@@ -84,7 +83,7 @@ impl Engine {
             }
             Turn::Has { lane } => {
                 self.clients[client].modes.end_turn();
-                let state = &self.lanes[lane as usize];
+                let state = &self.lanes[lane];
                 if (state.pool, state.server) == (pool, server) {
                     return self.take(client, lane);
                 }
@@ -92,10 +91,10 @@ impl Engine {
                 self.release(lane);
             }
         }
-        if self.pools[pool as usize].servers[server as usize].is_silent() {
+        if self.pools[pool].servers[server].is_silent() {
             return Lease::Failed(Failure::Silent);
         }
-        let is_first = self.pools[pool as usize].servers[server as usize].line.is_empty();
+        let is_first = self.pools[pool].servers[server].line.is_empty();
         let lane = match is_first {
             true => self.session_lane(pool, server, variant),
             false => None,
@@ -106,16 +105,16 @@ impl Engine {
         }
     }
 
-    fn take(&mut self, client: u32, index: u32) -> Lease {
+    fn take(&mut self, client: ClientId, index: LaneId) -> Lease {
         if !self.lane(index).has_connection() {
             // Nothing need be said twice on a connection that is made for this client.
-            self.lanes[index as usize].variant = self.clients[client].variant;
+            self.lanes[index].variant = self.clients[client].variant;
             if let Err(failure) = self.reach(index) {
                 self.release(index);
                 return Lease::Failed(failure);
             }
         }
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         debug_assert!(lane.is_free(), "nothing is on its way on a lane that is taken");
         lane.lease = client;
         lane.leased_at = lane.written;
@@ -127,12 +126,17 @@ impl Engine {
     }
 
     /// A lane that nobody has, which best has the right variant and a connection.
-    fn session_lane(&mut self, pool_index: u32, server_index: u32, variant: u16) -> Option<u32> {
-        let pool = &self.pools[pool_index as usize];
-        let server = &pool.servers[server_index as usize];
+    fn session_lane(
+        &mut self,
+        pool_index: PoolId,
+        server_index: ServerId,
+        variant: u16,
+    ) -> Option<LaneId> {
+        let pool = &self.pools[pool_index];
+        let server = &pool.servers[server_index];
         let may_add = server.session_lanes.len() < self.session_lanes_max(pool);
-        let rank = |lane: &u32| {
-            let lane = &self.lanes[*lane as usize];
+        let rank = |lane: &LaneId| {
+            let lane = &self.lanes[*lane];
             match lane.link {
                 Link::Ready { .. } => u32::from(lane.variant != variant),
                 Link::Handshaking { .. } | Link::Connecting { .. } => 2,
@@ -142,7 +146,7 @@ impl Engine {
             }
         };
         let free = server.session_lanes.iter().copied();
-        let free = free.filter(|&lane| !self.lanes[lane as usize].is_taken());
+        let free = free.filter(|&lane| !self.lanes[lane].is_taken());
         let best = free.min_by_key(rank);
         if best.is_some_and(|lane| self.lane(lane).has_connection()) {
             return best;
@@ -156,13 +160,12 @@ impl Engine {
         Some(best.unwrap_or_else(|| self.add_session_lane(pool_index, server_index, variant)))
     }
 
-    fn add_session_lane(&mut self, pool: u32, server: u32, variant: u16) -> u32 {
-        let wire_protocol =
-            self.pools[pool as usize].params_set[usize::from(variant)].wire_protocol;
+    fn add_session_lane(&mut self, pool: PoolId, server: ServerId, variant: u16) -> LaneId {
+        let wire_protocol = self.pools[pool].params_set[usize::from(variant)].wire_protocol;
         let lane = self.add_lanes(1, (pool, server), variant, wire_protocol);
-        let state = &mut self.lanes[lane as usize];
+        let state = &mut self.lanes[lane];
         (state.is_private, state.is_session) = (true, true);
-        self.pools[pool as usize].servers[server as usize].session_lanes.push(lane);
+        self.pools[pool].servers[server].session_lanes.push(lane);
         lane
     }
 
@@ -184,9 +187,9 @@ impl Engine {
 
     /// Brings what the lane's connection has agreed on to what its client has. To be called before
     /// anything is sent for the client.
-    pub(crate) fn align(&mut self, client: u32, index: u32) {
+    pub(crate) fn align(&mut self, client: ClientId, index: LaneId) {
         let wanted = self.clients[client].variant;
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         if lane.variant == wanted {
             return;
         }
@@ -199,7 +202,7 @@ impl Engine {
     }
 
     /// Says something of the gateway's own on a lane, to which an answer is due.
-    pub(crate) fn ask(&mut self, lane: u32, own: Own, due: Due, words: &[&str]) {
+    pub(crate) fn ask(&mut self, lane: LaneId, own: Own, due: Due, words: &[&str]) {
         let mut text = String::new();
         use std::fmt::Write;
         let _ = write!(text, "*{}\r\n", words.len());
@@ -209,9 +212,9 @@ impl Engine {
         self.ask_with(lane, own, due, text.as_bytes());
     }
 
-    pub(crate) fn ask_with(&mut self, lane: u32, own: Own, due: Due, text: &[u8]) {
-        let pool = self.lanes[lane as usize].pool;
-        let (request, slot) = self.requests.add(pool, NONE, self.now);
+    pub(crate) fn ask_with(&mut self, lane: LaneId, own: Own, due: Due, text: &[u8]) {
+        let pool = self.lanes[lane].pool;
+        let (request, slot) = self.requests.add(pool, ClientId::NONE, self.now);
         (slot.role, slot.due) = (Role::Own(own), due);
         self.send(lane, request, Payload::Bytes(text));
     }
@@ -228,7 +231,7 @@ impl Engine {
             Own::PeerId { lane } => {
                 let id = cashew_protocol::resp::reply(reply);
                 if let Some(cashew_protocol::resp::Reply::Integer(id)) = id {
-                    self.lanes[lane as usize].peer_id = id.unsigned_abs();
+                    self.lanes[lane].peer_id = id.unsigned_abs();
                 }
                 self.withdraw_due(lane);
             }
@@ -236,19 +239,19 @@ impl Engine {
     }
 
     /// The lane is nobody's any more, as soon as what is on its way there is answered.
-    pub(crate) fn release(&mut self, index: u32) {
-        self.lanes[index as usize].lease = NONE;
+    pub(crate) fn release(&mut self, index: LaneId) {
+        self.lanes[index].lease = ClientId::NONE;
         self.publish_session(index);
     }
 
     // The line.
 
-    fn join_line(&mut self, client: u32, server: u32) -> Lease {
+    fn join_line(&mut self, client: ClientId, server: ServerId) -> Lease {
         let conn = self.client_conn(client);
         let pool_index = self.clients[client].pool;
-        let pool = &mut self.pools[pool_index as usize];
+        let pool = &mut self.pools[pool_index];
         let until = self.now.plus_millis(pool.config.session_wait_ms);
-        let line = &mut pool.servers[server as usize].line;
+        let line = &mut pool.servers[server].line;
         if line.len() >= LINE_MAX {
             return Lease::None;
         }
@@ -262,10 +265,10 @@ impl Engine {
 
     /// Counts and tells that somebody has to wait.
     #[cold]
-    fn tell_line(&mut self, pool_index: u32, server_index: u32) {
-        let pool = &mut self.pools[pool_index as usize];
+    fn tell_line(&mut self, pool_index: PoolId, server_index: ServerId) {
+        let pool = &mut self.pools[pool_index];
         self.metrics.add_pool(pool.metrics, PoolCounter::SessionWaits, 1);
-        let server = &mut pool.servers[server_index as usize];
+        let server = &mut pool.servers[server_index];
         if is_due(&mut server.line_told_at, self.now, TELL_US) {
             let clients = server.line.len() as u32;
             let (pool, server) = (pool_index, server_index);
@@ -275,13 +278,13 @@ impl Engine {
 
     /// Gives lanes that nobody has to those who wait for them.
     #[cold]
-    pub(crate) fn serve_line(&mut self, pool: u32, server: u32) {
+    pub(crate) fn serve_line(&mut self, pool: PoolId, server: ServerId) {
         while let Some((conn, _)) = self.first_in_line(pool, server) {
-            let variant = self.clients[conn.index()].variant;
+            let variant = self.clients[conn.client()].variant;
             let Some(lane) = self.session_lane(pool, server, variant) else { break };
-            self.pools[pool as usize].servers[server as usize].line.pop_front();
-            let client = conn.index();
-            self.lanes[lane as usize].lease = client;
+            self.pools[pool].servers[server].line.pop_front();
+            let client = conn.client();
+            self.lanes[lane].lease = client;
             self.clients[client].modes.enter().turn = Turn::Has { lane };
             self.count_session(lane);
             self.unblock(client);
@@ -290,10 +293,10 @@ impl Engine {
     }
 
     /// All in a line are clients that wait: who does not any more is taken out.
-    fn first_in_line(&self, pool: u32, server: u32) -> Option<(ConnId, Time)> {
-        let first = self.pools[pool as usize].servers[server as usize].line.front().copied();
+    fn first_in_line(&self, pool: PoolId, server: ServerId) -> Option<(ConnId, Time)> {
+        let first = self.pools[pool].servers[server].line.front().copied();
         debug_assert!(first.is_none_or(|(conn, _)| {
-            let client = self.clients.get(conn.index(), conn.generation());
+            let client = self.clients.get(conn.client(), conn.generation());
             client.is_some_and(|client| client.modes.turn == Turn::Waits)
         }));
         first
@@ -301,20 +304,20 @@ impl Engine {
 
     /// Lets those know who have waited long enough. Within a line all wait equally long.
     pub(crate) fn maintain_waiters(&mut self) {
-        for pool in 0..self.pools.len() as u32 {
-            for server in 0..self.pools[pool as usize].servers.len() as u32 {
-                if self.pools[pool as usize].servers[server as usize].line.is_empty() {
+        for pool in self.pools.ids() {
+            for server in self.pools[pool].servers.ids() {
+                if self.pools[pool].servers[server].line.is_empty() {
                     continue;
                 }
                 while let Some((conn, until)) = self.first_in_line(pool, server) {
-                    let client = &mut self.clients[conn.index()];
+                    let client = &mut self.clients[conn.client()];
                     if until > self.now {
                         self.timers.arm(until, Timer::Line);
                         break;
                     }
                     client.modes.enter().turn = Turn::Over;
-                    self.pools[pool as usize].servers[server as usize].line.pop_front();
-                    self.unblock(conn.index());
+                    self.pools[pool].servers[server].line.pop_front();
+                    self.unblock(conn.client());
                 }
                 self.publish_line(pool, server);
             }
@@ -322,17 +325,17 @@ impl Engine {
     }
 
     /// All of the server's line look again where they belong.
-    pub(crate) fn dissolve_line(&mut self, pool: u32, server: u32) {
-        let line = std::mem::take(&mut self.pools[pool as usize].servers[server as usize].line);
+    pub(crate) fn dissolve_line(&mut self, pool: PoolId, server: ServerId) {
+        let line = std::mem::take(&mut self.pools[pool].servers[server].line);
         for (conn, _) in line {
-            self.clients[conn.index()].modes.end_turn();
-            self.unblock(conn.index());
+            self.clients[conn.client()].modes.end_turn();
+            self.unblock(conn.client());
         }
         self.publish_line(pool, server);
     }
 
     /// The client wants no lease any more.
-    pub(crate) fn leave_line(&mut self, client: u32) {
+    pub(crate) fn leave_line(&mut self, client: ClientId) {
         match self.clients[client].modes.end_turn() {
             Turn::Has { lane } => self.release(lane),
             Turn::Waits => self.take_out_of_line(client),
@@ -342,11 +345,11 @@ impl Engine {
 
     /// Who is gone takes no room from others.
     #[cold]
-    fn take_out_of_line(&mut self, client: u32) {
+    fn take_out_of_line(&mut self, client: ClientId) {
         let conn = self.client_conn(client);
         let pool = self.clients[client].pool;
-        for server in 0..self.pools[pool as usize].servers.len() as u32 {
-            let line = &mut self.pools[pool as usize].servers[server as usize].line;
+        for server in self.pools[pool].servers.ids() {
+            let line = &mut self.pools[pool].servers[server].line;
             if let Some(at) = line.iter().position(|&(other, _)| other == conn) {
                 line.remove(at);
                 self.publish_line(pool, server);
@@ -358,7 +361,7 @@ impl Engine {
     /// A request has been dispatched. What its client waited for and did not take after all, as other
     /// keys came together or apart meanwhile, is for others.
     #[inline]
-    pub(crate) fn end_unused_turn(&mut self, client: u32) {
+    pub(crate) fn end_unused_turn(&mut self, client: ClientId) {
         let modes = &mut self.clients[client].modes;
         // It was for this request only, which was answered in another way.
         if modes.ending.is_some() {
@@ -369,8 +372,8 @@ impl Engine {
         }
     }
 
-    fn publish_line(&mut self, pool: u32, server: u32) {
-        let server = &self.pools[pool as usize].servers[server as usize];
+    fn publish_line(&mut self, pool: PoolId, server: ServerId) {
+        let server = &self.pools[pool].servers[server];
         self.metrics.set_server(server.metrics, ServerGauge::InLine, server.line.len() as u64);
     }
 
@@ -378,7 +381,7 @@ impl Engine {
 
     /// Ends the connection of a lane that a client leased, or one with requests that must not be
     /// executed by themselves: all of them fail. No fault of the server's.
-    pub(crate) fn break_session(&mut self, index: u32, failure: Failure) {
+    pub(crate) fn break_session(&mut self, index: LaneId, failure: Failure) {
         if self.lane(index).has_connection() {
             self.disconnect(index, Closed::ByUs);
         }
@@ -390,11 +393,11 @@ impl Engine {
 
     /// The lane's connection is gone, and with it what the client had agreed on there who had
     /// leased it until then, if one had.
-    pub(crate) fn lose_lease(&mut self, index: u32, client: u32, failure: Failure) {
-        if client == NONE || self.lane(index).lease != client {
+    pub(crate) fn lose_lease(&mut self, index: LaneId, client: ClientId, failure: Failure) {
+        if client == ClientId::NONE || self.lane(index).lease != client {
             return;
         }
-        self.lanes[index as usize].lease = NONE;
+        self.lanes[index].lease = ClientId::NONE;
         match self.clients[client].modes.turn {
             // It has not said anything there.
             Turn::Has { .. } => {
@@ -409,19 +412,20 @@ impl Engine {
     }
 
     /// Ends the connection under requests that are for nobody any more.
-    pub(crate) fn abandon_session(&mut self, index: u32) {
+    pub(crate) fn abandon_session(&mut self, index: LaneId) {
         if self.lane(index).has_connection() {
             self.disconnect(index, Closed::ByUs);
         }
-        let lane = &mut self.lanes[index as usize];
-        lane.lease = NONE;
+        let lane = &mut self.lanes[index];
+        lane.lease = ClientId::NONE;
         let mut at = lane.head;
-        (lane.head, lane.tail, lane.first_unsent) = (NONE, NONE, NONE);
+        (lane.head, lane.tail, lane.first_unsent) =
+            (RequestId::NONE, RequestId::NONE, RequestId::NONE);
         (lane.unsent, lane.partial, lane.in_flight, lane.in_flight_size) = (0, 0, 0, 0);
         lane.output.clear(&mut self.bufs);
-        while at != NONE {
+        while at != RequestId::NONE {
             let next = self.requests[at].next_in_lane;
-            debug_assert_eq!(self.requests[at].client, NONE);
+            debug_assert_eq!(self.requests[at].client, ClientId::NONE);
             self.free_request(at);
             at = next;
         }
@@ -430,7 +434,7 @@ impl Engine {
 
     /// Whether a connection of the lane that is about to end had begun something that cannot be
     /// gone on with on another one.
-    pub(crate) fn is_engaged(&self, index: u32) -> bool {
+    pub(crate) fn is_engaged(&self, index: LaneId) -> bool {
         let lane = self.lane(index);
         lane.is_session && (lane.written > lane.leased_at || lane.partial > 0)
     }
@@ -440,34 +444,34 @@ impl Engine {
     /// Closes connections that nobody needs, makes ready those that somebody will, and takes leases
     /// back of which nothing is made while others wait.
     pub(crate) fn maintain_sessions(&mut self) {
-        for pool in 0..self.pools.len() as u32 {
-            for server in 0..self.pools[pool as usize].servers.len() as u32 {
-                let state = &self.pools[pool as usize].servers[server as usize];
+        for pool in self.pools.ids() {
+            for server in self.pools[pool].servers.ids() {
+                let state = &self.pools[pool].servers[server];
                 if !state.session_lanes.is_empty() {
                     self.maintain_exclusive_lanes(pool, server);
                 }
                 self.make_ready(pool, server);
                 // There may be room by now that another server's connections left.
-                if !self.pools[pool as usize].servers[server as usize].line.is_empty() {
+                if !self.pools[pool].servers[server].line.is_empty() {
                     self.serve_line(pool, server);
                 }
             }
         }
     }
 
-    fn maintain_exclusive_lanes(&mut self, pool: u32, server: u32) {
-        let state = &self.pools[pool as usize];
+    fn maintain_exclusive_lanes(&mut self, pool: PoolId, server: ServerId) {
+        let state = &self.pools[pool];
         let max = self.session_lanes_max(state);
         let kept = state.config.session_connections_idle as usize;
         let unused_max_us = UNUSED_MAX_US.min(state.config.session_wait_ms * 500);
         let held_max_us = state.limits.session_hold_ms * 1000;
-        let state = &state.servers[server as usize];
+        let state = &state.servers[server];
         let is_awaited = !state.line.is_empty();
         let mut unused = 0;
         for lane in state.session_lanes.clone() {
             let state = self.lane(lane);
             let idle_us = self.now.micros_since(state.progress_at);
-            if state.lease != NONE {
+            if state.lease != ClientId::NONE {
                 let is_unused = state.is_free() && idle_us >= unused_max_us;
                 let modes = &self.clients[state.lease].modes;
                 let is_held = modes.transaction.is_some()
@@ -479,31 +483,31 @@ impl Engine {
                 let is_ready = matches!(state.link, Link::Ready { .. });
                 unused += usize::from(is_ready);
                 let is_over = is_ready && unused > kept && idle_us >= IDLE_MAX_US;
-                let count = self.pools[pool as usize].servers[server as usize].session_lanes.len();
+                let count = self.pools[pool].servers[server].session_lanes.len();
                 if is_over || (count > max && state.has_connection()) {
                     self.disconnect(lane, Closed::ByUs);
                 }
                 if count > max && self.lane(lane).link == Link::Idle {
-                    let state = &mut self.pools[pool as usize].servers[server as usize];
+                    let state = &mut self.pools[pool].servers[server];
                     state.session_lanes.retain(|&other| other != lane);
-                    self.vacate(lane..lane + 1);
+                    self.vacate(lane.number()..lane.number() + 1);
                 }
             }
         }
     }
 
     /// A client has not used its lease for long, or has had it for long, and others wait.
-    fn take_back(&mut self, lane: u32, why: Failure) {
+    fn take_back(&mut self, lane: LaneId, why: Failure) {
         let pool = self.lane(lane).pool;
-        let metrics = self.pools[pool as usize].metrics;
+        let metrics = self.pools[pool].metrics;
         self.metrics.add_pool(metrics, PoolCounter::SessionsReclaimed, 1);
         self.break_session(lane, why);
     }
 
     /// Connects as many as are to be ready.
-    fn make_ready(&mut self, pool_index: u32, server_index: u32) {
-        let pool = &self.pools[pool_index as usize];
-        let server = &pool.servers[server_index as usize];
+    fn make_ready(&mut self, pool_index: PoolId, server_index: ServerId) {
+        let pool = &self.pools[pool_index];
+        let server = &pool.servers[server_index];
         let max = self.session_lanes_max(pool);
         let wanted = (pool.config.session_connections_idle as usize).min(max);
         if wanted == 0 || !pool.is_in_use() || !server.is_up() {
@@ -512,7 +516,7 @@ impl Engine {
         let lanes = server.session_lanes.clone();
         let free = || lanes.iter().filter(|&&lane| !self.lane(lane).is_taken());
         let connected = free().filter(|&&lane| self.lane(lane).has_connection()).count();
-        let mut idle: Vec<u32> =
+        let mut idle: Vec<LaneId> =
             free().copied().filter(|&lane| self.lane(lane).link == Link::Idle).collect();
         let mut count = lanes.len();
         for _ in connected..wanted {
@@ -527,7 +531,7 @@ impl Engine {
             if self.session_links >= self.sessions_max {
                 return;
             }
-            self.lanes[lane as usize].progress_at = self.now;
+            self.lanes[lane].progress_at = self.now;
             self.connect(lane);
         }
     }
@@ -535,20 +539,20 @@ impl Engine {
     // Statistics.
 
     /// The state of a lane for sessions has changed: counts it, and lets those go on who wait.
-    pub(crate) fn publish_session(&mut self, index: u32) {
+    pub(crate) fn publish_session(&mut self, index: LaneId) {
         self.count_session(index);
-        let lane = &self.lanes[index as usize];
+        let lane = &self.lanes[index];
         let (pool, server) = (lane.pool, lane.server);
-        if !lane.is_taken() && !self.pools[pool as usize].servers[server as usize].line.is_empty() {
+        if !lane.is_taken() && !self.pools[pool].servers[server].line.is_empty() {
             self.serve_line(pool, server);
         }
     }
 
-    fn count_session(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    fn count_session(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         let counted = Counted { queues: Queues::of(lane), is_taken: lane.is_taken() };
         let before = std::mem::replace(&mut lane.counted, counted);
-        let server = &mut self.pools[lane.pool as usize].servers[lane.server as usize];
+        let server = &mut self.pools[lane.pool].servers[lane.server];
         server.session_queues.replace(before.queues, counted.queues);
         if before.is_taken != counted.is_taken {
             match counted.is_taken {
@@ -561,9 +565,9 @@ impl Engine {
     }
 
     /// What a client is told that finds no lease.
-    pub(crate) fn no_lease(&mut self, client: u32, server: u32) -> String {
-        let pool = &self.pools[self.clients[client].pool as usize];
-        let name = &pool.config.servers[server as usize].name;
+    pub(crate) fn no_lease(&mut self, client: ClientId, server: ServerId) -> String {
+        let pool = &self.pools[self.clients[client].pool];
+        let name = &pool.config.servers[server.index()].name;
         format!(
             "ERR all connections to server {name} for transactions and blocking calls are in use; \
              session_connections of pool {} is their number",
@@ -572,7 +576,12 @@ impl Engine {
     }
 
     /// What comes of a request for which there is no lease, or not yet.
-    pub(crate) fn without_lease(&mut self, client: u32, server: u32, lease: &Lease) -> Plan {
+    pub(crate) fn without_lease(
+        &mut self,
+        client: ClientId,
+        server: ServerId,
+        lease: &Lease,
+    ) -> Plan {
         match *lease {
             Lease::Lane(_) | Lease::InLine => Plan::Wait,
             Lease::None => {

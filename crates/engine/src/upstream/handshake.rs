@@ -6,7 +6,7 @@ use cashew_protocol::resp::encode;
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::id::ConnId;
+use crate::base::id::{ConnId, LaneId};
 use crate::base::time::Time;
 use crate::downstream::session_params::{SessionParams, WireProtocol};
 use crate::engine::{Closed, Engine};
@@ -19,16 +19,16 @@ use crate::upstream::low_water::LowWater;
 const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
 
 impl Engine {
-    pub(crate) fn connect(&mut self, index: u32) {
-        self.lanes[index as usize].is_early = false;
+    pub(crate) fn connect(&mut self, index: LaneId) {
+        self.lanes[index].is_early = false;
         self.connect_until(index, None);
     }
 
     /// As [`connect`](Self::connect), with a deadline that may be shorter.
-    pub(crate) fn connect_until(&mut self, index: u32, deadline: Option<Time>) {
-        let lane = &mut self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
-        let server = &pool.servers[lane.server as usize];
+    pub(crate) fn connect_until(&mut self, index: LaneId, deadline: Option<Time>) {
+        let lane = &mut self.lanes[index];
+        let pool = &self.pools[lane.pool];
+        let server = &pool.servers[lane.server];
         let is_silent = server.is_silent();
         lane.asks |= is_silent && lane.is_shared();
         lane.tried_at = self.now;
@@ -42,7 +42,7 @@ impl Engine {
             None => pool.connect_deadline(self.now),
         };
         lane.generation = lane.generation.wrapping_add(1);
-        lane.conn = ConnId::lane(lane.slot, lane.generation);
+        lane.conn = ConnId::of_lane(lane.slot, lane.generation);
         lane.link = Link::Connecting { deadline };
         self.session_links += u64::from(lane.is_session);
         lane.dirty = false;
@@ -53,11 +53,11 @@ impl Engine {
     }
 
     /// The connection stands: say who we are, then send what waits.
-    pub(crate) fn lane_connected(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn lane_connected(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         let Link::Connecting { mut deadline } = lane.link else { return };
-        let pool = &mut self.pools[lane.pool as usize];
-        let server = &mut pool.servers[lane.server as usize];
+        let pool = &mut self.pools[lane.pool];
+        let server = &mut pool.servers[lane.server];
         server.connect_us = self.now.micros_since(lane.tried_at).max(1);
         let is_silent = server.is_silent();
         self.metrics.add_server(server.metrics, ServerCounter::Connects, 1);
@@ -120,9 +120,9 @@ impl Engine {
 
     /// Agrees with the server on the lane's variant, which was another one so far. What is sent
     /// waits for that: it would mean something else.
-    pub(crate) fn greet_again(&mut self, index: u32, before: u16) {
-        let lane = &mut self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
+    pub(crate) fn greet_again(&mut self, index: LaneId, before: u16) {
+        let lane = &mut self.lanes[index];
+        let pool = &self.pools[lane.pool];
         let (was, is) =
             (pool.params_set[usize::from(before)], pool.params_set[usize::from(lane.variant)]);
         let handshake = &mut lane.handshake;
@@ -148,15 +148,15 @@ impl Engine {
                 encode::write_command(out, &[b"SELECT", database.as_bytes()]);
             });
         }
-        match self.lanes[index as usize].handshake.replies_owed {
+        match self.lanes[index].handshake.replies_owed {
             0 => self.lane_ready(index),
             _ => self.mark_lane(index),
         }
         self.rearm(index);
     }
 
-    fn lane_ready(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    fn lane_ready(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         lane.link = Link::Ready { since: self.now };
         let has_asked = std::mem::take(&mut lane.asks);
         lane.is_early = false;
@@ -164,27 +164,27 @@ impl Engine {
         let was_hindered = server.local_error.take().is_some();
         if server.is_silent() {
             if has_asked {
-                let Lane { pool, server, .. } = self.lanes[index as usize];
+                let Lane { pool, server, .. } = self.lanes[index];
                 self.end_silence(pool, server);
                 self.note_reached(pool, server);
             }
         } else if std::mem::take(&mut server.failing) || was_hindered {
-            let Lane { pool, server, .. } = self.lanes[index as usize];
+            let Lane { pool, server, .. } = self.lanes[index];
             self.actions.push_back(Action::ServerRecovered { pool, server });
             self.note_reached(pool, server);
         }
-        if self.lanes[index as usize].unsent > 0 {
+        if self.lanes[index].unsent > 0 {
             self.mark_lane(index);
         }
         self.rearm(index);
-        if self.lanes[index as usize].is_feed {
+        if self.lanes[index].is_feed {
             self.feed_ready(index);
         }
     }
 
     /// Consumes replies to the handshake; returns what is left of `bytes`.
-    pub(crate) fn handshake_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn handshake_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index];
         let handshake = &mut lane.handshake;
         let (len, complete) = match lane.scanner.scan(Expect::Line, bytes) {
             Scan::Complete(len) => (len, true),
@@ -201,7 +201,7 @@ impl Engine {
         }
         if complete {
             let wire_protocol =
-                self.pools[lane.pool as usize].params_set[usize::from(lane.variant)].wire_protocol;
+                self.pools[lane.pool].params_set[usize::from(lane.variant)].wire_protocol;
             let is_sign = lane.asks && handshake.replies_owed == 1;
             let is_of_redis = matches!(wire_protocol, WireProtocol::Resp2 | WireProtocol::Resp3);
             if is_sign && is_of_redis && !matches!(handshake.reply.first(), Some(b'+' | b'-')) {
@@ -237,9 +237,9 @@ impl Engine {
 
     /// What the server refused with its reply to the handshake. Only what a client has asked for is
     /// its own affair: what the configuration asks of a server concerns all.
-    fn refusal_of(&self, index: u32) -> Failure {
-        let lane = &self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
+    fn refusal_of(&self, index: LaneId) -> Failure {
+        let lane = &self.lanes[index];
+        let pool = &self.pools[lane.pool];
         let SessionParams { wire_protocol, database } = pool.params_set[usize::from(lane.variant)];
         let behind = u32::from(lane.asks);
         let is_selecting = database > 0 && lane.handshake.replies_owed == 1 + behind;

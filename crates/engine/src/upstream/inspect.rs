@@ -1,7 +1,6 @@
 //! What a test may know of a connection to a server: what the engine believes is still owed there.
 
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId};
 use crate::engine::Engine;
 use crate::upstream::lane::Link;
 
@@ -53,7 +52,7 @@ impl Engine {
             is_ready: matches!(lane.link, Link::Ready { .. }),
             in_flight: lane.in_flight,
             unsent: lane.unsent,
-            is_taken: lane.lease != NONE || lane.upload != NONE,
+            is_taken: lane.lease != ClientId::NONE || lane.upload != ClientId::NONE,
         })
     }
 }

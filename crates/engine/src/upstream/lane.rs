@@ -10,9 +10,8 @@ use cashew_protocol::resp;
 use crate::base::buffer::Output;
 use crate::base::failure::Failure;
 use crate::base::fifo::Fifo;
-use crate::base::id::ConnId;
+use crate::base::id::{ClientId, ConnId, LaneId, PoolId, RequestId, ServerId};
 use crate::base::pace::Pace;
-use crate::base::slab::NONE;
 use crate::base::time::Time;
 use crate::base::timers::{Timer, Timers};
 use crate::downstream::session_params::WireProtocol;
@@ -28,8 +27,8 @@ use crate::upstream::pool::Queues;
 /// owed in this order, from `first_unsent` those not wholly written. `output` holds exactly the
 /// bytes of the latter, less `partial`, but for those that wait in `coalesced`.
 pub(crate) struct Lane {
-    pub(crate) pool: u32,
-    pub(crate) server: u32,
+    pub(crate) pool: PoolId,
+    pub(crate) server: ServerId,
     /// What its connection agrees on, by the pool's numbers.
     pub(crate) variant: u16,
     pub(crate) link: Link,
@@ -57,9 +56,9 @@ pub(crate) struct Lane {
     pub(crate) is_early: bool,
     pub(crate) handshake: Handshake,
     pub(crate) output: Output,
-    pub(crate) head: u32,
-    pub(crate) tail: u32,
-    pub(crate) first_unsent: u32,
+    pub(crate) head: RequestId,
+    pub(crate) tail: RequestId,
+    pub(crate) first_unsent: RequestId,
     /// Bytes already written of `first_unsent`.
     pub(crate) partial: u64,
     pub(crate) in_flight: u32,
@@ -95,8 +94,8 @@ pub(crate) struct Lane {
     pub(crate) is_feed: bool,
     /// It is for transactions and blocking calls; other private lanes have one request at a time.
     pub(crate) is_session: bool,
-    /// The client that has it for its next requests, too, or [`NONE`].
-    pub(crate) lease: u32,
+    /// The client that has it for its next requests, too, or [`ClientId::NONE`].
+    pub(crate) lease: ClientId,
     /// The count `written` when it was taken last.
     pub(crate) leased_at: u64,
     /// When that was.
@@ -116,8 +115,8 @@ pub(crate) struct Lane {
     /// What came while it was paused, in order.
     pub(crate) kept: Output,
     pub(crate) low_water: LowWater,
-    /// The client whose upload is passing and goes on, or [`NONE`]. It is the only request here.
-    pub(crate) upload: u32,
+    /// The client whose upload is passing and goes on, or [`ClientId::NONE`]. It is the only request here.
+    pub(crate) upload: ClientId,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,16 +258,20 @@ impl Scanner {
 }
 
 impl Lane {
-    pub(crate) fn new(place: (u32, u32), variant: u16, wire_protocol: WireProtocol) -> Self {
+    pub(crate) fn new(
+        place: (PoolId, ServerId),
+        variant: u16,
+        wire_protocol: WireProtocol,
+    ) -> Self {
         let (pool, server) = place;
         Self {
             pool,
             server,
             variant,
             link: Link::Idle,
-            slot: NONE,
+            slot: u32::MAX,
             generation: 0,
-            conn: ConnId::lane(0, 0),
+            conn: ConnId::of_lane(0, 0),
             attempts: 0,
             last_failure: Failure::Closed,
             asks: false,
@@ -278,9 +281,9 @@ impl Lane {
             is_early: false,
             handshake: Handshake::default(),
             output: Output::default(),
-            head: NONE,
-            tail: NONE,
-            first_unsent: NONE,
+            head: RequestId::NONE,
+            tail: RequestId::NONE,
+            first_unsent: RequestId::NONE,
             partial: 0,
             in_flight: 0,
             unsent: 0,
@@ -301,7 +304,7 @@ impl Lane {
             is_private: false,
             is_feed: false,
             is_session: false,
-            lease: NONE,
+            lease: ClientId::NONE,
             leased_at: 0,
             leased_since: Time::ZERO,
             peer_id: 0,
@@ -312,7 +315,7 @@ impl Lane {
             is_muted: false,
             kept: Output::default(),
             low_water: LowWater::Byte,
-            upload: NONE,
+            upload: ClientId::NONE,
         }
     }
 
@@ -324,17 +327,17 @@ impl Lane {
 
     /// Whether nothing is on its way here.
     pub(crate) fn is_free(&self) -> bool {
-        self.head == NONE
+        self.head == RequestId::NONE
     }
 
     /// Whether it is somebody's for now.
     pub(crate) fn is_taken(&self) -> bool {
-        self.lease != NONE || !self.is_free()
+        self.lease != ClientId::NONE || !self.is_free()
     }
 
     /// Puts a request, whose bytes are the last `wire_len` of what waits, at the end of the queue.
     #[inline(always)]
-    pub(crate) fn append(&mut self, request: u32, wire_len: u64, requests: &mut Requests) {
+    pub(crate) fn append(&mut self, request: RequestId, wire_len: u64, requests: &mut Requests) {
         requests[request].enter_lane(wire_len);
         self.link(request, wire_len, requests);
     }
@@ -343,14 +346,14 @@ impl Lane {
     ///
     /// [`Request::enter_lane`]: crate::request::Request::enter_lane
     #[inline(always)]
-    pub(crate) fn link(&mut self, request: u32, wire_len: u64, requests: &mut Requests) {
-        if self.tail == NONE {
+    pub(crate) fn link(&mut self, request: RequestId, wire_len: u64, requests: &mut Requests) {
+        if self.tail == RequestId::NONE {
             self.head = request;
         } else {
             requests[self.tail].next_in_lane = request;
         }
         self.tail = request;
-        if self.first_unsent == NONE {
+        if self.first_unsent == RequestId::NONE {
             self.first_unsent = request;
         }
         self.count_unsent(wire_len);
@@ -365,10 +368,10 @@ impl Lane {
 
     /// The head is answered: the request behind it is the head.
     #[inline]
-    pub(crate) fn pop_head(&mut self, next: u32, wire_len: u64) {
+    pub(crate) fn pop_head(&mut self, next: RequestId, wire_len: u64) {
         self.head = next;
-        if next == NONE {
-            self.tail = NONE;
+        if next == RequestId::NONE {
+            self.tail = RequestId::NONE;
         }
         self.in_flight -= 1;
         self.in_flight_size -= wire_len;
@@ -406,7 +409,7 @@ impl Lane {
 
     /// Makes sure that a timer fires at that time at the latest.
     #[inline]
-    pub(crate) fn arm(&mut self, index: u32, at: Time, timers: &mut Timers) {
+    pub(crate) fn arm(&mut self, index: LaneId, at: Time, timers: &mut Timers) {
         if at < self.armed {
             self.armed = at;
             timers.arm(at, Timer::Lane(index));

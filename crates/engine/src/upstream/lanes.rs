@@ -1,10 +1,10 @@
 //! What comes and goes on connections to servers, and when it is overdue.
 
-use cashew_metrics::{ServerCounter, ServerGauge, ServerId};
+use cashew_metrics::{ServerCounter, ServerGauge};
 use cashew_protocol::memcached::Expect;
 
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine};
@@ -13,14 +13,14 @@ use crate::upstream::lane::{Batch, Lane, Link, Scan, Scanner};
 use crate::upstream::pool::{Queues, Server};
 
 impl Engine {
-    pub(crate) fn server_of(&mut self, lane: u32) -> &mut Server {
-        let Lane { pool, server, .. } = self.lanes[lane as usize];
-        &mut self.pools[pool as usize].servers[server as usize]
+    pub(crate) fn server_of(&mut self, lane: LaneId) -> &mut Server {
+        let Lane { pool, server, .. } = self.lanes[lane];
+        &mut self.pools[pool].servers[server]
     }
 
     /// Something has come from the lane's server.
     #[inline]
-    fn heard_from(&mut self, index: u32) -> ServerId {
+    fn heard_from(&mut self, index: LaneId) -> cashew_metrics::ServerId {
         let now = self.now;
         let server = self.server_of(index);
         server.heard_at = now;
@@ -28,8 +28,8 @@ impl Engine {
     }
 
     /// Bytes of the lane's output are written.
-    pub(crate) fn lane_sent(&mut self, index: u32, bytes: u64) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn lane_sent(&mut self, index: LaneId, bytes: u64) {
+        let lane = &mut self.lanes[index];
         lane.progress_at = self.now;
         if matches!(lane.link, Link::Handshaking { .. }) {
             lane.handshake.output.advance(bytes, &mut self.bufs);
@@ -39,7 +39,7 @@ impl Engine {
             lane.output.advance(bytes, &mut self.bufs);
             return;
         }
-        if lane.upload != NONE {
+        if lane.upload != ClientId::NONE {
             self.upload_sent(index, bytes);
             self.publish_queues(index);
             return;
@@ -50,11 +50,11 @@ impl Engine {
         let mut sent = 0;
         if lane.output.is_empty() {
             sent = lane.unsent;
-            lane.first_unsent = NONE;
+            lane.first_unsent = RequestId::NONE;
             lane.partial = 0;
         } else {
             lane.partial += bytes;
-            while lane.first_unsent != NONE {
+            while lane.first_unsent != RequestId::NONE {
                 let request = &self.requests[lane.first_unsent];
                 if lane.partial < request.wire_len {
                     break;
@@ -71,7 +71,7 @@ impl Engine {
                 self.drop_remnant(index);
             }
         }
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         if sent > 0 {
             lane.in_flight += sent;
             lane.written += u64::from(sent);
@@ -82,14 +82,14 @@ impl Engine {
 
     /// Bytes that are read already arrived from the server, whose client is to take others first.
     #[cold]
-    pub(crate) fn keep_for_later(&mut self, index: u32, bytes: &[u8]) {
-        self.lanes[index as usize].kept.push(bytes, &mut self.bufs);
+    pub(crate) fn keep_for_later(&mut self, index: LaneId, bytes: &[u8]) {
+        self.lanes[index].kept.push(bytes, &mut self.bufs);
     }
 
     /// Passes a buffer on whole, if all of it is the middle of one reply that its client gets as it
     /// comes, or keeps it for later. Returns whether it did.
-    pub(crate) fn lane_received_buffer(&mut self, index: u32, buffer: &mut Vec<u8>) -> bool {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn lane_received_buffer(&mut self, index: LaneId, buffer: &mut Vec<u8>) -> bool {
+        let lane = &mut self.lanes[index];
         if lane.paused {
             self.bufs.charge(buffer.capacity());
             lane.kept.push_buf(std::mem::take(buffer), &mut self.bufs);
@@ -114,18 +114,18 @@ impl Engine {
         self.bufs.charge(buffer.capacity());
         self.adjust_low_water(index);
         self.deliver_middle(request, std::mem::take(buffer), left);
-        if self.lanes[index as usize].is_private {
+        if self.lanes[index].is_private {
             self.balance(index);
         }
         true
     }
 
     /// Bytes arrived from the server.
-    pub(crate) fn lane_received(&mut self, index: u32, mut bytes: &[u8]) {
-        let generation = self.lanes[index as usize].generation;
+    pub(crate) fn lane_received(&mut self, index: LaneId, mut bytes: &[u8]) {
+        let generation = self.lanes[index].generation;
         let server = self.heard_from(index);
         self.metrics.add_server(server, ServerCounter::ResponseBytes, bytes.len() as u64);
-        while !bytes.is_empty() && self.lanes[index as usize].generation == generation {
+        while !bytes.is_empty() && self.lanes[index].generation == generation {
             let mut rest = self.fast_replies(index, bytes);
             if !rest.is_empty() {
                 rest = self.express_parts(index, rest);
@@ -134,7 +134,7 @@ impl Engine {
                 bytes = rest;
                 continue;
             }
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             if lane.is_feed {
                 bytes = self.feed_received(index, bytes);
                 continue;
@@ -143,7 +143,7 @@ impl Engine {
                 bytes = self.sealed_received(index, bytes);
                 continue;
             }
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             if lane.scanner.is_push(bytes) {
                 bytes = self.push_received(index, bytes);
                 continue;
@@ -170,13 +170,13 @@ impl Engine {
                 self.misfit_of_head(index, bytes);
                 break;
             }
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             let scan = lane.scanner.scan(self.requests[request].expect, bytes);
             if !lane.scanner.names(&self.requests[request]) || !self.is_due(index, request, bytes) {
                 self.misfit_of_head(index, bytes);
                 break;
             }
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             match scan {
                 Scan::Complete(len) => {
                     if let Role::Blocked = self.requests[request].role
@@ -213,7 +213,7 @@ impl Engine {
         }
         self.record_answered(index);
         let index = if self.brings_large(index) { self.detach_large(index) } else { index };
-        if self.lanes[index as usize].is_private {
+        if self.lanes[index].is_private {
             self.adjust_low_water(index);
             self.balance(index);
         }
@@ -223,9 +223,9 @@ impl Engine {
     /// Whether a reply can be what is due to its request, by its start: to a fragment, or to what is
     /// said on a connection for sessions. What cannot answers another request, and so does all that
     /// follows it.
-    fn is_due(&mut self, index: u32, request: u32, bytes: &[u8]) -> bool {
+    fn is_due(&mut self, index: LaneId, request: RequestId, bytes: &[u8]) -> bool {
         let slot = &mut self.requests[request];
-        let lane = &self.lanes[index as usize];
+        let lane = &self.lanes[index];
         if slot.due == Due::Anything || !matches!(lane.scanner, Scanner::Redis(_)) {
             return true;
         }
@@ -252,9 +252,9 @@ impl Engine {
     /// Consumes a push, or as much as there is of it; returns what follows. On a lane that several
     /// clients share none is anybody's: no client can ask for pushes there. In RESP2 there are none.
     #[cold]
-    fn push_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
-        let lane = &mut self.lanes[index as usize];
-        let params_set = &self.pools[lane.pool as usize].params_set;
+    fn push_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        let lane = &mut self.lanes[index];
+        let params_set = &self.pools[lane.pool].params_set;
         let is_resp3 = params_set[usize::from(lane.variant)].wire_protocol == WireProtocol::Resp3;
         match lane.scanner.scan(Expect::Line, bytes) {
             Scan::Complete(len) if is_resp3 => &bytes[len..],
@@ -268,14 +268,14 @@ impl Engine {
 
     /// The head is answered though part of it is not written, as memcached does with a value that
     /// is too large. The rest has to be written all the same: a remnant takes the request's place.
-    fn leave_remnant(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    fn leave_remnant(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         lane.close_gets(&mut self.bufs);
         let answered = lane.head;
         let request = &mut self.requests[answered];
         request.in_lane = false;
         let (wire_len, next_in_lane) = (request.wire_len, request.next_in_lane);
-        let (remnant, _) = self.requests.add(lane.pool, NONE, self.now);
+        let (remnant, _) = self.requests.add(lane.pool, ClientId::NONE, self.now);
         let slot = &mut self.requests[remnant];
         slot.in_lane = true;
         slot.done = true;
@@ -289,22 +289,22 @@ impl Engine {
     }
 
     /// The remnant at the lane's head is written: no reply is owed for it.
-    fn drop_remnant(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    fn drop_remnant(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         let remnant = lane.head;
         let request = &self.requests[remnant];
         lane.in_flight_size -= request.wire_len;
         lane.head = request.next_in_lane;
-        if lane.head == NONE {
-            lane.tail = NONE;
+        if lane.head == RequestId::NONE {
+            lane.tail = RequestId::NONE;
         }
         self.free_request(remnant);
     }
 
     /// The head's reply is here: it leaves the lane.
     #[inline]
-    pub(crate) fn pop_answered(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn pop_answered(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         let request = &mut self.requests[lane.head];
         request.in_lane = false;
         lane.pop_head(request.next_in_lane, request.wire_len);
@@ -313,17 +313,17 @@ impl Engine {
 
     /// Forgets the oldest batch if all of it is answered.
     #[inline]
-    pub(crate) fn end_batch(&mut self, index: u32) {
-        if self.lanes[index as usize].is_batch_answered() {
+    pub(crate) fn end_batch(&mut self, index: LaneId) {
+        if self.lanes[index].is_batch_answered() {
             self.record_answered(index);
-            self.lanes[index as usize].batches.pop_front();
+            self.lanes[index].batches.pop_front();
         }
     }
 
     /// Puts replies into the statistics. Those of one batch were written together, so that when
     /// they arrive together they took equally long.
-    pub(crate) fn record_answered(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn record_answered(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         let count = lane.answered - lane.recorded;
         if count == 0 {
             return;
@@ -331,23 +331,23 @@ impl Engine {
         lane.recorded = lane.answered;
         let batch = lane.batches.front().expect("a batch ends here at the earliest");
         let latency = self.now.micros_since(batch.at);
-        let server = &mut self.pools[lane.pool as usize].servers[lane.server as usize];
+        let server = &mut self.pools[lane.pool].servers[lane.server];
         server.failures = 0;
         self.metrics.record_server(server.metrics, latency, count);
         self.metrics.add_server(server.metrics, ServerCounter::Responses, count);
     }
 
-    pub(crate) fn lane_timeout(&mut self, index: u32) {
-        self.lanes[index as usize].armed = Time::NEVER;
+    pub(crate) fn lane_timeout(&mut self, index: LaneId) {
+        self.lanes[index].armed = Time::NEVER;
         let now = self.now;
-        match self.lanes[index as usize].link {
+        match self.lanes[index].link {
             Link::Idle => {}
             Link::Connecting { deadline } | Link::Handshaking { deadline } => {
                 if self.shows_silence(index, deadline) {
-                    let Lane { pool, server, .. } = self.lanes[index as usize];
+                    let Lane { pool, server, .. } = self.lanes[index];
                     self.fall_silent(pool, server);
                 } else if deadline <= now {
-                    if !self.lanes[index as usize].is_shared() {
+                    if !self.lanes[index].is_shared() {
                         self.suspect(index);
                     }
                     self.lane_down(index, Failure::TimedOut, Closed::ByUs);
@@ -372,17 +372,17 @@ impl Engine {
 
     /// The backoff is over: tries to connect, unless the server is ejected, which is for
     /// [`Engine::probe`] to end, or nobody may want the lane.
-    fn retry(&mut self, index: u32) {
-        let lane = &self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
+    fn retry(&mut self, index: LaneId) {
+        let lane = &self.lanes[index];
+        let pool = &self.pools[lane.pool];
         let is_used = lane.variant == 0 || pool.usage[usize::from(lane.variant)].clients > 0;
-        let server = &pool.servers[lane.server as usize];
+        let server = &pool.servers[lane.server];
         // Of a silent server only the first lane asks whether it still is.
         let is_vain = server.ejected || (server.is_silent() && index != server.first_lane);
         let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
         if is_vain || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
-            self.lanes[index as usize].link = Link::Idle;
-        } else if self.now >= self.lanes[index as usize].due_at {
+            self.lanes[index].link = Link::Idle;
+        } else if self.now >= self.lanes[index].due_at {
             self.connect(index);
         } else if self.may_try(index) {
             self.try_again(index);
@@ -392,9 +392,9 @@ impl Engine {
     }
 
     /// When a connected lane has waited too long: for the oldest reply, or to write anything.
-    fn reply_deadline(&self, index: u32) -> Time {
-        let lane = &self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
+    fn reply_deadline(&self, index: LaneId) -> Time {
+        let lane = &self.lanes[index];
+        let pool = &self.pools[lane.pool];
         if lane.paused {
             return Time::NEVER;
         }
@@ -411,7 +411,7 @@ impl Engine {
             let from = if lane.is_private { batch.at.max(lane.progress_at) } else { batch.at };
             return pool.expiry(from);
         }
-        if lane.upload != NONE {
+        if lane.upload != ClientId::NONE {
             return self.upload_deadline(index);
         }
         if lane.unsent > 0 {
@@ -421,8 +421,8 @@ impl Engine {
         Time::NEVER
     }
 
-    pub(crate) fn rearm(&mut self, index: u32) {
-        let deadline = match self.lanes[index as usize].link {
+    pub(crate) fn rearm(&mut self, index: LaneId) {
+        let deadline = match self.lanes[index].link {
             Link::Idle => Time::NEVER,
             Link::Connecting { deadline } | Link::Handshaking { deadline } => {
                 self.first_unsent_expiry(index).map_or(deadline, |expiry| expiry.min(deadline))
@@ -434,11 +434,11 @@ impl Engine {
     }
 
     #[inline]
-    pub(crate) fn arm_lane(&mut self, index: u32, at: Time) {
-        self.lanes[index as usize].arm(index, at, &mut self.timers);
+    pub(crate) fn arm_lane(&mut self, index: LaneId, at: Time) {
+        self.lanes[index].arm(index, at, &mut self.timers);
     }
 
-    pub(crate) fn publish_connections(&mut self, index: u32) {
+    pub(crate) fn publish_connections(&mut self, index: LaneId) {
         let server = self.server_of(index);
         let (id, connections) = (server.metrics, u64::from(server.connections));
         self.metrics.set_server(id, ServerGauge::ServerConnections, connections);
@@ -447,8 +447,8 @@ impl Engine {
     /// The server's statistics are behind the lane: they are brought up to date once a tick, unless
     /// somebody may be waiting for a lane.
     #[inline]
-    fn publish_lane_queues(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    fn publish_lane_queues(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         if lane.is_private {
             self.publish_queues(index);
         } else if !std::mem::replace(&mut lane.is_unpublished, true) {
@@ -460,19 +460,19 @@ impl Engine {
     #[inline]
     pub(crate) fn publish_lanes(&mut self) {
         while let Some(index) = self.unpublished_lanes.pop() {
-            self.lanes[index as usize].is_unpublished = false;
+            self.lanes[index].is_unpublished = false;
             self.publish_queues(index);
         }
     }
 
     /// Brings the server's statistics up to date with the lane.
-    pub(crate) fn publish_queues(&mut self, index: u32) {
-        if self.lanes[index as usize].is_session {
+    pub(crate) fn publish_queues(&mut self, index: LaneId) {
+        if self.lanes[index].is_session {
             self.publish_session(index);
         }
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         let (pool, server_index) = (lane.pool, lane.server);
-        let server = &mut self.pools[pool as usize].servers[server_index as usize];
+        let server = &mut self.pools[pool].servers[server_index];
         if lane.uncounted_size > 0 {
             let (count, size) = (lane.uncounted, lane.uncounted_size);
             (lane.uncounted, lane.uncounted_size) = (0, 0);
@@ -480,16 +480,16 @@ impl Engine {
             self.metrics.add_server(server.metrics, ServerCounter::RequestBytes, size);
         }
         let mut queues = server.session_queues;
-        let mut add_variant = |first: u32| {
+        let mut add_variant = |first: LaneId| {
             // A server that is no more has none.
-            let lanes = self.lanes.get(first as usize..).unwrap_or_default();
+            let lanes = (*self.lanes).get(first.index()..).unwrap_or_default();
             lanes.iter().take(server.lanes as usize + 1).for_each(|lane| queues.add(lane));
         };
         add_variant(server.first_lane);
         // Most servers have lanes of one variant only.
         server.others.iter().copied().for_each(add_variant);
         for &lane in &server.streaming_lanes {
-            queues.add(&self.lanes[lane as usize]);
+            queues.add(&self.lanes[lane]);
         }
         if queues != server.queues {
             server.queues = queues;

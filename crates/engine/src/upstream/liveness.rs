@@ -13,6 +13,7 @@ use cashew_protocol::memcached::{Answer, Expect};
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
+use crate::base::id::{LaneId, PoolId, ServerId};
 use crate::base::time::Time;
 use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine};
@@ -92,14 +93,14 @@ impl Pool {
 
 impl Engine {
     /// A reply on the lane is overdue, or an answer to its handshake.
-    pub(crate) fn suspect(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn suspect(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         if lane.is_shared() {
             lane.asks = true;
             return;
         }
         let Lane { pool, server, is_feed, .. } = *lane;
-        let server = &self.pools[pool as usize].servers[server as usize];
+        let server = &self.pools[pool].servers[server];
         if is_feed || server.is_silent() || server.ejected {
             return;
         }
@@ -113,16 +114,16 @@ impl Engine {
                 self.ask_for_sign(first);
             }
             Link::Idle | Link::Backoff { .. } => {
-                self.lanes[first as usize].asks = true;
+                self.lanes[first].asks = true;
                 self.connect(first);
             }
         }
     }
 
     /// Asks on a connection on which nothing is on its way, or which is being made.
-    pub(crate) fn ask_for_sign(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
+    pub(crate) fn ask_for_sign(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
+        let pool = &self.pools[lane.pool];
         let mut deadline = pool.first_sign(self.now);
         let (text, _) = question(pool.params_set[usize::from(lane.variant)].wire_protocol);
         (lane.asks, lane.tried_at) = (true, self.now);
@@ -149,9 +150,9 @@ impl Engine {
 
     /// Whether a lane that is being connected shows that its server is silent: it has brought no sign
     /// of life in time, or no connection for a request for as long as that may wait.
-    pub(crate) fn shows_silence(&self, index: u32, deadline: Time) -> bool {
+    pub(crate) fn shows_silence(&self, index: LaneId, deadline: Time) -> bool {
         let lane = self.lane(index);
-        let server = &self.pools[lane.pool as usize].servers[lane.server as usize];
+        let server = &self.pools[lane.pool].servers[lane.server];
         if !lane.is_shared() || server.is_silent() || server.ejected {
             return false;
         }
@@ -164,12 +165,12 @@ impl Engine {
     }
 
     /// All that waits for the server fails, and nothing is sent there until it answers.
-    pub(crate) fn fall_silent(&mut self, pool: u32, server: u32) {
+    pub(crate) fn fall_silent(&mut self, pool: PoolId, server: ServerId) {
         let now = self.now;
-        let state = &mut self.pools[pool as usize].servers[server as usize];
+        let state = &mut self.pools[pool].servers[server];
         state.silent_since = now;
         let (first, metrics) = (state.first_lane, state.metrics);
-        let own: Vec<u32> = state.own_lanes().flatten().collect();
+        let own: Vec<LaneId> = state.own_lanes().collect();
         self.metrics.set_server(metrics, ServerGauge::Silent, 1);
         for lane in own {
             if self.lane(lane).has_connection() {
@@ -179,7 +180,7 @@ impl Engine {
         self.actions.push_back(Action::ServerSilent { pool, server });
         // Who waits for a lane of its own looks again.
         self.dissolve_line(pool, server);
-        let state = &mut self.pools[pool as usize].servers[server as usize];
+        let state = &mut self.pools[pool].servers[server];
         let waiting = std::mem::take(&mut state.waiting);
         let reading = std::mem::take(&mut state.reading);
         self.unblock_all(waiting);
@@ -191,52 +192,52 @@ impl Engine {
 
     /// A connection that asks ends. Where that is an answer of a kind the server only fails, as
     /// others do; perhaps it is the question that it does not like.
-    pub(crate) fn hear_failure(&mut self, index: u32, failure: Failure) {
-        let Lane { pool, server, asks, .. } = self.lanes[index as usize];
+    pub(crate) fn hear_failure(&mut self, index: LaneId, failure: Failure) {
+        let Lane { pool, server, asks, .. } = self.lanes[index];
         if !asks || !failure.is_sign_of_life() {
             return;
         }
-        self.lanes[index as usize].asks = false;
-        if self.pools[pool as usize].servers[server as usize].is_silent() {
+        self.lanes[index].asks = false;
+        if self.pools[pool].servers[server].is_silent() {
             self.end_silence(pool, server);
         }
     }
 
     /// A shared lane of a silent server has lost its connection: what has waited there fails. Only
     /// the first lane tries again; of an ejected server that is the probe's affair.
-    pub(crate) fn down_in_silence(&mut self, index: u32, is_early: bool) {
+    pub(crate) fn down_in_silence(&mut self, index: LaneId, is_early: bool) {
         self.expire_unsent(index);
         self.fail_unsent(index, Failure::Silent);
         let server = self.server_of(index);
         let asks = index == server.first_lane && !server.ejected;
-        self.lanes[index as usize].asks = false;
+        self.lanes[index].asks = false;
         if asks {
             // For ejection each question counts as much as one that waits for its whole time.
-            let wait = self.pools[self.lane(index).pool as usize].sign_deadline(self.now);
+            let wait = self.pools[self.lane(index).pool].sign_deadline(self.now);
             self.back_off(index, wait, is_early);
         }
     }
 
     /// The server has answered, or another worker found it well.
-    pub(crate) fn end_silence(&mut self, pool: u32, server: u32) {
+    pub(crate) fn end_silence(&mut self, pool: PoolId, server: ServerId) {
         let now = self.now;
-        let state = &mut self.pools[pool as usize].servers[server as usize];
+        let state = &mut self.pools[pool].servers[server];
         let since = std::mem::replace(&mut state.silent_since, Time::NEVER);
         state.failing = false;
         let metrics = state.metrics;
         self.metrics.set_server(metrics, ServerGauge::Silent, 0);
         let lasted_ms = now.micros_since(since) / 1000;
         self.actions.push_back(Action::ServerSpeaks { pool, server, lasted_ms });
-        let state = &self.pools[pool as usize];
+        let state = &self.pools[pool];
         let is_preconnected = state.preconnect;
-        let state = &state.servers[server as usize];
-        let shared = state.shared_lanes();
-        let lanes: Vec<u32> = state.all_lanes().collect();
+        let state = &state.servers[server];
+        let mut shared = state.shared_lanes();
+        let lanes: Vec<LaneId> = state.all_lanes().collect();
         for index in lanes {
             let is_feed_wanted = self.lane(index).is_feed && self.is_feed_wanted(index);
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             lane.attempts = 0;
-            let is_kept = is_feed_wanted || (is_preconnected && shared.contains(&index));
+            let is_kept = is_feed_wanted || (is_preconnected && shared.any(|lane| lane == index));
             match lane.link {
                 Link::Idle if is_kept => self.connect(index),
                 Link::Backoff { .. } if is_kept => self.connect(index),

@@ -6,6 +6,7 @@
 //! that, the kernel keeps what comes until it is as much.
 
 use crate::base::action::Action;
+use crate::base::id::LaneId;
 use crate::engine::Engine;
 use crate::exchange::deliver::STREAM_WRITE_MIN;
 
@@ -24,8 +25,8 @@ pub(crate) enum LowWater {
 impl Engine {
     /// Something came of a reply that is passed on while it arrives, or that began like one.
     #[inline]
-    pub(crate) fn adjust_low_water(&mut self, index: u32) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn adjust_low_water(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
         let goes_on = lane.is_private && lane.scanner.remaining() >= STREAM_WRITE_MIN;
         let conn = lane.conn;
         match (lane.low_water, goes_on) {
@@ -45,8 +46,8 @@ impl Engine {
 
     /// Nothing was told of the lane for too long. Returns whether something may have come all the
     /// same: then it is told of from now on, and counts as if it had come now.
-    pub(crate) fn may_trickle(&mut self, index: u32) -> bool {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn may_trickle(&mut self, index: LaneId) -> bool {
+        let lane = &mut self.lanes[index];
         if lane.low_water != LowWater::Write {
             return false;
         }

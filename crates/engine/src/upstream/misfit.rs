@@ -11,6 +11,7 @@ use cashew_protocol::memcached::{Answer, Expect, is_refused_set, value_key};
 
 use crate::base::action::{Action, Sequel};
 use crate::base::failure::Failure;
+use crate::base::id::LaneId;
 use crate::engine::{Closed, Engine};
 use crate::request::Request;
 use crate::upstream::bulk::Mark;
@@ -36,7 +37,7 @@ impl Engine {
     /// Ends a connection whose server sent `bytes`, or what they go on, in the place of what is
     /// `expected`.
     #[cold]
-    pub(crate) fn misfit(&mut self, index: u32, expected: &'static str, bytes: &[u8]) {
+    pub(crate) fn misfit(&mut self, index: LaneId, expected: &'static str, bytes: &[u8]) {
         self.notify_misfit(index, expected, Sequel::Closed, bytes);
         self.lane_down(index, Failure::BadReply, Closed::ByUs);
     }
@@ -46,12 +47,12 @@ impl Engine {
     #[cold]
     pub(crate) fn notify_misfit(
         &mut self,
-        index: u32,
+        index: LaneId,
         expected: &'static str,
         sequel: Sequel,
         bytes: &[u8],
     ) {
-        let Lane { pool, server: server_index, .. } = self.lanes[index as usize];
+        let Lane { pool, server: server_index, .. } = self.lanes[index];
         let now = self.now;
         let server = self.server_of(index);
         let id = server.metrics;
@@ -67,8 +68,8 @@ impl Engine {
 
     /// The same for a reply to the lane's head.
     #[cold]
-    pub(crate) fn misfit_of_head(&mut self, index: u32, bytes: &[u8]) {
-        let lane = &self.lanes[index as usize];
+    pub(crate) fn misfit_of_head(&mut self, index: LaneId, bytes: &[u8]) {
+        let lane = &self.lanes[index];
         let expect = self.requests[lane.head].expect;
         if let Expect::Answer(answer) | Expect::AnswerQuiet(answer) = expect
             && is_refused_set(bytes)
@@ -81,8 +82,8 @@ impl Engine {
                 _ => {}
             }
         }
-        let expected = match self.lanes[index as usize].scanner {
-            Scanner::Redis(_) => self.requests[self.lanes[index as usize].head].due.describe(),
+        let expected = match self.lanes[index].scanner {
+            Scanner::Redis(_) => self.requests[self.lanes[index].head].due.describe(),
             Scanner::Memcached(_) | Scanner::Binary(_) => describe(expect),
         };
         self.misfit(index, expected, bytes);

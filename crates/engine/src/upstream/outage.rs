@@ -12,7 +12,7 @@ use cashew_protocol::memcached::Expect;
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
 use crate::request::Role;
@@ -33,8 +33,8 @@ impl Engine {
     ///
     /// What was sent on it fails, since nobody knows whether it was executed; what was not waits
     /// for the next connection, unless the server cannot be reached.
-    pub(crate) fn lane_down(&mut self, index: u32, failure: Failure, closed: Closed) {
-        if self.lanes[index as usize].is_feed {
+    pub(crate) fn lane_down(&mut self, index: LaneId, failure: Failure, closed: Closed) {
+        if self.lanes[index].is_feed {
             self.feed_lost(index);
             self.connection_down(index, failure, closed);
             self.feed_settled(index);
@@ -47,9 +47,9 @@ impl Engine {
         }
     }
 
-    fn connection_down(&mut self, index: u32, failure: Failure, closed: Closed) {
+    fn connection_down(&mut self, index: LaneId, failure: Failure, closed: Closed) {
         self.hear_failure(index, failure);
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         lane.last_failure = failure;
         lane.failed_at = self.now;
         let is_early = std::mem::take(&mut lane.is_early);
@@ -81,9 +81,9 @@ impl Engine {
             return;
         }
         let is_feed_wanted = self.is_feed_wanted(index);
-        let lane = &mut self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
-        let server = &pool.servers[lane.server as usize];
+        let lane = &mut self.lanes[index];
+        let pool = &self.pools[lane.pool];
+        let server = &pool.servers[lane.server];
         // What fails gets no reads while there are replicas, so nothing but this finds it well.
         let is_missed = server.failing && !server.ejected;
         let is_kept = match lane.is_private {
@@ -103,7 +103,7 @@ impl Engine {
         if failure == Failure::TimedOut && !is_early {
             // Those that have not waited long enough try again.
             self.expire_unsent(index);
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             if lane.unsent > 0 {
                 lane.attempts = lane.attempts.saturating_add(1);
                 self.connect(index);
@@ -117,8 +117,8 @@ impl Engine {
 
     /// A further attempt was in vain: the next one is due after a while that begins at that time. An early
     /// one leaves that as it was.
-    pub(crate) fn back_off(&mut self, index: u32, from: Time, is_early: bool) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn back_off(&mut self, index: LaneId, from: Time, is_early: bool) {
+        let lane = &mut self.lanes[index];
         if !is_early {
             lane.attempts = lane.attempts.saturating_add(1);
             let steps = lane.attempts.saturating_sub(1).min(16);
@@ -128,7 +128,7 @@ impl Engine {
         self.await_attempt(index);
     }
 
-    fn count_down(&mut self, index: u32, link: Link, failure: Failure) {
+    fn count_down(&mut self, index: LaneId, link: Link, failure: Failure) {
         let server = self.server_of(index).metrics;
         let counter = match (link, failure) {
             (_, Failure::TimedOut) => ServerCounter::ServerTimedout,
@@ -140,13 +140,13 @@ impl Engine {
     }
 
     /// Counts a failure of the server and asks for its ejection at the limit.
-    fn note_failure(&mut self, index: u32, failure: Failure) {
+    fn note_failure(&mut self, index: LaneId, failure: Failure) {
         let now = self.now;
-        let Lane { pool: pool_index, server: server_index, .. } = self.lanes[index as usize];
-        let pool = &mut self.pools[pool_index as usize];
+        let Lane { pool: pool_index, server: server_index, .. } = self.lanes[index];
+        let pool = &mut self.pools[pool_index];
         let limit = pool.failure_limit;
         let may_eject = pool.auto_eject && pool.router.may_eject(server_index);
-        let server = &mut pool.servers[server_index as usize];
+        let server = &mut pool.servers[server_index];
         if !std::mem::replace(&mut server.failing, true) {
             self.actions.push_back(Action::ServerFailing {
                 pool: pool_index,
@@ -170,9 +170,9 @@ impl Engine {
 
     /// This machine failed, which says nothing of the server. The log is told, but not of what goes on
     /// or comes and goes.
-    fn note_local_error(&mut self, index: u32, failure: Failure) {
-        let Lane { pool, server: server_index, .. } = self.lanes[index as usize];
-        let server = &mut self.pools[pool as usize].servers[server_index as usize];
+    fn note_local_error(&mut self, index: LaneId, failure: Failure) {
+        let Lane { pool, server: server_index, .. } = self.lanes[index];
+        let server = &mut self.pools[pool].servers[server_index];
         let is_new = server.local_error != Some(failure);
         if is_new && server.hindered_at.is_none_or(|at| self.now - at >= HINDERED_AGAIN) {
             (server.local_error, server.hindered_at) = (Some(failure), Some(self.now));
@@ -185,8 +185,8 @@ impl Engine {
     }
 
     /// Fails what was sent, wholly or in part, on the connection that is gone.
-    pub(crate) fn fail_sent(&mut self, index: u32, failure: Failure) {
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn fail_sent(&mut self, index: LaneId, failure: Failure) {
+        let lane = &mut self.lanes[index];
         let mut at = lane.head;
         let mut end = lane.first_unsent;
         if lane.partial > 0 {
@@ -199,12 +199,12 @@ impl Engine {
             self.detach_upload(index);
         }
         end = self.rest_of_get(index, end);
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         lane.in_flight = 0;
         lane.in_flight_size = 0;
         lane.head = end;
-        if end == NONE {
-            lane.tail = NONE;
+        if end == RequestId::NONE {
+            lane.tail = RequestId::NONE;
         }
         while at != end {
             let next = self.requests[at].next_in_lane;
@@ -218,11 +218,11 @@ impl Engine {
     /// What is left of a get of several keys when its start is sent means nothing to another
     /// connection: takes it out of the output. `end` is the first request not sent; returns the one
     /// behind that get.
-    fn rest_of_get(&mut self, index: u32, mut end: u32) -> u32 {
-        let lane = &mut self.lanes[index as usize];
+    fn rest_of_get(&mut self, index: LaneId, mut end: RequestId) -> RequestId {
+        let lane = &mut self.lanes[index];
         let mut at = lane.head;
         let mut goes_on = false;
-        while at != end || (goes_on && end != NONE) {
+        while at != end || (goes_on && end != RequestId::NONE) {
             let request = &self.requests[at];
             goes_on = request.expect == Expect::Coalesced;
             if at == end {
@@ -237,23 +237,23 @@ impl Engine {
     }
 
     /// A request is about to leave the lane without its reply.
-    pub(crate) fn forget_key(&mut self, index: u32, request: u32) {
+    pub(crate) fn forget_key(&mut self, index: LaneId, request: RequestId) {
         if self.requests[request].expect.is_coalesced() && !self.requests[request].is_remnant() {
-            let lane = &mut self.lanes[index as usize];
+            let lane = &mut self.lanes[index];
             lane.coalesced.pop_key(&self.requests[request], &mut self.bufs);
         }
     }
 
     /// Fails what waits to be sent.
-    pub(crate) fn fail_unsent(&mut self, index: u32, failure: Failure) {
-        while self.lanes[index as usize].unsent > 0 {
+    pub(crate) fn fail_unsent(&mut self, index: LaneId, failure: Failure) {
+        while self.lanes[index].unsent > 0 {
             self.fail_first_unsent(index, failure);
         }
         self.publish_queues(index);
     }
 
     /// Fails what has waited to be sent longer than the timeout.
-    pub(crate) fn expire_unsent(&mut self, index: u32) {
+    pub(crate) fn expire_unsent(&mut self, index: LaneId) {
         if self.lane(index).is_session {
             // They belong together.
             if self.first_unsent_expiry(index).is_some_and(|expiry| expiry <= self.now) {
@@ -271,32 +271,32 @@ impl Engine {
         self.publish_queues(index);
     }
 
-    pub(crate) fn first_unsent_expiry(&self, index: u32) -> Option<Time> {
-        let lane = &self.lanes[index as usize];
+    pub(crate) fn first_unsent_expiry(&self, index: LaneId) -> Option<Time> {
+        let lane = &self.lanes[index];
         if lane.unsent == 0 {
             return None;
         }
         let started = self.requests[lane.first_unsent].started;
-        Some(self.pools[lane.pool as usize].expiry(started))
+        Some(self.pools[lane.pool].expiry(started))
     }
 
     /// Only while nothing is in flight: then the first unsent request is the lane's head. Those that
     /// are joined with it fail with it.
-    fn fail_first_unsent(&mut self, index: u32, failure: Failure) {
-        self.lanes[index as usize].close_gets(&mut self.bufs);
+    fn fail_first_unsent(&mut self, index: LaneId, failure: Failure) {
+        self.lanes[index].close_gets(&mut self.bufs);
         while self.fail_unsent_head(index, failure) == Expect::Coalesced {}
     }
 
-    fn fail_unsent_head(&mut self, index: u32, failure: Failure) -> Expect {
-        let lane = &mut self.lanes[index as usize];
+    fn fail_unsent_head(&mut self, index: LaneId, failure: Failure) -> Expect {
+        let lane = &mut self.lanes[index];
         assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
         let request = lane.first_unsent;
         lane.output.advance(self.requests[request].wire_len, &mut self.bufs);
         lane.unsent -= 1;
         lane.head = self.requests[request].next_in_lane;
         lane.first_unsent = lane.head;
-        if lane.head == NONE {
-            lane.tail = NONE;
+        if lane.head == RequestId::NONE {
+            lane.tail = RequestId::NONE;
         }
         self.detach_upload(index);
         self.forget_key(index, request);
@@ -306,7 +306,7 @@ impl Engine {
     }
 
     /// Answers a request in its server's place.
-    pub(crate) fn fail_request(&mut self, index: u32, failure: Failure) {
+    pub(crate) fn fail_request(&mut self, index: RequestId, failure: Failure) {
         let request = &mut self.requests[index];
         if request.is_remnant() {
             // It was answered; that the rest of it was not written is nobody's failure.
@@ -332,14 +332,14 @@ impl Engine {
             | Role::Blocked
             | Role::Call(_) => {}
         }
-        if request.streaming && request.client != NONE {
+        if request.streaming && request.client != ClientId::NONE {
             // Half of a reply is with the client: nothing sensible can follow it.
             let client = request.client;
             self.break_off(client);
             return;
         }
         let pool = request.pool;
-        let protocol = self.pools[pool as usize].protocol;
+        let protocol = self.pools[pool].protocol;
         self.count_forward_error(pool);
         if protocol == Protocol::Memcached {
             return self.fail_sent_memcached(index, failure);
@@ -348,7 +348,7 @@ impl Engine {
     }
 
     /// Answers a request that has left its lane with the gateway's words.
-    pub(crate) fn answer_instead(&mut self, index: u32, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) fn answer_instead(&mut self, index: RequestId, write: impl FnOnce(&mut Vec<u8>)) {
         self.drop_reply(index);
         let mut reply = self.bufs.take();
         write(&mut reply);

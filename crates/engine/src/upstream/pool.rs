@@ -4,13 +4,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
-use cashew_metrics::{PoolId, ServerId};
 use cashew_protocol::memcached::{ChorePolicy, Tag};
 use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
 
 use crate::base::failure::Failure;
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ConnId, LaneId, ServerId};
+use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::downstream::client::{Selected, Session};
 use crate::downstream::notice::Notices;
@@ -31,9 +30,9 @@ pub(crate) struct Pool {
     pub(crate) config: Box<snapshot::Pool>,
     pub(crate) standing: Standing,
     pub(crate) protocol: Protocol,
-    pub(crate) metrics: PoolId,
+    pub(crate) metrics: cashew_metrics::PoolId,
     pub(crate) router: Router,
-    pub(crate) servers: Vec<Server>,
+    pub(crate) servers: Table<ServerId, Server>,
     /// What clients have agreed on; by index, see [`SessionParams`].
     pub(crate) params_set: Vec<SessionParams>,
     /// Who uses them, by the same index.
@@ -116,12 +115,12 @@ pub(crate) struct Hold {
 
 /// A server as this worker knows it.
 pub(crate) struct Server {
-    pub(crate) metrics: ServerId,
+    pub(crate) metrics: cashew_metrics::ServerId,
     /// The shared lanes of its pool's first variant come first, then their bulk lane.
-    pub(crate) first_lane: u32,
+    pub(crate) first_lane: LaneId,
     pub(crate) lanes: u32,
-    /// The first lanes of the other variants, in their order: as many each, or [`NONE`].
-    pub(crate) others: Vec<u32>,
+    /// The first lanes of the other variants, in their order: as many each, or [`LaneId::NONE`].
+    pub(crate) others: Vec<LaneId>,
     /// What its CAS uniques are marked with.
     pub(crate) tag: Tag,
     pub(crate) connections: u32,
@@ -161,7 +160,7 @@ pub(crate) struct Server {
     /// When it may be given those of another server.
     pub(crate) functions_at: Time,
     /// Lanes made for one client at a time.
-    pub(crate) streaming_lanes: Vec<u32>,
+    pub(crate) streaming_lanes: Vec<LaneId>,
     /// Clients that wait for one of these.
     pub(crate) waiting: Vec<ConnId>,
     /// Clients that wait to read a large value, on one of these or on the lane for all.
@@ -175,7 +174,7 @@ pub(crate) struct Server {
     /// What its messages come on, once somebody has subscribed to anything there.
     pub(crate) feed: Option<Box<Feed>>,
     /// Lanes for transactions and blocking calls.
-    pub(crate) session_lanes: Vec<u32>,
+    pub(crate) session_lanes: Vec<LaneId>,
     /// Clients that wait for one of these, in the order of their coming, and until when.
     pub(crate) line: VecDeque<(ConnId, Time)>,
     /// Of `session_lanes`, as counted.
@@ -222,8 +221,8 @@ impl Pool {
     pub(crate) fn new(
         config: snapshot::Pool,
         router: Router,
-        metrics: PoolId,
-        servers: Vec<Server>,
+        metrics: cashew_metrics::PoolId,
+        servers: Table<ServerId, Server>,
     ) -> Self {
         let wire_protocol = WireProtocol::first_of(&config);
         let mut pool = Self {
@@ -340,8 +339,8 @@ impl Pool {
 }
 
 impl Server {
-    /// A server with lanes from this one on, or with none if that is [`NONE`].
-    pub(crate) fn new(metrics: ServerId, first_lane: u32, lanes: u32) -> Self {
+    /// A server with lanes from this one on, or with none if that is [`LaneId::NONE`].
+    pub(crate) fn new(metrics: cashew_metrics::ServerId, first_lane: LaneId, lanes: u32) -> Self {
         Self {
             metrics,
             first_lane,
@@ -383,43 +382,47 @@ impl Server {
     }
 
     /// Those that clients of the first variant share for requests that are not large.
-    pub(crate) fn shared_lanes(&self) -> Range<u32> {
-        match self.first_lane {
-            NONE => 0..0,
-            first => first..first + self.lanes,
-        }
+    pub(crate) fn shared_lanes(&self) -> impl Iterator<Item = LaneId> + use<> {
+        let first = self.first_lane.number();
+        let count = if self.first_lane == LaneId::NONE { 0 } else { self.lanes };
+        (first..first.wrapping_add(count)).map(LaneId::new)
     }
 
-    /// All that are made with the server, and for each variant.
-    pub(crate) fn own_lanes(&self) -> impl Iterator<Item = Range<u32>> {
+    /// The numbers of all that are made with the server, and for each variant.
+    pub(crate) fn own_ranges(&self) -> impl Iterator<Item = Range<u32>> {
         let firsts = std::iter::once(self.first_lane).chain(self.others.iter().copied());
-        firsts.filter(|&first| first != NONE).map(|first| first..first + self.lanes + 1)
+        let numbers = firsts.filter(|&first| first != LaneId::NONE).map(LaneId::number);
+        numbers.map(|first| first..first + self.lanes + 1)
     }
 
-    pub(crate) fn all_lanes(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn own_lanes(&self) -> impl Iterator<Item = LaneId> {
+        self.own_ranges().flatten().map(LaneId::new)
+    }
+
+    pub(crate) fn all_lanes(&self) -> impl Iterator<Item = LaneId> {
         let feed = self.feed.iter().map(|feed| feed.lane);
         let private = self.streaming_lanes.iter().chain(&self.session_lanes);
-        self.own_lanes().flatten().chain(private.copied()).chain(feed)
+        self.own_lanes().chain(private.copied()).chain(feed)
     }
 
     #[inline(always)]
-    fn first_of(&self, variant: u16) -> u32 {
+    fn first_of(&self, variant: u16) -> LaneId {
         match variant.checked_sub(1) {
             None => self.first_lane,
             Some(other) => self.others[usize::from(other)],
         }
     }
 
-    pub(crate) fn bulk_lane(&self, variant: u16) -> u32 {
-        self.first_of(variant) + self.lanes
+    pub(crate) fn bulk_lane(&self, variant: u16) -> LaneId {
+        LaneId::new(self.first_of(variant).number() + self.lanes)
     }
 
     /// The shared lane of a client.
     #[inline(always)]
-    pub(crate) fn lane(&self, variant: u16, choice: u16) -> u32 {
+    pub(crate) fn lane(&self, variant: u16, choice: u16) -> LaneId {
         // A division takes longer than all the rest.
         let offset = if self.lanes == 1 { 0 } else { u32::from(choice) % self.lanes };
-        self.first_of(variant) + offset
+        LaneId::new(self.first_of(variant).number() + offset)
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 use cashew_protocol::memcached::binary::Opcode;
 
 use crate::base::action::Action;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, PoolId, ServerId};
 use crate::base::timers::Timer;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
@@ -14,42 +14,42 @@ use crate::upstream::liveness::question;
 
 impl Engine {
     /// Asks an ejected server whether it is well; asks again later if it is not.
-    pub(crate) fn probe(&mut self, pool_index: u32, server_index: u32) {
-        let pool = &self.pools[pool_index as usize];
-        let server = &pool.servers[server_index as usize];
+    pub(crate) fn probe(&mut self, pool_index: PoolId, server_index: ServerId) {
+        let pool = &self.pools[pool_index];
+        let server = &pool.servers[server_index];
         if !server.ejected {
             return;
         }
         let lane = server.first_lane;
         let (text, expect) = question(pool.params_set[0].wire_protocol);
         self.arm_probe(pool_index, server_index);
-        let link = self.lanes[lane as usize].link;
+        let link = self.lanes[lane].link;
         let is_waiting = matches!(link, Link::Connecting { .. } | Link::Handshaking { .. });
-        let is_asked = self.lanes[lane as usize].unsent + self.lanes[lane as usize].in_flight > 0;
+        let is_asked = self.lanes[lane].unsent + self.lanes[lane].in_flight > 0;
         if is_waiting || is_asked {
             return;
         }
         if matches!(link, Link::Idle | Link::Backoff { .. }) {
             self.connect(lane);
         }
-        let (request, _) = self.requests.add(pool_index, NONE, self.now);
+        let (request, _) = self.requests.add(pool_index, ClientId::NONE, self.now);
         self.requests[request].role = Role::Probe { server: server_index };
         self.requests[request].expect = expect;
         self.requests[request].asked = Asked { opcode: Opcode::Version.byte(), ..Asked::default() };
         self.send(lane, request, Payload::Bytes(text));
     }
 
-    pub(crate) fn arm_probe(&mut self, pool_index: u32, server_index: u32) {
-        let pool = &mut self.pools[pool_index as usize];
+    pub(crate) fn arm_probe(&mut self, pool_index: PoolId, server_index: ServerId) {
+        let pool = &mut self.pools[pool_index];
         let at = self.now.plus_millis(self.rng.jitter(pool.retry_ms).max(1));
-        pool.servers[server_index as usize].probe_at = at;
+        pool.servers[server_index].probe_at = at;
         self.timers.arm(at, Timer::Probe { pool: pool_index, server: server_index });
     }
 
     /// The reply to a probe.
-    pub(crate) fn probed(&mut self, lane_pool: u32, lane_server: u32, reply: &[u8]) {
-        let pool = &self.pools[lane_pool as usize];
-        let is_ejected = pool.is_in_use() && pool.servers[lane_server as usize].ejected;
+    pub(crate) fn probed(&mut self, lane_pool: PoolId, lane_server: ServerId, reply: &[u8]) {
+        let pool = &self.pools[lane_pool];
+        let is_ejected = pool.is_in_use() && pool.servers[lane_server].ejected;
         let is_well =
             [&b"+"[..], b"VERSION", b"\x81\x0b"].iter().any(|start| reply.starts_with(start));
         // Every time: it may be too early yet for this one to come back.

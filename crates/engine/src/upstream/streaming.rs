@@ -5,9 +5,8 @@
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::id::ConnId;
+use crate::base::id::{ClientId, ConnId, LaneId, PoolId, RequestId, ServerId};
 use crate::base::pace::Pace;
-use crate::base::slab::NONE;
 use crate::downstream::window::BULK_READS_MAX;
 use crate::engine::{Closed, Engine};
 use crate::upstream::lane::{Lane, Link};
@@ -24,10 +23,10 @@ impl Engine {
     /// given up theirs.
     pub(crate) fn streaming_lane(
         &mut self,
-        pool: u32,
-        server: u32,
+        pool: PoolId,
+        server: ServerId,
         variant: u16,
-    ) -> Result<Option<u32>, Failure> {
+    ) -> Result<Option<LaneId>, Failure> {
         let lane = self.free_private_lane(pool, server, variant)?;
         if lane.is_none() && self.want_streaming_lane(pool, server) {
             return self.free_private_lane(pool, server, variant);
@@ -37,16 +36,16 @@ impl Engine {
 
     fn free_private_lane(
         &mut self,
-        pool_index: u32,
-        server_index: u32,
+        pool_index: PoolId,
+        server_index: ServerId,
         variant: u16,
-    ) -> Result<Option<u32>, Failure> {
-        let server = &self.pools[pool_index as usize].servers[server_index as usize];
+    ) -> Result<Option<LaneId>, Failure> {
+        let server = &self.pools[pool_index].servers[server_index];
         if server.is_silent() {
             return Err(Failure::Silent);
         }
-        let rank = |lane: &u32| {
-            let lane = &self.lanes[*lane as usize];
+        let rank = |lane: &LaneId| {
+            let lane = &self.lanes[*lane];
             match lane.link {
                 Link::Backoff { .. } => 4,
                 _ if lane.variant != variant => 3,
@@ -55,11 +54,11 @@ impl Engine {
                 Link::Idle => 2,
             }
         };
-        let free = |lane: &u32| self.lanes[*lane as usize].is_free();
+        let free = |lane: &LaneId| self.lanes[*lane].is_free();
         let best = server.streaming_lanes.iter().copied().filter(free).min_by_key(rank);
         let may_add = server.streaming_lanes.len() < PRIVATE_LANES_MAX;
         let lane = match best {
-            Some(lane) if self.lanes[lane as usize].variant == variant => lane,
+            Some(lane) if self.lanes[lane].variant == variant => lane,
             _ if may_add => self.add_private_lane(pool_index, server_index, variant),
             Some(lane) => {
                 self.reassign(lane, variant);
@@ -72,11 +71,11 @@ impl Engine {
     }
 
     /// Makes a free lane one of another variant, which takes another connection.
-    pub(crate) fn reassign(&mut self, index: u32, variant: u16) {
-        if self.lanes[index as usize].has_connection() {
+    pub(crate) fn reassign(&mut self, index: LaneId, variant: u16) {
+        if self.lanes[index].has_connection() {
             self.disconnect(index, Closed::ByUs);
         }
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         lane.variant = variant;
         if lane.last_failure.is_of_variant() {
             // That says nothing about the other.
@@ -85,59 +84,59 @@ impl Engine {
     }
 
     /// Has the client told when a lane to the server is free.
-    pub(crate) fn await_streaming_lane(&mut self, client: u32, server: u32) {
+    pub(crate) fn await_streaming_lane(&mut self, client: ClientId, server: ServerId) {
         let conn = self.client_conn(client);
         let pool = self.clients[client].pool;
-        self.pools[pool as usize].servers[server as usize].waiting.push(conn);
+        self.pools[pool].servers[server].waiting.push(conn);
         self.notify_want(pool, server);
     }
 
     /// Whether as many values are read on the lane of large ones as may be.
-    pub(crate) fn is_bulk_lane_busy(&self, pool: u32, server: u32, variant: u16) -> bool {
-        let server = &self.pools[pool as usize].servers[server as usize];
+    pub(crate) fn is_bulk_lane_busy(&self, pool: PoolId, server: ServerId, variant: u16) -> bool {
+        let server = &self.pools[pool].servers[server];
         let lane = self.lane(server.bulk_lane(variant));
         lane.in_flight + lane.unsent >= BULK_READS_MAX
     }
 
     /// Has the client told when there is room on that lane, or when a lane of its own is free.
-    pub(crate) fn await_bulk_lane(&mut self, client: u32, server: u32) {
+    pub(crate) fn await_bulk_lane(&mut self, client: ClientId, server: ServerId) {
         let conn = self.client_conn(client);
         let pool = self.clients[client].pool;
         self.count_want(pool, server);
-        self.pools[pool as usize].servers[server as usize].reading.push(conn);
+        self.pools[pool].servers[server].reading.push(conn);
     }
 
     pub(crate) fn add_private_lane(
         &mut self,
-        pool_index: u32,
-        server_index: u32,
+        pool_index: PoolId,
+        server_index: ServerId,
         variant: u16,
-    ) -> u32 {
-        let pool = &self.pools[pool_index as usize];
+    ) -> LaneId {
+        let pool = &self.pools[pool_index];
         let wire_protocol = pool.params_set[usize::from(variant)].wire_protocol;
         let lane = self.add_lanes(1, (pool_index, server_index), variant, wire_protocol);
-        self.lanes[lane as usize].is_private = true;
-        let pool = &mut self.pools[pool_index as usize];
-        pool.servers[server_index as usize].streaming_lanes.push(lane);
+        self.lanes[lane].is_private = true;
+        let pool = &mut self.pools[pool_index];
+        pool.servers[server_index].streaming_lanes.push(lane);
         self.streaming_lanes.push(lane);
         lane
     }
 
     /// Lets clients try again that wait for a lane to the server, if one is free.
     #[cold]
-    pub(crate) fn wake_waiting(&mut self, pool: u32, server: u32) {
-        let state = &mut self.pools[pool as usize].servers[server as usize];
-        let is_free = state.streaming_lanes.iter().any(|&lane| self.lanes[lane as usize].is_free());
+    pub(crate) fn wake_waiting(&mut self, pool: PoolId, server: ServerId) {
+        let state = &mut self.pools[pool].servers[server];
+        let is_free = state.streaming_lanes.iter().any(|&lane| self.lanes[lane].is_free());
         // All of them: it is not known here who still wants it.
         let waiting = if is_free { std::mem::take(&mut state.waiting) } else { Vec::new() };
         self.unblock_all(waiting);
-        let state = &self.pools[pool as usize].servers[server as usize];
+        let state = &self.pools[pool].servers[server];
         if state.reading.is_empty() {
             return;
         }
         let mut params_set = 0..=state.others.len() as u16;
         if is_free || params_set.any(|variant| !self.is_bulk_lane_busy(pool, server, variant)) {
-            let state = &mut self.pools[pool as usize].servers[server as usize];
+            let state = &mut self.pools[pool].servers[server];
             let reading = std::mem::take(&mut state.reading);
             self.unblock_all(reading);
         }
@@ -145,8 +144,8 @@ impl Engine {
 
     pub(crate) fn unblock_all(&mut self, clients: Vec<ConnId>) {
         for conn in clients {
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.unblock(conn.index());
+            if self.clients.is_current(conn.client(), conn.generation()) {
+                self.unblock(conn.client());
             }
         }
     }
@@ -154,14 +153,15 @@ impl Engine {
     /// Ends the connection under a request that will never be whole, so that it is not executed, or
     /// whose reply nobody reads. Returns the request, which is in no queue of the lane any more. No
     /// fault of the server's.
-    pub(crate) fn abandon(&mut self, index: u32) -> u32 {
-        let request = self.lanes[index as usize].head;
+    pub(crate) fn abandon(&mut self, index: LaneId) -> RequestId {
+        let request = self.lanes[index].head;
         self.forget_key(index, request);
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         debug_assert!(request == lane.tail, "a private lane has one request");
-        (lane.head, lane.tail, lane.first_unsent) = (NONE, NONE, NONE);
+        (lane.head, lane.tail, lane.first_unsent) =
+            (RequestId::NONE, RequestId::NONE, RequestId::NONE);
         (lane.unsent, lane.partial, lane.in_flight, lane.in_flight_size) = (0, 0, 0, 0);
-        lane.upload = NONE;
+        lane.upload = ClientId::NONE;
         lane.close_gets(&mut self.bufs);
         lane.output.clear(&mut self.bufs);
         if lane.has_connection() {
@@ -173,18 +173,18 @@ impl Engine {
 
     /// Bytes came on a private lane, or its client took some: stops reading it while much of the
     /// reply waits for the client.
-    pub(crate) fn balance(&mut self, index: u32) {
-        let client = self.reader_of(&self.lanes[index as usize]);
-        let lane = &mut self.lanes[index as usize];
+    pub(crate) fn balance(&mut self, index: LaneId) {
+        let client = self.reader_of(&self.lanes[index]);
+        let lane = &mut self.lanes[index];
         lane.progress_at = self.now;
         if lane.is_session {
             return;
         }
         let (mut waits, mut limit) = (0, AHEAD_MAX);
-        if client != NONE {
+        if client != ClientId::NONE {
             let client = &self.clients[client];
             waits = client.output.len();
-            limit = limit.min(self.pools[client.pool as usize].limits.client_output_max / 2);
+            limit = limit.min(self.pools[client.pool].limits.client_output_max / 2);
         }
         // What was asked behind it, before it was known to be large, must not wait for a client.
         let is_alone = lane.in_flight + lane.unsent <= 1;
@@ -201,7 +201,7 @@ impl Engine {
             }
         } else if lane.paused && waits <= limit / 2 {
             lane.paused = false;
-            let expiry = self.pools[lane.pool as usize].expiry(self.now);
+            let expiry = self.pools[lane.pool].expiry(self.now);
             lane.arm(index, expiry, &mut self.timers);
         }
         if lane.is_muted && !lane.paused && lane.kept.is_empty() {
@@ -210,17 +210,17 @@ impl Engine {
         }
     }
 
-    /// Who gets what comes on a private lane, or [`NONE`].
-    pub(crate) fn reader_of(&self, lane: &Lane) -> u32 {
-        if lane.head == NONE { NONE } else { self.requests[lane.head].client }
+    /// Who gets what comes on a private lane, or [`ClientId::NONE`].
+    pub(crate) fn reader_of(&self, lane: &Lane) -> ClientId {
+        if lane.head == RequestId::NONE { ClientId::NONE } else { self.requests[lane.head].client }
     }
 
     /// A client took some of its large reply.
     #[cold]
-    pub(crate) fn balance_paused(&mut self, client: u32) {
+    pub(crate) fn balance_paused(&mut self, client: ClientId) {
         for at in 0..self.streaming_lanes.len() {
             let index = self.streaming_lanes[at];
-            let lane = &self.lanes[index as usize];
+            let lane = &self.lanes[index];
             if lane.paused && self.reader_of(lane) == client {
                 self.balance(index);
                 self.take_kept(index);
@@ -229,8 +229,8 @@ impl Engine {
     }
 
     /// Goes on with what came while the lane was paused.
-    pub(crate) fn take_kept(&mut self, index: u32) {
-        while let lane = &mut self.lanes[index as usize]
+    pub(crate) fn take_kept(&mut self, index: LaneId) {
+        while let lane = &mut self.lanes[index]
             && !lane.paused
             && let Some(bytes) = lane.kept.pop(&mut self.bufs)
         {
@@ -244,8 +244,9 @@ impl Engine {
     pub(crate) fn abandon_paused(&mut self) {
         for at in 0..self.streaming_lanes.len() {
             let index = self.streaming_lanes[at];
-            let lane = &self.lanes[index as usize];
-            if lane.paused && lane.head != NONE && self.reader_of(lane) == NONE {
+            let lane = &self.lanes[index];
+            if lane.paused && lane.head != RequestId::NONE && self.reader_of(lane) == ClientId::NONE
+            {
                 let request = self.abandon(index);
                 self.free_request(request);
             }
@@ -257,8 +258,8 @@ impl Engine {
     pub(crate) fn maintain_streaming_lanes(&mut self) {
         for at in 0..self.streaming_lanes.len() {
             let index = self.streaming_lanes[at];
-            let lane = &self.lanes[index as usize];
-            if lane.upload != NONE || lane.paused {
+            let lane = &self.lanes[index];
+            if lane.upload != ClientId::NONE || lane.paused {
                 self.check_pace(index);
             } else if lane.is_free()
                 && matches!(lane.link, Link::Ready { .. })
@@ -270,13 +271,13 @@ impl Engine {
     }
 
     /// Ends the connection.
-    pub(crate) fn disconnect(&mut self, index: u32, closed: Closed) -> Link {
+    pub(crate) fn disconnect(&mut self, index: LaneId, closed: Closed) -> Link {
         if closed == Closed::ByUs {
             let conn = self.lane_conn(index);
             self.actions.push_back(Action::Close { conn });
         }
         self.record_answered(index);
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         self.session_links -= u64::from(lane.is_session && lane.has_connection());
         (lane.peer_id, lane.leased_at) = (0, 0);
         let link = std::mem::replace(&mut lane.link, Link::Idle);

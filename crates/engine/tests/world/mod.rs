@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, Rest, Scope,
-    Setup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, PoolId, Rest,
+    Scope, Setup, Time,
 };
 use cashew_metrics::{Segments, ServerGauge, Writer};
 use cashew_protocol::resp::{ReplyScanner, Scan};
@@ -180,7 +180,7 @@ impl World {
                     let mut open = self.lanes.values().chain(self.connecting.values()).flatten();
                     let is_free = open.all(|&other| slot(other) != slot(conn));
                     assert!(is_free, "a driver has one connection for each slot");
-                    self.connecting.entry(server).or_default().push(conn);
+                    self.connecting.entry(server.number()).or_default().push(conn);
                 }
                 Action::Close { conn } => {
                     self.closed.push(conn);
@@ -208,12 +208,12 @@ impl World {
     /// What this worker answers to a question of another one, or its own: its clients come from
     /// ports that are called like their tokens.
     pub(crate) fn answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
-        let answer = self.own_answer(pool, by, request);
+        let answer = self.own_answer(PoolId::new(pool), by, request);
         self.tick();
         answer
     }
 
-    fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
+    fn own_answer(&mut self, pool: PoolId, by: u64, request: &[u8]) -> Vec<u8> {
         let place = |conn: ConnId| Place {
             peer: match self.elsewhere.contains(&conn) {
                 true => format!("10.0.0.7:{}", conn.token()),
@@ -309,7 +309,8 @@ impl World {
 
     pub(crate) fn client_of(&mut self, pool: u32) -> ConnId {
         self.ids += 1;
-        let conn = self.engine.handle_accepted(pool, Admission::Welcome, self.ids, self.now);
+        let conn =
+            self.engine.handle_accepted(PoolId::new(pool), Admission::Welcome, self.ids, self.now);
         self.numbers.insert(conn, self.ids);
         self.tick();
         conn

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use cashew_control::{ToMaster, seal, unseal};
-use cashew_engine::{Rest, Scope};
+use cashew_engine::{PoolId, Rest, Scope};
 
 use super::Worker;
 use crate::clock::now;
@@ -18,7 +18,7 @@ const ANSWERING_MAX: Duration = Duration::from_millis(5);
 pub(super) struct Inquiry {
     pub(super) ticket: u64,
     pub(super) scope: Scope,
-    pub(super) pool: u32,
+    pub(super) pool: PoolId,
     /// Which client that is.
     pub(super) by: u64,
     pub(super) request: Vec<u8>,
@@ -122,13 +122,13 @@ impl<D: cashew_driver::Driver> Worker<D> {
         }
     }
 
-    fn question_for_others(&self, pool: u32, by: u64, request: Vec<u8>) -> Vec<u8> {
+    fn question_for_others(&self, pool: PoolId, by: u64, request: Vec<u8>) -> Vec<u8> {
         let listen = &self.core.engine.pool_config(pool).listen;
         let place = |conn| place(&self.driver, listen, conn);
         self.core.engine.question_for_others(pool, by, request, &place)
     }
 
-    fn own_answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
+    fn own_answer(&mut self, pool: PoolId, by: u64, request: &[u8]) -> Vec<u8> {
         let driver = &self.driver;
         let listen = self.core.engine.pool_config(pool).listen.clone();
         let place = |conn| place(driver, &listen, conn);

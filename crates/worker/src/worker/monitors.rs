@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use cashew_control::ToMaster;
 use cashew_driver::Driver;
-use cashew_engine::{ConnId, Observed, Place, Time};
+use cashew_engine::{ConnId, Observed, Place, PoolId, Time};
 
 use super::Worker;
 use crate::place::place;
@@ -114,7 +114,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    fn address(&mut self, pool: u32, client: ConnId) -> &str {
+    fn address(&mut self, pool: PoolId, client: ConnId) -> &str {
         let addresses = &mut self.monitors.addresses;
         if addresses.len() >= ADDRESSES_MAX {
             addresses.clear();

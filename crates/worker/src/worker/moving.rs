@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, seal};
 use cashew_driver::{CloseKind, Driver, Token};
-use cashew_engine::{ConnId, Export, Profile, SessionParts, Silence, WireProtocol};
+use cashew_engine::{ConnId, Export, PoolId, Profile, SessionParts, Silence, WireProtocol};
 
 use super::Worker;
 use crate::sessions::{Arrived, UNSENT_MAX, unpack};
@@ -113,7 +113,7 @@ impl<D: Driver> Worker<D> {
     /// Goes on with a session of another worker.
     pub(super) fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
         let engine = &self.core.engine;
-        let speaks_alike = |pool: &u32| {
+        let speaks_alike = |pool: &PoolId| {
             let protocol = engine.pool_config(*pool).protocol;
             session.protocol.is_none_or(|spoken| spoken == protocol)
         };

@@ -1,14 +1,14 @@
 //! The log's lines about what clients do, with their addresses.
 
 use cashew_driver::Driver;
-use cashew_engine::{ClientPause, ConnId, Notice};
+use cashew_engine::{ClientPause, ConnId, Notice, PoolId};
 
 use super::Worker;
 use crate::place::place;
 
 impl<D: Driver> Worker<D> {
     /// A client here has begun a pause, made it longer, or ended it.
-    pub(super) fn log_pause(&mut self, pool: u32, by: u64) {
+    pub(super) fn log_pause(&mut self, pool: PoolId, by: u64) {
         let engine = &self.core.engine;
         let config = engine.pool_config(pool);
         let peer = engine.client_of(pool, by).map(|conn| place(&self.driver, &config.listen, conn));
@@ -44,7 +44,7 @@ impl<D: Driver> Worker<D> {
         });
     }
 
-    pub(super) fn log_notice(&mut self, pool: u32, conn: ConnId, notice: Notice, times: u64) {
+    pub(super) fn log_notice(&mut self, pool: PoolId, conn: ConnId, notice: Notice, times: u64) {
         let config = self.core.engine.pool_config(pool);
         let peer = match place(&self.driver, &config.listen, conn).peer {
             peer if peer.is_empty() => "an address that is gone".to_owned(),

@@ -1,5 +1,6 @@
 //! What the master tells this worker, and what comes of it.
 
+use cashew_engine::PoolId;
 use std::os::fd::OwnedFd;
 
 use cashew_control::{ChildChannel, ReceiveError, ToChild};
@@ -66,13 +67,15 @@ impl<D: Driver> Worker<D> {
         // Before anything is renumbered or called off.
         self.act();
         match message {
-            ToChild::Listen { listener, pool } => self.listen(listener, pool, descriptors.pop()),
+            ToChild::Listen { listener, pool } => {
+                self.listen(listener, PoolId::new(pool), descriptors.pop())
+            }
             ToChild::Unlisten { listener, drain } => self.unlisten(listener, drain),
             ToChild::Hold { pool, version, drain_ms } => {
-                self.core.engine.handle_hold(pool, version, drain_ms, now);
+                self.core.engine.handle_hold(PoolId::new(pool), version, drain_ms, now);
             }
             ToChild::Release { pool, version, live } => {
-                self.core.engine.handle_release(pool, version, &live, now, wall_us());
+                self.core.engine.handle_release(PoolId::new(pool), version, &live, now, wall_us());
             }
             ToChild::Prepare { epoch, rank, workers } => {
                 self.prepare(epoch, rank, workers, descriptors);
@@ -122,9 +125,8 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    fn listen(&mut self, listener: u32, pool: u32, socket: Option<OwnedFd>) {
-        let (Some(socket), true) = (socket, (pool as usize) < self.core.snapshot.pools.len())
-        else {
+    fn listen(&mut self, listener: u32, pool: PoolId, socket: Option<OwnedFd>) {
+        let (Some(socket), true) = (socket, pool.index() < self.core.snapshot.pools.len()) else {
             tracing::error!("the master sent a listener without a socket or for no pool");
             return;
         };

@@ -7,6 +7,7 @@
 //!
 //! The gateway keeps nothing: every worker understands the cursors of all others.
 
+use crate::base::id::ServerId;
 use cashew_config::snapshot;
 
 /// Cursors stay below it: many clients read them as signed 64-bit numbers.
@@ -17,7 +18,7 @@ const TAGS: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
     /// By its place in the pool.
-    pub(crate) server: u32,
+    pub(crate) server: ServerId,
     /// The server's own.
     pub(crate) inner: u64,
 }
@@ -91,15 +92,16 @@ impl Walk {
         if tag != u64::from(self.tag) {
             return Err(BadCursor::Foreign);
         }
-        Ok(Some(Cursor { server: server as u32, inner }))
+        Ok(Some(Cursor { server: ServerId::new(server as u32), inner }))
     }
 
     /// The number for it; `None` if the server's cursor leaves no room for the rest. Never 0, which
     /// stands for the end, unless `cursor` is the beginning.
     pub(crate) fn write(self, cursor: Cursor) -> Option<u64> {
         let rest = cursor.inner.checked_mul(TAGS)?.checked_add(u64::from(self.tag))?;
-        let number =
-            rest.checked_mul(u64::from(self.servers))?.checked_add(u64::from(cursor.server))?;
+        let number = rest
+            .checked_mul(u64::from(self.servers))?
+            .checked_add(u64::from(cursor.server.number()))?;
         (number <= CURSOR_MAX).then_some(number)
     }
 }
@@ -130,7 +132,7 @@ mod tests {
         let walk = Walk::new(&servers(&["a", "b", "c"]));
         for server in 0..3 {
             for inner in [0, 1, 7, 1 << 20, 1 << 32, (1 << 45) - 1] {
-                let cursor = Cursor { server, inner };
+                let cursor = Cursor { server: ServerId::new(server), inner };
                 let number = walk.write(cursor).unwrap();
                 assert!(number <= CURSOR_MAX);
                 if number > 0 {
@@ -139,14 +141,14 @@ mod tests {
             }
         }
         assert_eq!(walk.read(b"0"), Ok(None));
-        assert_eq!(walk.write(Cursor { server: 0, inner: 1 << 46 }), None);
-        assert_eq!(walk.write(Cursor { server: 0, inner: u64::MAX }), None);
+        assert_eq!(walk.write(Cursor { server: ServerId::new(0), inner: 1 << 46 }), None);
+        assert_eq!(walk.write(Cursor { server: ServerId::new(0), inner: u64::MAX }), None);
     }
 
     #[test]
     fn the_most_servers_leave_room_for_large_tables() {
         let walk = Walk { servers: snapshot::SERVERS_MAX as u32, tag: u16::MAX };
-        let last = Cursor { server: walk.servers - 1, inner: (1 << 31) - 1 };
+        let last = Cursor { server: ServerId::new(walk.servers - 1), inner: (1 << 31) - 1 };
         let number = walk.write(last).unwrap();
         assert_eq!(walk.read(number.to_string().as_bytes()), Ok(Some(last)));
     }
@@ -158,7 +160,8 @@ mod tests {
         for (at, walk) in walks.iter().enumerate() {
             assert!(!walks[..at].contains(walk), "{:?}", lists[at]);
         }
-        let number = walks[0].write(Cursor { server: 1, inner: 5 }).unwrap().to_string();
+        let number =
+            walks[0].write(Cursor { server: ServerId::new(1), inner: 5 }).unwrap().to_string();
         assert_eq!(walks[1].read(number.as_bytes()), Err(BadCursor::Foreign));
     }
 

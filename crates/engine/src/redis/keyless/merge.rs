@@ -3,6 +3,7 @@
 //! Replies of one client's lanes are in the client's own dialect, so that their parts are passed on
 //! as they are. `None` says that a reply is not what the command answers.
 
+use crate::base::id::ServerId;
 use cashew_protocol::redis::Fan;
 use cashew_protocol::resp::{self, Reply, ReplyScanner, Scan, Version, encode};
 
@@ -105,7 +106,7 @@ fn concat<'r>(replies: impl Iterator<Item = &'r [u8]> + Clone, out: &mut Vec<u8>
 /// of `servers` a reply is from.
 pub(crate) fn newest<'r>(
     replies: impl Iterator<Item = &'r [u8]>,
-    places: &[u32],
+    places: &[ServerId],
     servers: u32,
     limit: usize,
     out: &mut Vec<u8>,
@@ -116,7 +117,7 @@ pub(crate) fn newest<'r>(
             let mut parts = Aggregate::of(entry)?;
             let (kind, count) = (parts.kind, parts.count);
             let id = integer(parts.next()?)?;
-            let id = id.checked_mul(i64::from(servers))?.checked_add(i64::from(place))?;
+            let id = id.checked_mul(i64::from(servers))?.checked_add(i64::from(place.number()))?;
             let time = integer(parts.clone().next()?)?;
             entries.push((time, kind, count, id, parts.elements));
         }
@@ -384,7 +385,13 @@ mod tests {
         let newest = |limit: usize| {
             let mut out = Vec::new();
             let replies = replies.iter().map(|reply| reply.as_bytes());
-            super::newest(replies, &[0, 2, 3], 4, limit, &mut out)?;
+            super::newest(
+                replies,
+                &[ServerId::new(0), ServerId::new(2), ServerId::new(3)],
+                4,
+                limit,
+                &mut out,
+            )?;
             Some(String::from_utf8(out).unwrap())
         };
         assert_eq!(newest(3).unwrap(), list(&[(32, 90), (15, 90), (11, 89)]));
@@ -394,7 +401,7 @@ mod tests {
         for bad in ["*1\r\n:1\r\n", "+OK\r\n", "*1\r\n*1\r\n:1\r\n"] {
             let mut out = Vec::new();
             let replies = [bad.as_bytes()].into_iter();
-            assert_eq!(super::newest(replies, &[0], 1, 10, &mut out), None, "{bad}");
+            assert_eq!(super::newest(replies, &[ServerId::new(0)], 1, 10, &mut out), None, "{bad}");
         }
     }
 

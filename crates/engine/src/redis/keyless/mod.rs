@@ -18,7 +18,7 @@ use cashew_protocol::redis::{Access, Command, Fan, Group, wrong_arity_error};
 use cashew_protocol::resp::{self, Version, encode};
 
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, PoolId, RequestId, ServerId};
 use crate::downstream::client::Client;
 use crate::downstream::receive::Plan;
 use crate::downstream::session_params::SessionParams;
@@ -69,7 +69,7 @@ pub(crate) struct Newest {
     /// So many at most.
     limit: usize,
     /// Whose, in the order of the fragments, and of how many servers.
-    places: Vec<u32>,
+    places: Vec<ServerId>,
     servers: u32,
 }
 
@@ -84,7 +84,7 @@ impl Newest {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Page {
     walk: Walk,
-    server: u32,
+    server: ServerId,
 }
 
 /// A request that servers get one after the other.
@@ -164,7 +164,7 @@ impl Way {
 impl Engine {
     pub(crate) fn broadcast_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         fan: Fan,
         bytes: &[u8],
@@ -232,7 +232,7 @@ impl Engine {
     }
 
     /// Where one server, or one master, has everything.
-    fn broadcast_to_only(&mut self, client: u32, way: Way) -> Plan {
+    fn broadcast_to_only(&mut self, client: ClientId, way: Way) -> Plan {
         // Replicas may lag behind, or count differently.
         let Some(server) = self.any_server(client, Access::None) else {
             return self.fail(client, Failure::NoServer);
@@ -245,14 +245,18 @@ impl Engine {
     }
 
     /// A lane to the server; `None` if the client has to wait for one.
-    fn lane_by(&mut self, client: u32, server: u32, way: Way) -> Result<Option<u32>, Failure> {
+    fn lane_by(
+        &mut self,
+        client: ClientId,
+        server: ServerId,
+        way: Way,
+    ) -> Result<Option<LaneId>, Failure> {
         if let Way::Shared(size) = way {
             return self.lane_for(client, server, size).map(Some);
         }
         let Client { pool, variant, .. } = self.clients[client];
         // While a script runs the server takes no SELECT, and what may end it is for no database.
-        let SessionParams { wire_protocol, .. } =
-            self.pools[pool as usize].params_set[usize::from(variant)];
+        let SessionParams { wire_protocol, .. } = self.pools[pool].params_set[usize::from(variant)];
         let plain = SessionParams { wire_protocol, database: 0 };
         let variant = self.variant(pool, plain).unwrap_or(variant);
         let lane = self.streaming_lane(pool, server, variant)?;
@@ -265,7 +269,7 @@ impl Engine {
     /// Sends the same bytes to every server of the ring.
     fn broadcast(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         fan: Fan,
         text: &[u8],
@@ -297,7 +301,7 @@ impl Engine {
             _ => Merge::Fan(fan),
         };
         let parent = self.new_request(client);
-        let (mut fragments, mut pending) = (NONE, 0);
+        let (mut fragments, mut pending) = (RequestId::NONE, 0);
         self.requests[parent].role = Role::Parent { fragments, pending, merge };
         for &lane in lanes.iter().rev() {
             let fragment = self.add_fragment(parent, fragments);
@@ -318,24 +322,30 @@ impl Engine {
     }
 
     /// Those of the ring, by their places in the pool.
-    pub(crate) fn live_servers(&self, pool: u32) -> Vec<u32> {
-        let live = self.pools[pool as usize].router.live().iter().zip(0..);
+    pub(crate) fn live_servers(&self, pool: PoolId) -> Vec<ServerId> {
+        let live = self.pools[pool].router.live().iter().zip((0..).map(ServerId::new));
         live.filter(|(live, _)| **live).map(|(_, server)| server).collect()
     }
 
-    fn named(&mut self, client: u32, fan: Fan, servers: &[u32], tells_own: bool) -> Merge {
+    fn named(
+        &mut self,
+        client: ClientId,
+        fan: Fan,
+        servers: &[ServerId],
+        tells_own: bool,
+    ) -> Merge {
         let Self { clients, pools, .. } = self;
         let client = &clients[client];
-        let config = &pools[client.pool as usize].config.servers;
-        let names = servers.iter().map(|&server| config[server as usize].name.as_str().into());
+        let config = &pools[client.pool].config.servers;
+        let names = servers.iter().map(|&server| config[server.index()].name.as_str().into());
         let version = client.session.wire_protocol.resp();
         let named = Named { fan, version, tells_own, names: names.collect() };
         self.bufs.charge(named.size());
         Merge::Named(Box::new(named))
     }
 
-    fn newest(&mut self, client: u32, limit: usize, places: Vec<u32>) -> Merge {
-        let servers = self.pools[self.clients[client].pool as usize].servers.len() as u32;
+    fn newest(&mut self, client: ClientId, limit: usize, places: Vec<ServerId>) -> Merge {
+        let servers = self.pools[self.clients[client].pool].servers.len() as u32;
         let newest = Newest { limit, places, servers };
         self.bufs.charge(newest.size());
         Merge::Newest(Box::new(newest))
@@ -343,7 +353,7 @@ impl Engine {
 
     pub(crate) fn merge_newest(
         &self,
-        fragments: u32,
+        fragments: RequestId,
         newest: &Newest,
         out: &mut Vec<u8>,
     ) -> Option<()> {
@@ -352,13 +362,13 @@ impl Engine {
     }
 
     /// A fragment in front of others, which is in no lane yet.
-    pub(crate) fn add_fragment(&mut self, parent: u32, next: u32) -> u32 {
+    pub(crate) fn add_fragment(&mut self, parent: RequestId, next: RequestId) -> RequestId {
         let Request { pool, role, .. } = &self.requests[parent];
         let due = match role {
             Role::Parent { merge, .. } => Due::of(merge, 0),
             _ => Due::Anything,
         };
-        let (fragment, slot) = self.requests.add(*pool, NONE, self.now);
+        let (fragment, slot) = self.requests.add(*pool, ClientId::NONE, self.now);
         slot.role = Role::Fragment { parent, next };
         slot.expect = Expect::Line;
         slot.due = due;
@@ -366,25 +376,25 @@ impl Engine {
     }
 
     /// Answers a fragment that could not be sent.
-    fn fail_fragment(&mut self, fragment: u32, failure: Failure) {
+    fn fail_fragment(&mut self, fragment: RequestId, failure: Failure) {
         let slot = &mut self.requests[fragment];
         let pool = slot.pool;
         slot.failed = true;
         slot.done = true;
         let mut reply = self.bufs.take();
-        failure.write_reply(self.pools[pool as usize].protocol, &mut reply);
+        failure.write_reply(self.pools[pool].protocol, &mut reply);
         self.charge(fragment, reply.len());
         self.bufs.give(std::mem::replace(&mut self.requests[fragment].reply, reply));
         self.count_forward_error(pool);
     }
 
     /// The parent waits for so many of its fragments, which are on their way.
-    pub(crate) fn begin_fragments(&mut self, parent: u32, first: u32, count: u32) {
+    pub(crate) fn begin_fragments(&mut self, parent: RequestId, first: RequestId, count: u32) {
         let Role::Parent { fragments, pending, .. } = &mut self.requests[parent].role else {
             unreachable!("it was made a parent");
         };
         (*fragments, *pending) = (first, count);
-        let metrics = self.pools[self.requests[parent].pool as usize].metrics;
+        let metrics = self.pools[self.requests[parent].pool].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(count));
         if count == 0 {
             self.fragments_done(parent);
@@ -394,8 +404,8 @@ impl Engine {
     /// PerServer and INFO.
     pub(crate) fn merge_named(
         &self,
-        parent: u32,
-        fragments: u32,
+        parent: RequestId,
+        fragments: RequestId,
         named: &Named,
         out: &mut Vec<u8>,
     ) -> Option<()> {
@@ -420,9 +430,9 @@ impl Engine {
     }
 
     /// What the gateway tells about itself.
-    fn own_info(&self, pool: u32) -> String {
+    fn own_info(&self, pool: PoolId) -> String {
         let uptime = self.now.micros_since(self.started) / 1_000_000;
-        let pool = &self.pools[pool as usize];
+        let pool = &self.pools[pool];
         let servers = &pool.servers;
         let mut text = format!(
             "# Cashew\r\ncashew_version:{}\r\ncashew_redis_version:{REDIS_VERSION}\r\n\
@@ -449,9 +459,9 @@ impl Engine {
     }
 
     /// RANDOMKEY: one server after the other, so that none is asked in vain as a rule.
-    fn random_key(&mut self, client: u32, text: &[u8]) -> Plan {
+    fn random_key(&mut self, client: ClientId, text: &[u8]) -> Plan {
         let pool = self.clients[client].pool;
-        let servers = self.pools[pool as usize].servers.len() as u32;
+        let servers = self.pools[pool].servers.len() as u32;
         let round = Round {
             text: self.bufs.copy_of(text),
             next: self.rng.next() as u32 % servers,
@@ -466,19 +476,19 @@ impl Engine {
     }
 
     /// Asks the next server of the ring, or answers null.
-    fn take_turn(&mut self, parent: u32, mut round: Box<Round>) {
+    fn take_turn(&mut self, parent: RequestId, mut round: Box<Round>) {
         let client = self.requests[parent].client;
         while round.left > 0 {
-            let pool = &self.pools[self.clients[client].pool as usize];
-            let server = round.next % pool.servers.len() as u32;
-            round.next = server + 1;
+            let pool = &self.pools[self.clients[client].pool];
+            let server = ServerId::new(round.next % pool.servers.len() as u32);
+            round.next = server.number() + 1;
             round.left -= 1;
-            if !pool.router.live()[server as usize] {
+            if !pool.router.live()[server.index()] {
                 continue;
             }
             match self.lane_for(client, server, round.text.len()) {
                 Ok(lane) => {
-                    let fragment = self.add_fragment(parent, NONE);
+                    let fragment = self.add_fragment(parent, RequestId::NONE);
                     self.send(lane, fragment, Payload::Bytes(&round.text));
                     let merge = Merge::Round(round);
                     self.requests[parent].role =
@@ -486,7 +496,7 @@ impl Engine {
                     self.begin_fragments(parent, fragment, 1);
                 }
                 Err(failure) => {
-                    let protocol = self.pools[self.requests[parent].pool as usize].protocol;
+                    let protocol = self.pools[self.requests[parent].pool].protocol;
                     self.end_round(parent, round, |out| failure.write_reply(protocol, out));
                 }
             }
@@ -496,13 +506,18 @@ impl Engine {
         self.end_round(parent, round, |out| encode::write_null(out, version));
     }
 
-    fn end_round(&mut self, parent: u32, round: Box<Round>, write: impl FnOnce(&mut Vec<u8>)) {
+    fn end_round(
+        &mut self,
+        parent: RequestId,
+        round: Box<Round>,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) {
         self.recycle_merge(Merge::Round(round));
         self.answer_instead(parent, write);
     }
 
     /// A server has answered: with null the next one is asked.
-    pub(crate) fn end_turn(&mut self, parent: u32, fragments: u32, round: Box<Round>) {
+    pub(crate) fn end_turn(&mut self, parent: RequestId, fragments: RequestId, round: Box<Round>) {
         if merge::is_null(&self.requests[fragments].reply) {
             self.free_fragments(fragments);
             self.take_turn(parent, round);
@@ -516,11 +531,12 @@ impl Engine {
     }
 
     /// SCAN: the cursor says which server is next.
-    fn scan(&mut self, client: u32, bytes: &[u8], args: &[Span]) -> Plan {
-        let pool = &self.pools[self.clients[client].pool as usize];
+    fn scan(&mut self, client: ClientId, bytes: &[u8], args: &[Span]) -> Plan {
+        let pool = &self.pools[self.clients[client].pool];
         let walk = pool.walk;
         let live = pool.router.live();
-        let first = || live.iter().position(|&live| live).map(|server| server as u32);
+        let first =
+            || live.iter().position(|&live| live).map(|server| ServerId::new(server as u32));
         let cursor = match walk.read(args[1].of(bytes)) {
             Ok(Some(cursor)) => Some(cursor),
             Ok(None) => first().map(|server| Cursor { server, inner: 0 }),
@@ -529,8 +545,8 @@ impl Engine {
         let Some(Cursor { server, inner }) = cursor else {
             return self.fail(client, Failure::NoServer);
         };
-        if !live[server as usize] {
-            let name = &pool.config.servers[server as usize].name;
+        if !live[server.index()] {
+            let name = &pool.config.servers[server.index()].name;
             let text = format!(
                 "ERR the server that this SCAN was at, '{name}', has been ejected; start again \
                  with cursor 0"
@@ -547,7 +563,7 @@ impl Engine {
         encode::write_bulk(&mut text, inner.to_string().as_bytes());
         args[2..].iter().for_each(|arg| encode::write_bulk(&mut text, arg.of(bytes)));
         let parent = self.new_request(client);
-        let fragment = self.add_fragment(parent, NONE);
+        let fragment = self.add_fragment(parent, RequestId::NONE);
         let merge = Merge::Page(Page { walk, server });
         self.requests[parent].role = Role::Parent { fragments: fragment, pending: 0, merge };
         self.send(lane, fragment, Payload::Bytes(&text));
@@ -559,8 +575,8 @@ impl Engine {
     /// A server's page, with a cursor that the client may come back with.
     pub(crate) fn merge_page(
         &self,
-        parent: u32,
-        fragments: u32,
+        parent: RequestId,
+        fragments: RequestId,
         page: Page,
         out: &mut Vec<u8>,
     ) -> Option<()> {
@@ -588,13 +604,14 @@ impl Engine {
     }
 
     /// The beginning of the next server of the ring, if there is one.
-    fn page_behind(&self, pool: u32, page: Page) -> Option<Cursor> {
-        let pool = &self.pools[pool as usize];
+    fn page_behind(&self, pool: PoolId, page: Page) -> Option<Cursor> {
+        let pool = &self.pools[pool];
         let live = pool.router.live();
         // By a list that has changed nobody will go on: the next cursor is refused.
         let is_next =
-            |&server: &u32| pool.walk != page.walk || live.get(server as usize) == Some(&true);
-        let server = (page.server + 1..page.walk.servers()).find(is_next)?;
+            |&server: &ServerId| pool.walk != page.walk || live.get(server.index()) == Some(&true);
+        let server =
+            (page.server.number() + 1..page.walk.servers()).map(ServerId::new).find(is_next)?;
         Some(Cursor { server, inner: 0 })
     }
 
@@ -602,7 +619,7 @@ impl Engine {
     /// `None` if it names none.
     pub(crate) fn addressed(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         bytes: &[u8],
         args: &[Span],
@@ -613,7 +630,7 @@ impl Engine {
         if !is_address || rest.is_empty() || !self.clients[client].session.authenticated {
             return None;
         }
-        let servers = &self.pools[self.clients[client].pool as usize].config.servers;
+        let servers = &self.pools[self.clients[client].pool].config.servers;
         let Some(server) = servers.iter().position(|server| server.name.as_bytes() == name) else {
             if self.is_single(client) {
                 // The only server may know better what is meant.
@@ -626,7 +643,7 @@ impl Engine {
         if !command.takes(rest.len()) {
             return Some(self.reply_with(client, |out| wrong_arity_error(out, command)));
         }
-        let lane = match self.lane_for(client, server as u32, bytes.len()) {
+        let lane = match self.lane_for(client, ServerId::new(server as u32), bytes.len()) {
             Ok(lane) => lane,
             Err(failure) => return Some(self.fail(client, failure)),
         };

@@ -15,7 +15,7 @@ use cashew_protocol::redis::{Access, Command, Group, Local, Lookup, Rule, Sessio
 use cashew_protocol::resp;
 
 use crate::base::action::Action;
-use crate::base::id::ConnId;
+use crate::base::id::{ClientId, ConnId, PoolId, RequestId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::Client;
@@ -52,14 +52,14 @@ pub(crate) struct Monitor {
 }
 
 struct Pending {
-    request: u32,
+    request: RequestId,
     since: Time,
 }
 
 /// A pool's part.
 pub(crate) struct Watch {
     /// The clients here that monitor.
-    monitors: Vec<u32>,
+    monitors: Vec<ClientId>,
     /// All other workers tell them.
     is_confirmed: bool,
     /// What they are told next, if several workers tell.
@@ -117,7 +117,7 @@ impl Engine {
     }
 
     /// MONITOR. Answered when all workers have begun to tell: what is asked after that is told.
-    pub(crate) fn begin_monitor(&mut self, client: u32) -> Plan {
+    pub(crate) fn begin_monitor(&mut self, client: ClientId) -> Plan {
         if self.clients[client].modes.monitor.is_some() {
             // As Redis: no answer at all.
             return Plan::Done;
@@ -126,7 +126,7 @@ impl Engine {
             return Plan::Wait;
         }
         let pool = self.clients[client].pool;
-        if self.pools[pool as usize].watch.monitors.len() >= MONITORS_MAX {
+        if self.pools[pool].watch.monitors.len() >= MONITORS_MAX {
             return self.reply_error(client, "ERR too many clients monitor this pool already");
         }
         // It cannot ask for anything that this would be for.
@@ -142,7 +142,7 @@ impl Engine {
             strained_since: Time::NEVER,
         });
         self.update_off_fast_path(client);
-        let state = &mut self.pools[pool as usize];
+        let state = &mut self.pools[pool];
         state.watch.monitors.push(client);
         state.update_held();
         if state.watch.is_confirmed {
@@ -154,13 +154,13 @@ impl Engine {
     }
 
     /// All other workers tell of the requests of a pool that is monitored here.
-    pub fn handle_monitored(&mut self, pool: u32, now: Time) {
+    pub fn handle_monitored(&mut self, pool: PoolId, now: Time) {
         self.now = now;
         self.confirm_monitors(pool);
     }
 
-    fn confirm_monitors(&mut self, pool: u32) {
-        let watch = &mut self.pools[pool as usize].watch;
+    fn confirm_monitors(&mut self, pool: PoolId) {
+        let watch = &mut self.pools[pool].watch;
         watch.is_confirmed = !watch.monitors.is_empty();
         let since = watch.window.count;
         for client in watch.monitors.clone() {
@@ -176,7 +176,7 @@ impl Engine {
     }
 
     /// RESET
-    pub(crate) fn end_monitor(&mut self, client: u32) {
+    pub(crate) fn end_monitor(&mut self, client: ClientId) {
         if self.stop_monitor(client) {
             // It could not be told to leave before.
             self.leave_new(client);
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// Tells the client no more. Returns whether it was told.
-    pub(crate) fn stop_monitor(&mut self, client: u32) -> bool {
+    pub(crate) fn stop_monitor(&mut self, client: ClientId) -> bool {
         let was_told = self.clients[client].modes.end_monitor().is_some();
         if was_told {
             self.forget_monitor(client, self.clients[client].pool);
@@ -194,7 +194,7 @@ impl Engine {
 
     /// Whether a client that says QUIT or RESET has yet to hear what was asked before: that is to be
     /// looked at again then.
-    pub(crate) fn must_hear_first(&mut self, client: u32) -> bool {
+    pub(crate) fn must_hear_first(&mut self, client: ClientId) -> bool {
         let now = self.now;
         let Some(monitor) = self.clients[client].modes.monitor() else { return false };
         if monitor.leaves_at.is_none() {
@@ -204,8 +204,8 @@ impl Engine {
     }
 
     /// The client is told no more.
-    pub(crate) fn forget_monitor(&mut self, client: u32, pool: u32) {
-        let state = &mut self.pools[pool as usize];
+    pub(crate) fn forget_monitor(&mut self, client: ClientId, pool: PoolId) {
+        let state = &mut self.pools[pool];
         state.watch.monitors.retain(|&other| other != client);
         state.update_held();
         if state.watch.monitors.is_empty() {
@@ -216,8 +216,8 @@ impl Engine {
         }
     }
 
-    fn announce_monitors(&mut self, pool: u32) {
-        let state = &self.pools[pool as usize];
+    fn announce_monitors(&mut self, pool: PoolId) {
+        let state = &self.pools[pool];
         let any = !state.watch.monitors.is_empty();
         self.actions.push_back(Action::Monitors { pool: state.config.name.clone(), any });
     }
@@ -225,7 +225,7 @@ impl Engine {
     /// The error for what a monitor may not ask.
     pub(crate) fn refused_while_monitoring(
         &self,
-        client: u32,
+        client: ClientId,
         command: &Command,
     ) -> Option<&'static str> {
         self.clients[client].modes.monitor.as_ref()?;
@@ -244,9 +244,9 @@ impl Engine {
     }
 
     /// Monitors of other workers want to be told of a pool's requests, for a while; or not any more.
-    pub fn handle_watched(&mut self, pool: u32, is_watched: bool, now: Time) {
+    pub fn handle_watched(&mut self, pool: PoolId, is_watched: bool, now: Time) {
         self.now = now;
-        let state = &mut self.pools[pool as usize];
+        let state = &mut self.pools[pool];
         state.watch.elsewhere_until =
             if is_watched { now.plus_millis(WATCHED_MS) } else { Time::ZERO };
         state.update_held();
@@ -254,8 +254,8 @@ impl Engine {
 
     /// To be called once a second.
     pub(crate) fn maintain_monitors(&mut self) {
-        for pool in 0..self.pools.len() as u32 {
-            let state = &mut self.pools[pool as usize];
+        for pool in self.pools.ids() {
+            let state = &mut self.pools[pool];
             if !state.watch.is_on() {
                 continue;
             }
@@ -276,13 +276,13 @@ impl Engine {
 
 impl Engine {
     /// Some worker hangs, or is too old to tell.
-    fn confirm_late_monitors(&mut self, pool: u32) {
-        let late = |&client: &u32| {
+    fn confirm_late_monitors(&mut self, pool: PoolId) {
+        let late = |&client: &ClientId| {
             let monitor = self.clients[client].modes.monitor.as_ref();
             let pending = monitor.and_then(|monitor| monitor.pending.as_ref());
             pending.is_some_and(|pending| self.now.micros_since(pending.since) >= CONFIRM_MS * 1000)
         };
-        if self.pools[pool as usize].watch.monitors.iter().any(late) {
+        if self.pools[pool].watch.monitors.iter().any(late) {
             self.confirm_monitors(pool);
         }
     }
@@ -295,7 +295,7 @@ impl Engine {
     #[cold]
     pub(crate) fn plan_observed(
         &mut self,
-        client: u32,
+        client: ClientId,
         lookup: Lookup,
         bytes: &[u8],
         args: &[Span],
@@ -326,7 +326,7 @@ impl Engine {
     #[cold]
     pub(crate) fn observe_upload(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
@@ -339,7 +339,7 @@ impl Engine {
 
     /// What is refused before it is executed is not told, nor what Redis does not tell: what
     /// administers servers, and what has said so itself, but for scripts.
-    fn is_told(&self, client: u32, command: &Command) -> bool {
+    fn is_told(&self, client: ClientId, command: &Command) -> bool {
         let has = |flag: &str| command.facts.flags.split(' ').any(|word| word == flag);
         let is_hidden = has("admin") || (has("skip_monitor") && command.group != Group::Scripting);
         let is_refused = matches!(command.rule, Rule::Refuse(_) | Rule::Unsupported)
@@ -350,9 +350,9 @@ impl Engine {
     }
 
     /// Tells of a request that is dispatched now.
-    fn observe(&mut self, client: u32, database: u32, request: &[u8]) {
+    fn observe(&mut self, client: ClientId, database: u32, request: &[u8]) {
         let pool = self.clients[client].pool;
-        let state = &mut self.pools[pool as usize];
+        let state = &mut self.pools[pool];
         let has_room = self.monitor_relay.observed.len() < TURN_MAX;
         let (is_here, is_elsewhere) =
             (!state.watch.monitors.is_empty(), state.watch.is_elsewhere());
@@ -375,9 +375,9 @@ impl Engine {
     }
 
     /// By which the client's next request will be executed, if it is queued.
-    fn database_of(&self, client: u32) -> u32 {
+    fn database_of(&self, client: ClientId) -> u32 {
         let Client { pool, session, modes, .. } = &self.clients[client];
-        let pool = &self.pools[*pool as usize];
+        let pool = &self.pools[*pool];
         let transaction = modes.transaction.as_ref();
         match transaction.and_then(|transaction| transaction.exec_effects.database()) {
             Some(selected) => pool.database_of(selected),
@@ -385,7 +385,7 @@ impl Engine {
         }
     }
 
-    fn queue_line(&mut self, client: u32, line: &[u8]) {
+    fn queue_line(&mut self, client: ClientId, line: &[u8]) {
         let database = self.database_of(client);
         let Some(transaction) = self.clients[client].modes.transaction() else { return };
         let before = transaction.size();
@@ -394,13 +394,13 @@ impl Engine {
     }
 
     /// Tells of what a transaction queued that is executed now.
-    pub(crate) fn observe_queued(&mut self, client: u32) {
+    pub(crate) fn observe_queued(&mut self, client: ClientId) {
         let Some(transaction) = self.clients[client].modes.transaction() else { return };
         let before = transaction.size();
         let (lines, unheard) = transaction.take_observed();
         self.bufs.discharge(before - transaction.size());
         let pool = self.clients[client].pool;
-        let state = &mut self.pools[pool as usize];
+        let state = &mut self.pools[pool];
         if !state.watch.is_on() {
             return;
         }
@@ -443,23 +443,23 @@ impl Engine {
 
     /// A pool of which other workers were to be told, and how many requests were left out of that
     /// since the last call.
-    pub fn poll_left_out(&mut self) -> Option<(u32, u64)> {
-        let mut pools = self.pools.iter_mut().zip(0..);
+    pub fn poll_left_out(&mut self) -> Option<(PoolId, u64)> {
+        let mut pools = self.pools.iter_mut().zip((0..).map(PoolId::new));
         let (state, pool) = pools.find(|(state, _)| state.watch.left_out > 0)?;
         Some((pool, std::mem::take(&mut state.watch.left_out)))
     }
 
     /// Passes lines on to the monitors here; `missed` others were left out on the way.
-    pub fn handle_observed(&mut self, pool: u32, lines: &[u8], missed: u64, now: Time) {
+    pub fn handle_observed(&mut self, pool: PoolId, lines: &[u8], missed: u64, now: Time) {
         self.now = now;
         // It may be gone since.
-        let state = self.pools.get(pool as usize);
+        let state = self.pools.get(pool);
         if state.is_none_or(|state| state.watch.monitors.is_empty()) {
             return;
         }
         self.miss_lines(pool, missed);
         let wall_us = self.wall_us();
-        let window = &mut self.pools[pool as usize].watch.window;
+        let window = &mut self.pools[pool].watch.window;
         if self.workers <= 1 && window.is_empty() {
             // They are in order.
             let lines = Released { text: lines.to_vec(), ends: Vec::new() };
@@ -474,15 +474,15 @@ impl Engine {
 
     /// Tells what has been held for long enough, and lets those go who waited for it.
     pub(crate) fn release_lines(&mut self) {
-        for pool in 0..self.pools.len() as u32 {
-            if !self.pools[pool as usize].watch.monitors.is_empty() {
+        for pool in self.pools.ids() {
+            if !self.pools[pool].watch.monitors.is_empty() {
                 self.release_lines_of(pool);
             }
         }
     }
 
-    fn release_lines_of(&mut self, pool: u32) {
-        let window = &mut self.pools[pool as usize].watch.window;
+    fn release_lines_of(&mut self, pool: PoolId) {
+        let window = &mut self.pools[pool].watch.window;
         if window.armed.is_some_and(|armed| armed <= self.now) {
             window.armed = None;
         }
@@ -491,7 +491,7 @@ impl Engine {
         if !released.text.is_empty() {
             self.spread_lines(pool, &released);
         }
-        for client in self.pools[pool as usize].watch.monitors.clone() {
+        for client in self.pools[pool].watch.monitors.clone() {
             let monitor = self.clients[client].modes.monitor.as_ref();
             let leaves_at = monitor.and_then(|monitor| monitor.leaves_at);
             if leaves_at.is_some_and(|at| at <= self.now) {
@@ -500,8 +500,8 @@ impl Engine {
         }
     }
 
-    fn arm_window(&mut self, pool: u32) {
-        let window = &mut self.pools[pool as usize].watch.window;
+    fn arm_window(&mut self, pool: PoolId) {
+        let window = &mut self.pools[pool].watch.window;
         if window.armed.is_none()
             && let Some(at) = window.next(self.now)
         {
@@ -510,15 +510,15 @@ impl Engine {
         }
     }
 
-    fn miss_lines(&mut self, pool: u32, count: u64) {
-        let state = &mut self.pools[pool as usize];
+    fn miss_lines(&mut self, pool: PoolId, count: u64) {
+        let state = &mut self.pools[pool];
         state.watch.missed += count;
         self.metrics.add_pool(state.metrics, PoolCounter::MonitorDropped, count);
     }
 
-    fn spread_lines(&mut self, pool: u32, lines: &Released) {
+    fn spread_lines(&mut self, pool: PoolId, lines: &Released) {
         let wall_us = self.wall_us();
-        let state = &mut self.pools[pool as usize];
+        let state = &mut self.pools[pool];
         let limits = state.limits;
         let allowed = limits.pubsub_output_max.min(limits.client_output_max);
         let watch = &mut state.watch;
@@ -534,7 +534,7 @@ impl Engine {
         let mut overflowed = Vec::new();
         for &client in &watch.monitors {
             let (owner, generation) = self.clients.entry(client);
-            let conn = ConnId::client(client, generation);
+            let conn = ConnId::of_client(client, generation);
             let monitor = owner.modes.monitor.as_ref();
             let Some(monitor) = monitor.filter(|monitor| monitor.pending.is_none()) else {
                 continue;
@@ -562,9 +562,9 @@ impl Engine {
     }
 
     /// As it is done to subscribers.
-    fn cut_strained_monitors(&mut self, pool: u32) {
-        let limits = self.pools[pool as usize].limits;
-        for client in self.pools[pool as usize].watch.monitors.clone() {
+    fn cut_strained_monitors(&mut self, pool: PoolId) {
+        let limits = self.pools[pool].limits;
+        for client in self.pools[pool].watch.monitors.clone() {
             let owner = &mut self.clients[client];
             let waits = owner.output.len() + owner.held;
             let Some(monitor) = owner.modes.monitor() else { continue };

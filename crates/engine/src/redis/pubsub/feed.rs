@@ -10,8 +10,7 @@ use std::sync::Arc;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::resp::encode;
 
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ConnId, LaneId, PoolId, ServerId};
 use crate::base::time::Time;
 use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine, QUEUE_KEPT};
@@ -29,7 +28,7 @@ const ANSWER_MAX_MS: u64 = 10_000;
 /// What is known of the connection that a server's messages come on.
 #[derive(Default)]
 pub(crate) struct Feed {
-    pub(crate) lane: u32,
+    pub(crate) lane: LaneId,
     /// What has been asked and not answered, in its order.
     owed: VecDeque<Owed>,
     /// What is to be asked, in its order.
@@ -102,44 +101,44 @@ impl Feed {
 
 impl Engine {
     /// The feed of a server, which has one.
-    fn feed_mut(&mut self, pool: u32, server: u32) -> Option<&mut Feed> {
-        self.pools[pool as usize].servers[server as usize].feed.as_deref_mut()
+    fn feed_mut(&mut self, pool: PoolId, server: ServerId) -> Option<&mut Feed> {
+        self.pools[pool].servers[server].feed.as_deref_mut()
     }
 
-    fn feed_on(&mut self, lane: u32) -> &mut Feed {
-        let Lane { pool, server, .. } = self.lanes[lane as usize];
+    fn feed_on(&mut self, lane: LaneId) -> &mut Feed {
+        let Lane { pool, server, .. } = self.lanes[lane];
         self.feed_mut(pool, server).expect("the lane of a feed is its server's")
     }
 
     /// The lane of a server's feed, which is made if there is none.
-    pub(crate) fn feed_lane(&mut self, pool: u32, server: u32) -> u32 {
+    pub(crate) fn feed_lane(&mut self, pool: PoolId, server: ServerId) -> LaneId {
         if let Some(feed) = self.feed_mut(pool, server) {
             return feed.lane;
         }
         let lane = self.add_lanes(1, (pool, server), 0, WireProtocol::Resp2);
-        self.lanes[lane as usize].is_feed = true;
-        let state = &mut self.pools[pool as usize].servers[server as usize];
+        self.lanes[lane].is_feed = true;
+        let state = &mut self.pools[pool].servers[server];
         state.feed = Some(Box::new(Feed { lane, ..Feed::default() }));
         lane
     }
 
     /// The pool that has the topics which come to servers of this one.
-    fn home_of(&self, pool: u32) -> u32 {
-        match self.pools[pool as usize].pubsub.home {
-            NONE => pool,
+    fn home_of(&self, pool: PoolId) -> PoolId {
+        match self.pools[pool].pubsub.home {
+            PoolId::NONE => pool,
             home => home,
         }
     }
 
     /// Whose topics come on a lane, and how they name its server.
-    pub(crate) fn source_of(&self, lane: u32) -> Source {
-        let Lane { pool, server, .. } = self.lanes[lane as usize];
+    pub(crate) fn source_of(&self, lane: LaneId) -> Source {
+        let Lane { pool, server, .. } = self.lanes[lane];
         let home = self.home_of(pool);
         Source { home, server, is_preparing: home != pool }
     }
 
     /// Asks a server for a topic as soon as there is a connection to ask on.
-    pub(crate) fn ask_for(&mut self, pool: u32, server: u32, topic: TopicId) {
+    pub(crate) fn ask_for(&mut self, pool: PoolId, server: ServerId, topic: TopicId) {
         let lane = self.feed_lane(pool, server);
         let link = self.lane(lane).link;
         match link {
@@ -158,20 +157,20 @@ impl Engine {
     }
 
     /// Whether there is any point in connecting to the server.
-    fn may_ask(&self, pool: u32, server: u32) -> bool {
-        let server = &self.pools[pool as usize].servers[server as usize];
+    fn may_ask(&self, pool: PoolId, server: ServerId) -> bool {
+        let server = &self.pools[pool].servers[server];
         !server.ejected && !server.is_silent()
     }
 
     /// Asks a server to forget a topic. Returns whether there is an answer to come.
-    pub(crate) fn ask_to_forget(&mut self, pool: u32, server: u32, topic: TopicId) -> bool {
+    pub(crate) fn ask_to_forget(&mut self, pool: PoolId, server: ServerId, topic: TopicId) -> bool {
         let home = self.home_of(pool);
         let Some(feed) = self.feed_mut(pool, server) else { return false };
         let lane = feed.lane;
         if !matches!(self.lane(lane).link, Link::Ready { .. }) {
             return false;
         }
-        let state = self.pools[home as usize].pubsub.topics.get(topic.index);
+        let state = self.pools[home].pubsub.topics.get(topic.index);
         let (kind, name) = (state.kind, state.name.clone());
         self.feed_on(lane).unasked.push_back(Question::Unsubscribe { topic, kind, name });
         self.put_questions(lane);
@@ -180,7 +179,7 @@ impl Engine {
 
     /// Has a server say something that the client is told of ([`Engine::marked`]): what was published
     /// before has come then. Returns whether there is an answer to come.
-    pub(crate) fn ask_for_mark(&mut self, pool: u32, server: u32, client: ConnId) -> bool {
+    pub(crate) fn ask_for_mark(&mut self, pool: PoolId, server: ServerId, client: ConnId) -> bool {
         let Some(feed) = self.feed_mut(pool, server) else { return false };
         let lane = feed.lane;
         if !matches!(self.lane(lane).link, Link::Ready { .. }) {
@@ -192,7 +191,7 @@ impl Engine {
     }
 
     /// Writes as many questions as may be unanswered.
-    fn put_questions(&mut self, lane: u32) {
+    fn put_questions(&mut self, lane: LaneId) {
         let Source { home, server, is_preparing } = self.source_of(lane);
         loop {
             let feed = self.feed_on(lane);
@@ -209,7 +208,7 @@ impl Engine {
                 Question::Subscribe(topic) => {
                     feed.asked += 1;
                     let number = feed.asked;
-                    let topics = &mut self.pools[home as usize].pubsub.topics;
+                    let topics = &mut self.pools[home].pubsub.topics;
                     if !topics.is_current(topic) {
                         continue;
                     }
@@ -234,10 +233,10 @@ impl Engine {
         }
     }
 
-    fn question(&mut self, index: u32, words: &[&[u8]], answer: Answer) {
+    fn question(&mut self, index: LaneId, words: &[&[u8]], answer: Answer) {
         let asked_at = self.now;
         self.feed_on(index).owed.push_back(Owed { answer, asked_at });
-        let lane = &mut self.lanes[index as usize];
+        let lane = &mut self.lanes[index];
         let room = words.iter().map(|word| word.len() + 16).sum();
         lane.output.write_with(&mut self.bufs, room, |out| encode::write_command(out, words));
         self.mark_lane(index);
@@ -245,10 +244,10 @@ impl Engine {
     }
 
     /// When what was asked first has to be answered. A server that says anything is well.
-    pub(crate) fn feed_deadline(&self, index: u32) -> Time {
-        let lane = &self.lanes[index as usize];
-        let pool = &self.pools[lane.pool as usize];
-        let feed = pool.servers[lane.server as usize].feed.as_deref();
+    pub(crate) fn feed_deadline(&self, index: LaneId) -> Time {
+        let lane = &self.lanes[index];
+        let pool = &self.pools[lane.pool];
+        let feed = pool.servers[lane.server].feed.as_deref();
         let first = feed.and_then(|feed| Some((feed, feed.owed.front()?)));
         first.map_or(Time::NEVER, |(feed, owed)| {
             let from = owed.asked_at.max(feed.heard_at);
@@ -257,10 +256,10 @@ impl Engine {
     }
 
     /// The connection stands: asks for all that should be there.
-    pub(crate) fn feed_ready(&mut self, lane: u32) {
+    pub(crate) fn feed_ready(&mut self, lane: LaneId) {
         let Source { home, server, is_preparing } = self.source_of(lane);
         let now = self.now;
-        let topics = &mut self.pools[home as usize].pubsub.topics;
+        let topics = &mut self.pools[home].pubsub.topics;
         let mut here = topics.indices();
         here.retain(|&topic| topics.get_mut(topic).place(server, is_preparing).is_some());
         let questions = here.into_iter().map(|topic| Question::Subscribe(topics.id(topic)));
@@ -271,8 +270,8 @@ impl Engine {
     }
 
     /// Bytes came on a feed; returns those behind the first message.
-    pub(crate) fn feed_received<'b>(&mut self, index: u32, bytes: &'b [u8]) -> &'b [u8] {
-        let (scan, now) = (self.lanes[index as usize].scanner.scan(Expect::Line, bytes), self.now);
+    pub(crate) fn feed_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        let (scan, now) = (self.lanes[index].scanner.scan(Expect::Line, bytes), self.now);
         let feed = self.feed_on(index);
         feed.heard_at = now;
         match scan {
@@ -303,11 +302,11 @@ impl Engine {
     }
 
     /// Keeps the start of a message, as long as somebody may be sent so much.
-    fn keep_part(&mut self, index: u32, bytes: &[u8]) {
-        let Lane { pool, server, .. } = self.lanes[index as usize];
-        let pool = &mut self.pools[pool as usize];
+    fn keep_part(&mut self, index: LaneId, bytes: &[u8]) {
+        let Lane { pool, server, .. } = self.lanes[index];
+        let pool = &mut self.pools[pool];
         let limit = pool.limits.client_output_max.min(pool.limits.pubsub_output_max);
-        let Some(feed) = pool.servers[server as usize].feed.as_deref_mut() else { return };
+        let Some(feed) = pool.servers[server].feed.as_deref_mut() else { return };
         feed.is_oversized |= (feed.partial.len() + bytes.len()) as u64 > limit;
         if !feed.is_oversized {
             self.bufs.reserve(&mut feed.partial, bytes.len());
@@ -315,7 +314,7 @@ impl Engine {
         }
     }
 
-    fn feed_message(&mut self, index: u32, bytes: &[u8]) {
+    fn feed_message(&mut self, index: LaneId, bytes: &[u8]) {
         match Incoming::read(bytes) {
             Some(Incoming::Message { kind, topic }) => self.spread(index, kind, topic, bytes),
             Some(Incoming::Answer(confirmed)) => self.feed_answered(index, confirmed),
@@ -324,12 +323,12 @@ impl Engine {
     }
 
     /// The oldest question is answered.
-    fn feed_answered(&mut self, index: u32, confirmed: Confirmed<'_>) {
+    fn feed_answered(&mut self, index: LaneId, confirmed: Confirmed<'_>) {
         let Source { home, server, is_preparing } = self.source_of(index);
         let Some(Owed { answer, .. }) = self.feed_on(index).owed.pop_front() else {
             return self.misfit(index, "nothing: no question is open", b"");
         };
-        let topics = &mut self.pools[home as usize].pubsub.topics;
+        let topics = &mut self.pools[home].pubsub.topics;
         match (answer, confirmed) {
             (
                 Answer::Subscribed { topic, number },
@@ -369,15 +368,15 @@ impl Engine {
     }
 
     /// The connection is about to be given up: nothing asked on it is answered any more.
-    pub(crate) fn feed_lost(&mut self, index: u32) {
+    pub(crate) fn feed_lost(&mut self, index: LaneId) {
         let Source { home, server, is_preparing } = self.source_of(index);
-        self.lanes[index as usize].output.clear(&mut self.bufs);
+        self.lanes[index].output.clear(&mut self.bufs);
         let feed = self.feed_on(index);
         let marks = feed.give_up();
         feed.is_oversized = false;
         let partial = std::mem::take(&mut feed.partial);
         self.bufs.give(partial);
-        let topics = &mut self.pools[home as usize].pubsub.topics;
+        let topics = &mut self.pools[home].pubsub.topics;
         let (mut draining, mut away) = (Vec::new(), Vec::new());
         for topic in topics.indices() {
             let state = topics.get_mut(topic);
@@ -406,9 +405,9 @@ impl Engine {
 
     /// The connection was given up, and is made again or not: clients that wait for topics there
     /// can perhaps be told.
-    pub(crate) fn feed_settled(&mut self, index: u32) {
+    pub(crate) fn feed_settled(&mut self, index: LaneId) {
         let Source { home, server, is_preparing } = self.source_of(index);
-        let topics = &mut self.pools[home as usize].pubsub.topics;
+        let topics = &mut self.pools[home].pubsub.topics;
         let mut here = topics.indices();
         here.retain(|&topic| {
             let state = topics.get_mut(topic);
@@ -420,9 +419,9 @@ impl Engine {
     }
 
     /// Whether the connection should be made again when it is lost.
-    pub(crate) fn is_feed_wanted(&self, index: u32) -> bool {
-        let lane = &self.lanes[index as usize];
-        let server = &self.pools[lane.pool as usize].servers[lane.server as usize];
+    pub(crate) fn is_feed_wanted(&self, index: LaneId) -> bool {
+        let lane = &self.lanes[index];
+        let server = &self.pools[lane.pool].servers[lane.server];
         server.feed.as_deref().is_some_and(|feed| feed.topics > 0 && !server.ejected)
     }
 
@@ -445,18 +444,21 @@ impl Engine {
     }
 
     /// Pools and servers that have feeds.
-    fn feeds(&self) -> Vec<(u32, u32)> {
+    fn feeds(&self) -> Vec<(PoolId, ServerId)> {
         let mut feeds = Vec::new();
         for (pool, state) in self.pools.iter().enumerate() {
             let servers = state.servers.iter().enumerate();
             let with_feed = servers.filter(|(_, server)| server.feed.is_some());
-            feeds.extend(with_feed.map(|(server, _)| (pool as u32, server as u32)));
+            feeds.extend(
+                with_feed
+                    .map(|(server, _)| (PoolId::new(pool as u32), ServerId::new(server as u32))),
+            );
         }
         feeds
     }
 
     /// Has the servers of a pool say something: what they sent before has come when they have.
-    pub(crate) fn sound_feeds(&mut self, pool: u32) {
+    pub(crate) fn sound_feeds(&mut self, pool: PoolId) {
         for (_, server) in self.feeds().into_iter().filter(|&(of, _)| of == pool) {
             let lane = self.feed_lane(pool, server);
             if matches!(self.lane(lane).link, Link::Ready { .. }) {
@@ -466,16 +468,16 @@ impl Engine {
     }
 
     /// Whether servers of the pool that are well have yet to say what they were asked.
-    pub(crate) fn awaits_sound(&self, pool: u32) -> bool {
-        let servers = self.pools[pool as usize].servers.iter().filter(|server| server.is_up());
+    pub(crate) fn awaits_sound(&self, pool: PoolId) -> bool {
+        let servers = self.pools[pool].servers.iter().filter(|server| server.is_up());
         servers.filter_map(|server| server.feed.as_deref()).any(|feed| {
             matches!(self.lane(feed.lane).link, Link::Ready { .. }) && !feed.is_settled()
         })
     }
 
     /// Whether the pool's servers may still be connected and confirm.
-    pub(crate) fn awaits_feeds(&self, pool: u32) -> bool {
-        let servers = self.pools[pool as usize].servers.iter();
+    pub(crate) fn awaits_feeds(&self, pool: PoolId) -> bool {
+        let servers = self.pools[pool].servers.iter();
         servers.filter_map(|server| server.feed.as_deref()).any(|feed| {
             match self.lane(feed.lane).link {
                 Link::Ready { .. } => !feed.is_settled(),
@@ -490,8 +492,8 @@ impl Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     /// The pool that has the topics.
-    pub(crate) home: u32,
-    pub(crate) server: u32,
+    pub(crate) home: PoolId,
+    pub(crate) server: ServerId,
     /// The server is one of a pool that is being prepared.
     pub(crate) is_preparing: bool,
 }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use cashew_metrics::PoolGauge;
 
-use crate::base::id::ConnId;
+use crate::base::id::{ClientId, ConnId, PoolId, ServerId, TopicSlot};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::redis::pubsub::subscribe::{Line, Subscriber};
@@ -23,7 +23,7 @@ const TOPIC_EFFORT: usize = 64;
 enum Left {
     /// The client was not subscribed.
     Nothing,
-    ToOthers(u32),
+    ToOthers(TopicSlot),
     /// If servers have yet to say that they have forgotten it.
     ToNobody(Option<TopicId>),
 }
@@ -31,7 +31,7 @@ enum Left {
 impl Engine {
     pub(super) fn unsubscribe<'n>(
         &mut self,
-        client: u32,
+        client: ClientId,
         kind: Kind,
         names: impl ExactSizeIterator<Item = &'n [u8]>,
     ) -> Plan {
@@ -44,7 +44,7 @@ impl Engine {
         } else {
             for topic in self.topics_of(client, kind) {
                 let pool = self.clients[client].pool;
-                let name = self.pools[pool as usize].pubsub.topics.get(topic).name.clone();
+                let name = self.pools[pool].pubsub.topics.get(topic).name.clone();
                 lines.push_back(self.unsubscribe_one(client, kind, &name, &mut left));
             }
             if lines.is_empty() {
@@ -58,13 +58,13 @@ impl Engine {
 
     fn unsubscribe_one(
         &mut self,
-        client: u32,
+        client: ClientId,
         kind: Kind,
         name: &[u8],
-        left: &mut Vec<u32>,
+        left: &mut Vec<TopicSlot>,
     ) -> Line {
         let pool = self.clients[client].pool;
-        let topic = self.pools[pool as usize].pubsub.topics.find(kind, name);
+        let topic = self.pools[pool].pubsub.topics.find(kind, name);
         let topic = topic.and_then(|topic| self.leave_topic(client, topic, left));
         let count = self.subscriptions(client, kind);
         Line::Unsubscribed { kind, name: Some(name.into()), count, topic }
@@ -72,7 +72,7 @@ impl Engine {
 
     /// Has a client that is about to say goodbye get first what was published before: QUIT and RESET are
     /// to be looked at again then. Returns whether there is anything to wait for.
-    pub(crate) fn leave_topics(&mut self, client: u32) -> bool {
+    pub(crate) fn leave_topics(&mut self, client: ClientId) -> bool {
         let is_subscribed = |subscriber: &Subscriber| !subscriber.topics.is_empty();
         if !self.clients[client].modes.subscriber.as_deref().is_some_and(is_subscribed) {
             return false;
@@ -94,7 +94,12 @@ impl Engine {
 
     /// Ends a client's subscription, if it has it. Returns the topic if servers have yet to say that
     /// it is gone; one that others stay subscribed to is put into `left`.
-    fn leave_topic(&mut self, client: u32, topic: u32, left: &mut Vec<u32>) -> Option<TopicId> {
+    fn leave_topic(
+        &mut self,
+        client: ClientId,
+        topic: TopicSlot,
+        left: &mut Vec<TopicSlot>,
+    ) -> Option<TopicId> {
         match self.begin_to_leave(client, topic) {
             Left::Nothing | Left::ToNobody(None) => None,
             Left::ToOthers(topic) => {
@@ -103,14 +108,14 @@ impl Engine {
             }
             Left::ToNobody(Some(id)) => {
                 let pool = self.clients[client].pool;
-                let topics = &mut self.pools[pool as usize].pubsub.topics;
+                let topics = &mut self.pools[pool].pubsub.topics;
                 topics.get_mut(id.index).waiting.add(client);
                 Some(id)
             }
         }
     }
 
-    fn begin_to_leave(&mut self, client: u32, topic: u32) -> Left {
+    fn begin_to_leave(&mut self, client: ClientId, topic: TopicSlot) -> Left {
         let pool = self.clients[client].pool;
         let Some(subscriber) = self.clients[client].modes.subscriber() else {
             return Left::Nothing;
@@ -119,7 +124,7 @@ impl Engine {
         if std::mem::replace(&mut membership.is_draining, true) {
             return Left::Nothing;
         }
-        let state = self.pools[pool as usize].pubsub.topics.get_mut(topic);
+        let state = self.pools[pool].pubsub.topics.get_mut(topic);
         subscriber.counts[state.kind as usize] -= 1;
         state.leavers += 1;
         if state.is_wanted() {
@@ -130,15 +135,15 @@ impl Engine {
     }
 
     /// Asks the servers that have these topics for marks: each of them once.
-    pub(super) fn ask_for_marks(&mut self, client: u32, left: Vec<u32>) {
+    pub(super) fn ask_for_marks(&mut self, client: ClientId, left: Vec<TopicSlot>) {
         if left.is_empty() {
             return;
         }
         let (pool, conn) = (self.clients[client].pool, self.client_conn(client));
-        let topics = &self.pools[pool as usize].pubsub.topics;
+        let topics = &self.pools[pool].pubsub.topics;
         let places = left.iter().flat_map(|&topic| &topics.get(topic).places);
         let there = places.filter(|place| place.standing == Standing::Subscribed);
-        let mut sources: Vec<(bool, u32)> =
+        let mut sources: Vec<(bool, ServerId)> =
             there.map(|place| (place.is_preparing, place.server)).collect();
         sources.sort_unstable();
         sources.dedup();
@@ -158,7 +163,7 @@ impl Engine {
 
     /// What a server published before it was asked for a mark has come, or never will.
     pub(super) fn marked(&mut self, conn: ConnId) {
-        let client = conn.index();
+        let client = conn.client();
         if !self.clients.is_current(client, conn.generation()) {
             return;
         }
@@ -180,7 +185,7 @@ impl Engine {
     }
 
     /// Takes the client out of the topics that it has left to others.
-    fn finish_draining(&mut self, client: u32) {
+    fn finish_draining(&mut self, client: ClientId) {
         let pool = self.clients[client].pool;
         let pending = self.clients[client].modes.subscriber().and_then(|s| s.pending.as_mut());
         let Some(pending) = pending else { return };
@@ -195,8 +200,8 @@ impl Engine {
     }
 
     /// A topic is gone, and so are those who have left it.
-    pub(super) fn dismiss_leavers(&mut self, home: u32, topic: u32) {
-        let topics = &mut self.pools[home as usize].pubsub.topics;
+    pub(super) fn dismiss_leavers(&mut self, home: PoolId, topic: TopicSlot) {
+        let topics = &mut self.pools[home].pubsub.topics;
         let state = topics.get_mut(topic);
         state.leavers = 0;
         for client in std::mem::take(&mut state.subscribers) {
@@ -207,9 +212,14 @@ impl Engine {
     }
 
     /// Takes a client out of the topic's list.
-    fn take_subscriber(&mut self, home: u32, topic: u32, membership: Option<super::Membership>) {
+    fn take_subscriber(
+        &mut self,
+        home: PoolId,
+        topic: TopicSlot,
+        membership: Option<super::Membership>,
+    ) {
         let Some(membership) = membership else { return };
-        let state = self.pools[home as usize].pubsub.topics.get_mut(topic);
+        let state = self.pools[home].pubsub.topics.get_mut(topic);
         state.leavers -= u32::from(membership.is_draining);
         state.subscribers.swap_remove(membership.at as usize);
         if let Some(&moved) = state.subscribers.get(membership.at as usize) {
@@ -222,8 +232,8 @@ impl Engine {
         self.notify_audience(home, topic);
     }
 
-    fn count_subscriber_out(&mut self, home: u32) {
-        let pool = &mut self.pools[home as usize];
+    fn count_subscriber_out(&mut self, home: PoolId) {
+        let pool = &mut self.pools[home];
         let topics = &mut pool.pubsub.topics;
         topics.subscriptions -= 1;
         self.bufs.discharge(SUBSCRIPTION_SIZE);
@@ -231,7 +241,12 @@ impl Engine {
     }
 
     /// A client is gone, and so are its subscriptions.
-    pub(crate) fn forget_subscriber(&mut self, client: u32, pool: u32, subscriber: Subscriber) {
+    pub(crate) fn forget_subscriber(
+        &mut self,
+        client: ClientId,
+        pool: PoolId,
+        subscriber: Subscriber,
+    ) {
         self.bufs.give(subscriber.held);
         // One client may have many thousands, and many may go at once.
         self.spend(TOPIC_EFFORT * subscriber.topics.len());
@@ -245,7 +260,7 @@ impl Engine {
                 Line::Unsubscribed { topic: Some(topic), .. } | Line::Left(Some(topic)) => topic,
                 Line::Unsubscribed { topic: None, .. } | Line::Left(None) => continue,
             };
-            let topics = &mut self.pools[pool as usize].pubsub.topics;
+            let topics = &mut self.pools[pool].pubsub.topics;
             if topics.is_current(topic) {
                 topics.get_mut(topic.index).waiting.told(client);
                 self.leave_if_unwanted(pool, topic.index);

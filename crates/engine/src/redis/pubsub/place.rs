@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use cashew_config::snapshot;
 
 use crate::base::failure::Failure;
-use crate::base::slab::NONE;
+use crate::base::id::{PoolId, ServerId, TopicSlot};
 use crate::engine::Engine;
 use crate::redis::pubsub::topics::{Kind, Place, Readiness, Standing, TopicId};
 use crate::topology::router::Router;
@@ -19,9 +19,9 @@ use crate::upstream::pool::Pool;
 /// Where the topics of a pool will be.
 pub(crate) struct Next {
     /// The pool that has the router to come, and the servers that are not known yet.
-    pub(crate) preparing: u32,
+    pub(crate) preparing: PoolId,
     /// By server to come: which of those in use it is.
-    kept: Vec<Option<u32>>,
+    kept: Vec<Option<ServerId>>,
 }
 
 /// Each server publishes what happens to its own keys.
@@ -35,8 +35,8 @@ fn is_of_every_server(kind: Kind, name: &[u8]) -> bool {
 
 impl Engine {
     /// The topic of that name, which is made and asked for if there is none.
-    pub(crate) fn topic(&mut self, pool_index: u32, kind: Kind, name: &[u8]) -> u32 {
-        let pool = &mut self.pools[pool_index as usize];
+    pub(crate) fn topic(&mut self, pool_index: PoolId, kind: Kind, name: &[u8]) -> TopicSlot {
+        let pool = &mut self.pools[pool_index];
         if let Some(topic) = pool.pubsub.topics.find(kind, name) {
             return topic;
         }
@@ -47,8 +47,8 @@ impl Engine {
     }
 
     /// The servers that have the channel, or each a part of what is published.
-    fn servers_of(&mut self, pool_index: u32, kind: Kind, name: &[u8]) -> Vec<u32> {
-        let Pool { router, config, .. } = &self.pools[pool_index as usize];
+    fn servers_of(&mut self, pool_index: PoolId, kind: Kind, name: &[u8]) -> Vec<ServerId> {
+        let Pool { router, config, .. } = &self.pools[pool_index];
         if is_of_every_server(kind, name) || router.is_random() {
             return heads(router, config);
         }
@@ -56,18 +56,18 @@ impl Engine {
     }
 
     /// Has the topic on the servers where it belongs, and on no others.
-    fn place_topic(&mut self, home: u32, topic: u32) {
-        let state = self.pools[home as usize].pubsub.topics.get(topic);
+    fn place_topic(&mut self, home: PoolId, topic: TopicSlot) {
+        let state = self.pools[home].pubsub.topics.get(topic);
         if state.is_draining {
             return;
         }
         let (kind, name) = (state.kind, state.name.clone());
-        let mut wanted: Vec<(u32, bool, bool)> =
+        let mut wanted: Vec<(ServerId, bool, bool)> =
             self.servers_of(home, kind, &name).into_iter().map(|at| (at, false, false)).collect();
-        if let Some(next) = &self.pools[home as usize].pubsub.next {
+        if let Some(next) = &self.pools[home].pubsub.next {
             let (preparing, kept) = (next.preparing, next.kept.clone());
             for server in self.servers_of(preparing, kind, &name) {
-                let (server, is_preparing) = match kept[server as usize] {
+                let (server, is_preparing) = match kept[server.index()] {
                     Some(old) => (old, false),
                     None => (server, true),
                 };
@@ -79,13 +79,13 @@ impl Engine {
                 }
             }
         }
-        let state = self.pools[home as usize].pubsub.topics.get(topic);
-        let had: Vec<(u32, bool)> =
+        let state = self.pools[home].pubsub.topics.get(topic);
+        let had: Vec<(ServerId, bool)> =
             state.places.iter().map(|place| (place.server, place.is_preparing)).collect();
-        let id = self.pools[home as usize].pubsub.topics.id(topic);
+        let id = self.pools[home].pubsub.topics.id(topic);
         // First there, then not here any more.
         for &(server, is_preparing, is_next) in &wanted {
-            let state = self.pools[home as usize].pubsub.topics.get_mut(topic);
+            let state = self.pools[home].pubsub.topics.get_mut(topic);
             match state.place(server, is_preparing) {
                 Some(place) => place.is_next = is_next,
                 None => {
@@ -106,23 +106,23 @@ impl Engine {
     }
 
     /// The pool that a place of a topic is in.
-    pub(super) fn pool_of(&self, home: u32, is_preparing: bool) -> u32 {
-        match &self.pools[home as usize].pubsub.next {
+    pub(super) fn pool_of(&self, home: PoolId, is_preparing: bool) -> PoolId {
+        match &self.pools[home].pubsub.next {
             Some(next) if is_preparing => next.preparing,
             _ => home,
         }
     }
 
-    fn count_place(&mut self, pool: u32, server: u32, change: i32) {
-        let server = &mut self.pools[pool as usize].servers[server as usize];
+    fn count_place(&mut self, pool: PoolId, server: ServerId, change: i32) {
+        let server = &mut self.pools[pool].servers[server];
         if let Some(feed) = &mut server.feed {
             feed.topics = feed.topics.saturating_add_signed(change);
         }
     }
 
     /// A topic that clients want is not to be on that server any more.
-    fn leave_place(&mut self, home: u32, topic: TopicId, server: u32, is_preparing: bool) {
-        let state = self.pools[home as usize].pubsub.topics.get_mut(topic.index);
+    fn leave_place(&mut self, home: PoolId, topic: TopicId, server: ServerId, is_preparing: bool) {
+        let state = self.pools[home].pubsub.topics.get_mut(topic.index);
         let Some(place) = state.place(server, is_preparing) else { return };
         let is_known = matches!(place.standing, Standing::Asked(_) | Standing::Subscribed);
         let pool = self.pool_of(home, is_preparing);
@@ -132,9 +132,15 @@ impl Engine {
         self.remove_place(home, topic.index, server, is_preparing);
     }
 
-    pub(crate) fn remove_place(&mut self, home: u32, topic: u32, server: u32, is_preparing: bool) {
+    pub(crate) fn remove_place(
+        &mut self,
+        home: PoolId,
+        topic: TopicSlot,
+        server: ServerId,
+        is_preparing: bool,
+    ) {
         let pool = self.pool_of(home, is_preparing);
-        let state = self.pools[home as usize].pubsub.topics.get_mut(topic);
+        let state = self.pools[home].pubsub.topics.get_mut(topic);
         let before = state.places.len();
         state.places.retain(|place| !place.is_at(server, is_preparing));
         if state.places.len() < before {
@@ -144,15 +150,15 @@ impl Engine {
 
     /// Lets go of a topic that nobody wants any more. Returns it if servers have yet to say that they
     /// have forgotten it.
-    pub(crate) fn leave_if_unwanted(&mut self, home: u32, topic: u32) -> Option<TopicId> {
-        let topics = &mut self.pools[home as usize].pubsub.topics;
+    pub(crate) fn leave_if_unwanted(&mut self, home: PoolId, topic: TopicSlot) -> Option<TopicId> {
+        let topics = &mut self.pools[home].pubsub.topics;
         let state = topics.get(topic);
         if state.is_wanted() || state.is_draining {
             return None;
         }
         // While it has its name.
         self.notify_audience(home, topic);
-        let topics = &mut self.pools[home as usize].pubsub.topics;
+        let topics = &mut self.pools[home].pubsub.topics;
         topics.begin_draining(topic);
         let id = topics.id(topic);
         for place in topics.get(topic).places.clone() {
@@ -160,7 +166,7 @@ impl Engine {
             let pool = self.pool_of(home, is_preparing);
             let is_known = matches!(standing, Standing::Asked(_) | Standing::Subscribed);
             if is_known && self.ask_to_forget(pool, server, id) {
-                let state = self.pools[home as usize].pubsub.topics.get_mut(topic);
+                let state = self.pools[home].pubsub.topics.get_mut(topic);
                 let place = state.place(server, is_preparing).expect("it is being asked there");
                 place.standing = Standing::Leaving;
             } else {
@@ -172,14 +178,14 @@ impl Engine {
     }
 
     /// Forgets a topic that no server has any more. Returns whether it is gone.
-    pub(crate) fn forget_if_gone(&mut self, home: u32, topic: u32) -> bool {
-        let topics = &mut self.pools[home as usize].pubsub.topics;
+    pub(crate) fn forget_if_gone(&mut self, home: PoolId, topic: TopicSlot) -> bool {
+        let topics = &mut self.pools[home].pubsub.topics;
         let state = topics.get(topic);
         if !state.is_draining || !state.places.is_empty() {
             return false;
         }
         self.dismiss_leavers(home, topic);
-        let state = self.pools[home as usize].pubsub.topics.remove(topic);
+        let state = self.pools[home].pubsub.topics.remove(topic);
         self.bufs.discharge(state.size());
         for client in state.waiting.clients() {
             self.answer_pending(client);
@@ -189,8 +195,8 @@ impl Engine {
     }
 
     /// What can be said to who wants to be subscribed.
-    pub(crate) fn readiness(&self, home: u32, topic: u32) -> Readiness {
-        let pool = &self.pools[home as usize];
+    pub(crate) fn readiness(&self, home: PoolId, topic: TopicSlot) -> Readiness {
+        let pool = &self.pools[home];
         let state = pool.pubsub.topics.get(topic);
         let (mut is_subscribed, mut why) = (false, Failure::NoServer);
         for place in state.places.iter().filter(|place| !place.is_next) {
@@ -210,12 +216,12 @@ impl Engine {
     }
 
     /// Why a server cannot be asked, unless that is only a matter of time.
-    fn absence(&self, home: u32, place: &Place) -> Option<Failure> {
-        let pool = &self.pools[self.pool_of(home, place.is_preparing) as usize];
-        let feed = pool.servers[place.server as usize].feed.as_deref();
+    fn absence(&self, home: PoolId, place: &Place) -> Option<Failure> {
+        let pool = &self.pools[self.pool_of(home, place.is_preparing)];
+        let feed = pool.servers[place.server].feed.as_deref();
         let Some(feed) = feed else { return Some(Failure::NoServer) };
         let lane = self.lane(feed.lane);
-        if pool.servers[place.server as usize].is_silent() {
+        if pool.servers[place.server].is_silent() {
             return Some(Failure::Silent);
         }
         match lane.link {
@@ -225,13 +231,13 @@ impl Engine {
     }
 
     /// Another ring places keys: topics follow.
-    pub(crate) fn place_topics(&mut self, home: u32) {
-        for topic in self.pools[home as usize].pubsub.topics.indices() {
+    pub(crate) fn place_topics(&mut self, home: PoolId) {
+        for topic in self.pools[home].pubsub.topics.indices() {
             self.place_topic(home, topic);
         }
         self.notify_audiences(home);
-        for id in self.pools[home as usize].pubsub.topics.ids() {
-            let topics = &self.pools[home as usize].pubsub.topics;
+        for id in self.pools[home].pubsub.topics.ids() {
+            let topics = &self.pools[home].pubsub.topics;
             if topics.is_current(id) && !topics.get(id.index).waiting.is_empty() {
                 self.notify_waiting(home, id.index);
             }
@@ -239,75 +245,80 @@ impl Engine {
     }
 
     /// The pool is to be replaced by another one: what moves is subscribed there beforehand.
-    pub(crate) fn prepare_topics(&mut self, home: u32, preparing: u32, kept: &[Option<u32>]) {
-        self.pools[preparing as usize].pubsub.home = home;
-        self.pools[home as usize].pubsub.next = Some(Next { preparing, kept: kept.to_vec() });
+    pub(crate) fn prepare_topics(
+        &mut self,
+        home: PoolId,
+        preparing: PoolId,
+        kept: &[Option<ServerId>],
+    ) {
+        self.pools[preparing].pubsub.home = home;
+        self.pools[home].pubsub.next = Some(Next { preparing, kept: kept.to_vec() });
         self.place_topics(home);
     }
 
     /// The pool is not to be replaced after all.
-    pub(crate) fn abort_topics(&mut self, home: u32) {
+    pub(crate) fn abort_topics(&mut self, home: PoolId) {
         // While it is known what is coming, so that it can be left.
-        for topic in self.pools[home as usize].pubsub.topics.indices() {
-            let topics = &self.pools[home as usize].pubsub.topics;
+        for topic in self.pools[home].pubsub.topics.indices() {
+            let topics = &self.pools[home].pubsub.topics;
             let (id, places) = (topics.id(topic), topics.get(topic).places.clone());
             for place in places.iter().filter(|place| place.is_next || place.is_preparing) {
                 self.leave_place(home, id, place.server, place.is_preparing);
             }
             self.forget_if_gone(home, topic);
         }
-        if let Some(next) = self.pools[home as usize].pubsub.next.take() {
-            self.pools[next.preparing as usize].pubsub.home = NONE;
+        if let Some(next) = self.pools[home].pubsub.next.take() {
+            self.pools[next.preparing].pubsub.home = PoolId::NONE;
         }
     }
 
     /// The pool has been replaced: servers have other numbers, and topics are where they will be.
-    pub(crate) fn commit_topics(&mut self, home: u32) {
-        let pubsub = &mut self.pools[home as usize].pubsub;
-        pubsub.home = NONE;
+    pub(crate) fn commit_topics(&mut self, home: PoolId) {
+        let pubsub = &mut self.pools[home].pubsub;
+        pubsub.home = PoolId::NONE;
         let Some(Next { kept, .. }) = pubsub.next.take() else {
             return self.notify_audiences(home);
         };
-        let new_place = |old: u32| kept.iter().position(|&kept| kept == Some(old));
+        let new_place = |old: ServerId| kept.iter().position(|&kept| kept == Some(old));
         for topic in pubsub.topics.indices() {
             pubsub.topics.get_mut(topic).places.retain_mut(|place| {
                 let server = match place.is_preparing {
-                    true => Some(place.server as usize),
+                    true => Some(place.server.index()),
                     false => new_place(place.server),
                 };
                 (place.is_preparing, place.is_next) = (false, false);
-                place.server = server.map_or(NONE, |server| server as u32);
+                place.server = server.map_or(ServerId::NONE, |server| ServerId::new(server as u32));
                 server.is_some()
             });
         }
-        for topic in self.pools[home as usize].pubsub.topics.indices() {
+        for topic in self.pools[home].pubsub.topics.indices() {
             self.forget_if_gone(home, topic);
         }
         self.place_topics(home);
     }
 
     /// Tells other workers of all topics: they are on other servers, or it is told elsewhere from now on.
-    fn notify_audiences(&self, home: u32) {
-        for topic in self.pools[home as usize].pubsub.topics.indices() {
+    fn notify_audiences(&self, home: PoolId) {
+        for topic in self.pools[home].pubsub.topics.indices() {
             self.notify_audience(home, topic);
         }
     }
 
     /// Forgets all topics of a pool that has no clients any more.
-    pub(crate) fn drop_topics(&mut self, pool: u32) {
-        for topic in self.pools[pool as usize].pubsub.topics.indices() {
-            let state = self.pools[pool as usize].pubsub.topics.get(topic);
+    pub(crate) fn drop_topics(&mut self, pool: PoolId) {
+        for topic in self.pools[pool].pubsub.topics.indices() {
+            let state = self.pools[pool].pubsub.topics.get(topic);
             debug_assert!(state.subscribers.is_empty(), "the pool has no clients");
             self.bufs.discharge(state.size());
         }
-        let pool = &mut self.pools[pool as usize];
+        let pool = &mut self.pools[pool];
         pool.pubsub = super::PubSub::new(&pool.config.name);
     }
 }
 
 /// The servers of which each may publish something of its own, none of them twice.
-fn heads(router: &Router, config: &snapshot::Pool) -> Vec<u32> {
+fn heads(router: &Router, config: &snapshot::Pool) -> Vec<ServerId> {
     let mut seen = HashSet::new();
-    let is_new = |&server: &u32| seen.insert(&config.servers[server as usize].endpoint);
+    let is_new = |&server: &ServerId| seen.insert(&config.servers[server.index()].endpoint);
     router.heads().filter(is_new).collect()
 }

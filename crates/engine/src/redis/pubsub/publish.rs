@@ -15,7 +15,7 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{Access, Command, Fan, glob_matches};
 use cashew_protocol::resp::{self, Reply, ReplyScanner, Scan, encode};
 
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, PoolId, RequestId, ServerId, TopicSlot};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::redis::pubsub::topics::{Kind, Place, Standing};
@@ -33,7 +33,7 @@ pub(crate) enum Correction {
 /// A message that is published, and how many more hear it than its server counts.
 #[derive(Debug)]
 pub(crate) struct Counted {
-    server: u32,
+    server: ServerId,
     kind: Kind,
     channel: Box<[u8]>,
     more: i32,
@@ -41,13 +41,13 @@ pub(crate) struct Counted {
 
 impl Engine {
     /// The server that a channel belongs to. It publishes what is published there.
-    pub(crate) fn channel_server(&mut self, pool: u32, channel: &[u8]) -> Option<u32> {
+    pub(crate) fn channel_server(&mut self, pool: PoolId, channel: &[u8]) -> Option<ServerId> {
         self.route(pool, channel, Access::None)
     }
 
     pub(crate) fn publish(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
@@ -55,13 +55,13 @@ impl Engine {
         let channel = args[1].of(bytes);
         let kind = if command.name == "spublish" { Kind::Shard } else { Kind::Channel };
         let pool = self.clients[client].pool;
-        let topics = &self.pools[pool as usize].pubsub.topics;
+        let topics = &self.pools[pool].pubsub.topics;
         if topics.has_draining(kind, channel) && self.must_wait_to_publish(client) {
             return Plan::Wait;
         }
         if kind == Kind::Channel {
             // It is held against every pattern, now and when it is answered.
-            let topics = &self.pools[pool as usize].pubsub.topics;
+            let topics = &self.pools[pool].pubsub.topics;
             let patterns = topics.patterns().map(|topic| topics.get(topic).name.len());
             let looked_at: usize = patterns.map(|size| size + channel.len()).sum();
             self.spend(2 * looked_at);
@@ -79,10 +79,10 @@ impl Engine {
     }
 
     /// What is to be added to the number of those who heard, as the server counts them.
-    fn correction(&self, pool: u32, server: u32, kind: Kind, channel: &[u8]) -> i32 {
-        let pubsub = &self.pools[pool as usize].pubsub;
+    fn correction(&self, pool: PoolId, server: ServerId, kind: Kind, channel: &[u8]) -> i32 {
+        let pubsub = &self.pools[pool].pubsub;
         let topics = &pubsub.topics;
-        let correction = |topic: u32| {
+        let correction = |topic: TopicSlot| {
             let topic = topics.get(topic);
             let is_here = topic
                 .places
@@ -111,8 +111,8 @@ impl Engine {
     }
 
     /// Tells other workers how many clients the subscription to a topic stands for.
-    pub(crate) fn notify_audience(&self, home: u32, topic: u32) {
-        let Pool { pubsub, standing, .. } = &self.pools[home as usize];
+    pub(crate) fn notify_audience(&self, home: PoolId, topic: TopicSlot) {
+        let Pool { pubsub, standing, .. } = &self.pools[home];
         if self.workers <= 1 || *standing != pool::Standing::InUse {
             return;
         }
@@ -132,9 +132,9 @@ impl Engine {
 
     /// Has a client wait that is about to ask for who is subscribed, since servers do not know yet
     /// what has been left before. It waits once: others may go on leaving.
-    fn must_wait_to_publish(&mut self, client: u32) -> bool {
+    fn must_wait_to_publish(&mut self, client: ClientId) -> bool {
         let conn = self.client_conn(client);
-        let pubsub = &mut self.pools[self.clients[client].pool as usize].pubsub;
+        let pubsub = &mut self.pools[self.clients[client].pool].pubsub;
         if let Some(at) = pubsub.deferred.iter().position(|&other| other == conn) {
             pubsub.deferred.swap_remove(at);
             return false;
@@ -146,16 +146,16 @@ impl Engine {
     }
 
     /// A server has forgotten what was left: those who wait for that try again.
-    pub(crate) fn wake_publishers(&mut self, pool: u32) {
-        let pubsub = &mut self.pools[pool as usize].pubsub;
+    pub(crate) fn wake_publishers(&mut self, pool: PoolId) {
+        let pubsub = &mut self.pools[pool].pubsub;
         if pubsub.publishers.is_empty() {
             return;
         }
         let woken = std::mem::take(&mut pubsub.publishers);
         pubsub.deferred.clone_from(&woken);
         for conn in woken {
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.unblock(conn.index());
+            if self.clients.is_current(conn.client(), conn.generation()) {
+                self.unblock(conn.client());
             }
         }
     }
@@ -163,14 +163,14 @@ impl Engine {
     /// PUBSUB NUMSUB and SHARDNUMSUB, PUBSUB NUMPAT and the like: what servers say, corrected.
     pub(crate) fn pubsub_redis(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &'static Command,
         fan: Fan,
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
         let pool = self.clients[client].pool;
-        let has_draining = self.pools[pool as usize].pubsub.topics.has_any_draining();
+        let has_draining = self.pools[pool].pubsub.topics.has_any_draining();
         if has_draining && self.must_wait_to_publish(client) {
             return Plan::Wait;
         }
@@ -192,7 +192,7 @@ impl Engine {
             }
             Plan::Done => {
                 let request = self.clients[client].tail;
-                if request != NONE
+                if request != RequestId::NONE
                     && let Role::Parent { merge, .. } = &mut self.requests[request].role
                 {
                     *merge = Merge::Numsub(corrections);
@@ -205,7 +205,7 @@ impl Engine {
 
     /// The reply that a server gave, with the numbers that it should have.
     #[cold]
-    pub(crate) fn correct_reply(&mut self, index: u32, reply: Vec<u8>) -> Vec<u8> {
+    pub(crate) fn correct_reply(&mut self, index: RequestId, reply: Vec<u8>) -> Vec<u8> {
         let request = &mut self.requests[index];
         let (client, pool) = (request.client, request.pool);
         let Role::Counted(correction) = std::mem::replace(&mut request.role, Role::Single) else {
@@ -225,7 +225,7 @@ impl Engine {
             self.bufs.give(corrected);
             return reply;
         }
-        if client != NONE {
+        if client != ClientId::NONE {
             let held = &mut self.clients[client].held;
             *held = *held - reply.len() as u64 + corrected.len() as u64;
         }
@@ -234,8 +234,8 @@ impl Engine {
     }
 
     /// What is to be added to the number of a channel's subscribers, over all servers.
-    fn audience_correction(&self, pool: u32, kind: Kind, channel: &[u8]) -> i32 {
-        let pubsub = &self.pools[pool as usize].pubsub;
+    fn audience_correction(&self, pool: PoolId, kind: Kind, channel: &[u8]) -> i32 {
+        let pubsub = &self.pools[pool].pubsub;
         let here = pubsub.topics.find(kind, channel).map_or(0, |topic| {
             let topic = pubsub.topics.get(topic);
             let subscribed = |place: &&Place| place.standing == Standing::Subscribed;

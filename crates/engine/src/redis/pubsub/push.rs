@@ -7,8 +7,7 @@
 use cashew_metrics::PoolCounter;
 use cashew_protocol::resp::{self, Reply};
 
-use crate::base::id::ConnId;
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, ConnId, LaneId, RequestId, TopicSlot};
 use crate::base::time::Time;
 use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
@@ -71,11 +70,11 @@ impl<'a> Incoming<'a> {
 
 impl Engine {
     /// Copies a message to all who are subscribed to the topic.
-    pub(crate) fn spread(&mut self, lane: u32, kind: Kind, topic: &[u8], message: &[u8]) {
+    pub(crate) fn spread(&mut self, lane: LaneId, kind: Kind, topic: &[u8], message: &[u8]) {
         let source = self.source_of(lane);
-        let topics = &self.pools[source.home as usize].pubsub.topics;
+        let topics = &self.pools[source.home].pubsub.topics;
         let named = topics.find(kind, topic);
-        let is_left_here = |&index: &u32| {
+        let is_left_here = |&index: &TopicSlot| {
             let topic = topics.get(index);
             let mut places = topic.places.iter();
             !topic.subscribers.is_empty()
@@ -89,24 +88,25 @@ impl Engine {
         }
     }
 
-    fn spread_to(&mut self, source: Source, index: u32, message: &[u8]) {
+    fn spread_to(&mut self, source: Source, index: TopicSlot, message: &[u8]) {
         // Those for whom there is no room are closed before each has its copy, not after.
         let room = self.buffers_max();
-        let pool = &mut self.pools[source.home as usize];
+        let pool = &mut self.pools[source.home];
         let limits = pool.limits;
         let allowed = limits.pubsub_output_max.min(limits.client_output_max);
         let subscribers = &pool.pubsub.topics.get(index).subscribers;
         let (mut overflowed, mut shed) = (Vec::new(), Vec::new());
         for &client in subscribers {
             let (owner, generation) = self.clients.entry(client);
-            let conn = ConnId::client(client, generation);
+            let conn = ConnId::of_client(client, generation);
             if self.bufs.held() + message.len() > room {
                 shed.push(conn);
                 continue;
             }
             let kind: &[u8] =
                 if owner.session.wire_protocol == WireProtocol::Resp3 { b">" } else { b"*" };
-            let is_amid_reply = owner.head != NONE && self.requests[owner.head].streaming;
+            let is_amid_reply =
+                owner.head != RequestId::NONE && self.requests[owner.head].streaming;
             if is_amid_reply {
                 let subscriber = owner.modes.subscriber().expect("it is subscribed");
                 self.bufs.reserve(&mut subscriber.held, message.len());
@@ -137,9 +137,9 @@ impl Engine {
     }
 
     /// A message of the topic was larger than anybody may be sent: they would have missed it.
-    pub(crate) fn overflow_subscribers(&mut self, lane: u32, start: &[u8]) {
+    pub(crate) fn overflow_subscribers(&mut self, lane: LaneId, start: &[u8]) {
         let source = self.source_of(lane);
-        let topics = &self.pools[source.home as usize].pubsub.topics;
+        let topics = &self.pools[source.home].pubsub.topics;
         let topic = topic_of_start(start).and_then(|(kind, topic)| topics.find(kind, topic));
         if let Some(topic) = topic {
             let subscribers = topics.get(topic).subscribers.iter();
@@ -150,18 +150,18 @@ impl Engine {
 
     pub(crate) fn cut_all(&mut self, clients: Vec<ConnId>, counter: PoolCounter) {
         for conn in clients {
-            if self.clients.is_current(conn.index(), conn.generation()) {
-                self.cut_client(conn.index(), counter);
+            if self.clients.is_current(conn.client(), conn.generation()) {
+                self.cut_client(conn.client(), counter);
             }
         }
     }
 
     /// Writes the messages that waited for the end of a reply, if it has come.
     #[cold]
-    pub(crate) fn release_held(&mut self, client: u32) {
+    pub(crate) fn release_held(&mut self, client: ClientId) {
         let owner = &mut self.clients[client];
         let Some(subscriber) = owner.modes.subscriber() else { return };
-        let is_amid_reply = owner.head != NONE && self.requests[owner.head].streaming;
+        let is_amid_reply = owner.head != RequestId::NONE && self.requests[owner.head].streaming;
         if subscriber.held.is_empty() || is_amid_reply {
             return;
         }
@@ -173,12 +173,12 @@ impl Engine {
 
     /// Cuts clients for which too much has waited for too long. To be called once a second.
     pub(crate) fn maintain_strained(&mut self) {
-        for pool in 0..self.pools.len() {
+        for pool in self.pools.ids() {
             let limits = self.pools[pool].limits;
             let strained = std::mem::take(&mut self.pools[pool].pubsub.strained);
             let mut still = Vec::new();
             for conn in strained {
-                let (index, now) = (conn.index(), self.now);
+                let (index, now) = (conn.client(), self.now);
                 if !self.clients.is_current(index, conn.generation()) {
                     continue;
                 }
@@ -225,8 +225,8 @@ fn topic_of_start(start: &[u8]) -> Option<(Kind, &[u8])> {
 impl Engine {
     /// Whether the message also comes on another feed: a server that the topic moves to may be the
     /// one it is on, by another name or another password.
-    fn is_heard_twice(&self, source: Source, topic: u32) -> bool {
-        let pool = &self.pools[source.home as usize];
+    fn is_heard_twice(&self, source: Source, topic: TopicSlot) -> bool {
+        let pool = &self.pools[source.home];
         let Some(next) = &pool.pubsub.next else { return false };
         let places = &pool.pubsub.topics.get(topic).places;
         let is_next = |place: &&crate::redis::pubsub::topics::Place| {
@@ -236,13 +236,13 @@ impl Engine {
             return false;
         }
         let endpoint = match source.is_preparing {
-            true => &self.pools[next.preparing as usize].config.servers[source.server as usize],
-            false => &pool.config.servers[source.server as usize],
+            true => &self.pools[next.preparing].config.servers[source.server.index()],
+            false => &pool.config.servers[source.server.index()],
         };
         places
             .iter()
             .filter(|place| !place.is_next)
-            .any(|place| pool.config.servers[place.server as usize].endpoint == endpoint.endpoint)
+            .any(|place| pool.config.servers[place.server.index()].endpoint == endpoint.endpoint)
     }
 }
 

@@ -7,6 +7,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::{Command, Local, Rule, SessionRule, Subscription};
 use cashew_protocol::resp::encode;
 
+use crate::base::id::{ClientId, PoolId, RequestId, TopicSlot};
 use crate::base::time::Time;
 use crate::downstream::receive::Plan;
 use crate::downstream::session_params::WireProtocol;
@@ -22,7 +23,7 @@ const PATTERN_MAX: usize = 1024;
 /// What a client that is subscribed to anything has more than others.
 pub(crate) struct Subscriber {
     /// By topic.
-    pub(super) topics: BTreeMap<u32, Membership>,
+    pub(super) topics: BTreeMap<TopicSlot, Membership>,
     /// By kind, without those that are being left.
     pub(super) counts: [u32; 3],
     /// The request that is being answered.
@@ -45,10 +46,10 @@ pub(super) struct Membership {
 /// A request whose answers are given one after the other, as servers confirm. It is its client's
 /// only one.
 pub(super) struct Pending {
-    pub(super) request: u32,
+    pub(super) request: RequestId,
     pub(super) lines: VecDeque<Line>,
     /// Topics that the client leaves and others do not.
-    pub(super) left: Vec<u32>,
+    pub(super) left: Vec<TopicSlot>,
     /// Servers that have yet to say that what they published before has come: see
     /// [`Engine::ask_for_mark`].
     pub(super) marks: u32,
@@ -106,7 +107,7 @@ impl Engine {
     /// come by different connections.
     pub(crate) fn subscription(
         &mut self,
-        client: u32,
+        client: ClientId,
         which: Subscription,
         bytes: &[u8],
         args: &[Span],
@@ -128,7 +129,7 @@ impl Engine {
     /// The error for a command that a client may not give while it is subscribed.
     pub(crate) fn refused_while_subscribed(
         &self,
-        client: u32,
+        client: ClientId,
         command: &Command,
     ) -> Option<String> {
         let owner = &self.clients[client];
@@ -151,7 +152,7 @@ impl Engine {
     }
 
     /// Whether PING is answered as a message, which who only waits for messages can read.
-    pub(crate) fn is_pinged_as_subscriber(&self, client: u32) -> bool {
+    pub(crate) fn is_pinged_as_subscriber(&self, client: ClientId) -> bool {
         let owner = &self.clients[client];
         owner.session.wire_protocol == WireProtocol::Resp2
             && owner
@@ -163,7 +164,7 @@ impl Engine {
 
     fn subscribe<'n>(
         &mut self,
-        client: u32,
+        client: ClientId,
         kind: Kind,
         names: impl ExactSizeIterator<Item = &'n [u8]> + Clone,
     ) -> Plan {
@@ -175,7 +176,7 @@ impl Engine {
         let mut lines = VecDeque::with_capacity(names.len());
         for name in names {
             let topic = self.topic(pool, kind, name);
-            let topics = &mut self.pools[pool as usize].pubsub.topics;
+            let topics = &mut self.pools[pool].pubsub.topics;
             topics.get_mut(topic).waiting.add(client);
             lines.push_back(Line::Subscribe(topics.id(topic)));
         }
@@ -186,11 +187,11 @@ impl Engine {
     /// The error when the client, or all together, would have too many subscriptions.
     fn too_many<'n>(
         &self,
-        client: u32,
+        client: ClientId,
         kind: Kind,
         mut names: impl ExactSizeIterator<Item = &'n [u8]>,
     ) -> Option<&'static str> {
-        let pool = &self.pools[self.clients[client].pool as usize];
+        let pool = &self.pools[self.clients[client].pool];
         let limits = &pool.limits;
         let own = self.clients[client].modes.subscriber.as_deref().map_or(0, |s| s.topics.len());
         let more = names.len();
@@ -211,10 +212,10 @@ impl Engine {
     /// Of the topics that the client leaves, those in `left` have other subscribers.
     pub(super) fn begin_pending(
         &mut self,
-        client: u32,
-        request: u32,
+        client: ClientId,
+        request: RequestId,
         lines: VecDeque<Line>,
-        left: Vec<u32>,
+        left: Vec<TopicSlot>,
     ) {
         let owner = &mut self.clients[client];
         owner.off_fast_path = true;
@@ -228,9 +229,9 @@ impl Engine {
         self.answer_pending(client);
     }
 
-    pub(crate) fn topics_of(&self, client: u32, kind: Kind) -> Vec<u32> {
+    pub(crate) fn topics_of(&self, client: ClientId, kind: Kind) -> Vec<TopicSlot> {
         let owner = &self.clients[client];
-        let topics = &self.pools[owner.pool as usize].pubsub.topics;
+        let topics = &self.pools[owner.pool].pubsub.topics;
         let subscribed =
             owner.modes.subscriber.iter().flat_map(|subscriber| subscriber.topics.iter());
         subscribed
@@ -241,7 +242,7 @@ impl Engine {
             .collect()
     }
 
-    pub(super) fn subscriptions(&self, client: u32, kind: Kind) -> u32 {
+    pub(super) fn subscriptions(&self, client: ClientId, kind: Kind) -> u32 {
         self.clients[client]
             .modes
             .subscriber
@@ -250,9 +251,9 @@ impl Engine {
     }
 
     /// Makes a client one of the topic's subscribers, unless it is already.
-    fn join_topic(&mut self, client: u32, topic: u32) {
+    fn join_topic(&mut self, client: ClientId, topic: TopicSlot) {
         let owner = &mut self.clients[client];
-        let pool = &mut self.pools[owner.pool as usize];
+        let pool = &mut self.pools[owner.pool];
         let topics = &mut pool.pubsub.topics;
         let subscriber = owner.modes.subscriber().expect("it is being subscribed");
         if subscriber.topics.contains_key(&topic) {
@@ -271,7 +272,7 @@ impl Engine {
     }
 
     /// Writes what can be said of the request that is being answered.
-    pub(crate) fn answer_pending(&mut self, client: u32) {
+    pub(crate) fn answer_pending(&mut self, client: ClientId) {
         loop {
             let owner = &self.clients[client];
             let pool = owner.pool;
@@ -281,7 +282,7 @@ impl Engine {
             let (topic, readiness) = match line {
                 Line::Subscribe(topic) => (Some(*topic), self.readiness(pool, topic.index)),
                 Line::Unsubscribed { .. } | Line::Left(_) => {
-                    let topics = &self.pools[pool as usize].pubsub.topics;
+                    let topics = &self.pools[pool].pubsub.topics;
                     let is_left = |topic| !topics.is_current(topic);
                     match pending.marks == 0 && line.left().is_none_or(is_left) {
                         true => (None, Readiness::Subscribed),
@@ -309,14 +310,14 @@ impl Engine {
     }
 
     /// The client is subscribed to the topic, or could not be.
-    fn subscribed(&mut self, client: u32, topic: TopicId, readiness: Readiness) {
+    fn subscribed(&mut self, client: ClientId, topic: TopicId, readiness: Readiness) {
         let pool = self.clients[client].pool;
-        let topics = &mut self.pools[pool as usize].pubsub.topics;
+        let topics = &mut self.pools[pool].pubsub.topics;
         topics.get_mut(topic.index).waiting.told(client);
         match readiness {
             Readiness::Subscribed => {
                 self.join_topic(client, topic.index);
-                let state = self.pools[pool as usize].pubsub.topics.get(topic.index);
+                let state = self.pools[pool].pubsub.topics.get(topic.index);
                 let (kind, name) = (state.kind, state.name.clone());
                 let count = self.subscriptions(client, kind);
                 self.confirm(client, kind.subscribe(), Some(&name), count);
@@ -339,7 +340,7 @@ impl Engine {
     }
 
     /// Tells a client of a subscription that began or ended.
-    fn confirm(&mut self, client: u32, verb: &[u8], name: Option<&[u8]>, count: u32) {
+    fn confirm(&mut self, client: ClientId, verb: &[u8], name: Option<&[u8]>, count: u32) {
         let owner = &mut self.clients[client];
         let kind = if owner.session.wire_protocol == WireProtocol::Resp3 { b'>' } else { b'*' };
         let is_resp3 = kind == b'>';
@@ -358,7 +359,7 @@ impl Engine {
     }
 
     /// All is said.
-    fn end_pending(&mut self, client: u32) {
+    fn end_pending(&mut self, client: ClientId) {
         let owner = &mut self.clients[client];
         let Some(subscriber) = owner.modes.subscriber() else { return };
         let Some(pending) = subscriber.pending.take() else { return };
@@ -370,7 +371,7 @@ impl Engine {
     }
 
     /// The client is like any other again.
-    pub(super) fn end_subscriber(&mut self, client: u32) {
+    pub(super) fn end_subscriber(&mut self, client: ClientId) {
         let owner = &mut self.clients[client];
         let Some(subscriber) = owner.modes.end_subscriber() else { return };
         owner.held -= subscriber.held.len() as u64;
@@ -381,15 +382,15 @@ impl Engine {
     }
 
     /// Tells those who wait for news of the topic.
-    pub(crate) fn notify_waiting(&mut self, pool: u32, topic: u32) {
-        let waiting = self.pools[pool as usize].pubsub.topics.get(topic).waiting.clients();
+    pub(crate) fn notify_waiting(&mut self, pool: PoolId, topic: TopicSlot) {
+        let waiting = self.pools[pool].pubsub.topics.get(topic).waiting.clients();
         for client in waiting {
             self.answer_pending(client);
         }
     }
 
     /// Whether the client is told what comes from elsewhere, which another worker would miss.
-    pub(crate) fn is_pinned(&self, client: u32) -> bool {
+    pub(crate) fn is_pinned(&self, client: ClientId) -> bool {
         let modes = &self.clients[client].modes;
         modes.subscriber.is_some() || modes.monitor.is_some()
     }

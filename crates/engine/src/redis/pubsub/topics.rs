@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cashew_protocol::redis::glob_matches;
 
 use crate::base::failure::Failure;
+use crate::base::id::{ClientId, ServerId, TopicSlot};
 use crate::base::slab::Slab;
 
 /// What a topic takes beside its name: its slot, its entry among the names, its place on a server
@@ -44,7 +45,7 @@ impl Kind {
 /// Names a topic as long as there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TopicId {
-    pub(crate) index: u32,
+    pub(crate) index: TopicSlot,
     generation: u32,
 }
 
@@ -52,7 +53,7 @@ pub(crate) struct Topic {
     pub(crate) kind: Kind,
     pub(crate) name: Arc<[u8]>,
     /// Clients that get its messages.
-    pub(crate) subscribers: Vec<u32>,
+    pub(crate) subscribers: Vec<ClientId>,
     /// How many of them have asked for no more, and still get what was published before.
     pub(crate) leavers: u32,
     /// Clients that are to be told something about it: that they are subscribed, or while it is
@@ -70,14 +71,14 @@ pub(crate) struct Topic {
 #[derive(Default)]
 pub(crate) struct Waiting {
     /// By client: its place in the order of coming, and how often it is to be told.
-    clients: HashMap<u32, (u64, u32)>,
+    clients: HashMap<ClientId, (u64, u32)>,
     next: u64,
 }
 
 /// A server that has a topic, or should.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    pub(crate) server: u32,
+    pub(crate) server: ServerId,
     /// The server is one of the pool that is being prepared.
     pub(crate) is_preparing: bool,
     /// It is to have the topic from the next epoch on.
@@ -108,11 +109,11 @@ pub(crate) enum Readiness {
 }
 
 pub(crate) struct Topics {
-    slots: Slab<Topic>,
+    slots: Slab<TopicSlot, Topic>,
     /// By kind.
-    names: [HashMap<Arc<[u8]>, u32>; 3],
+    names: [HashMap<Arc<[u8]>, TopicSlot>; 3],
     /// By kind: names of topics that are leaving, and the topics that have them.
-    draining: [HashMap<Arc<[u8]>, Vec<u32>>; 3],
+    draining: [HashMap<Arc<[u8]>, Vec<TopicSlot>>; 3],
     /// How many subscriptions clients have, all together.
     pub(crate) subscriptions: u64,
 }
@@ -133,11 +134,11 @@ impl Topics {
         self.slots.len()
     }
 
-    pub(crate) fn find(&self, kind: Kind, name: &[u8]) -> Option<u32> {
+    pub(crate) fn find(&self, kind: Kind, name: &[u8]) -> Option<TopicSlot> {
         self.names[kind as usize].get(name).copied()
     }
 
-    pub(crate) fn insert(&mut self, kind: Kind, name: &[u8]) -> u32 {
+    pub(crate) fn insert(&mut self, kind: Kind, name: &[u8]) -> TopicSlot {
         let name: Arc<[u8]> = name.into();
         let (index, _) = self.slots.insert(Topic {
             kind,
@@ -152,7 +153,7 @@ impl Topics {
         index
     }
 
-    pub(crate) fn id(&self, index: u32) -> TopicId {
+    pub(crate) fn id(&self, index: TopicSlot) -> TopicId {
         TopicId { index, generation: self.slots.generation(index) }
     }
 
@@ -160,16 +161,16 @@ impl Topics {
         self.slots.is_current(id.index, id.generation)
     }
 
-    pub(crate) fn get(&self, index: u32) -> &Topic {
+    pub(crate) fn get(&self, index: TopicSlot) -> &Topic {
         &self.slots[index]
     }
 
-    pub(crate) fn get_mut(&mut self, index: u32) -> &mut Topic {
+    pub(crate) fn get_mut(&mut self, index: TopicSlot) -> &mut Topic {
         &mut self.slots[index]
     }
 
     /// Takes its name away from a topic that nobody wants.
-    pub(crate) fn begin_draining(&mut self, index: u32) {
+    pub(crate) fn begin_draining(&mut self, index: TopicSlot) {
         let topic = self.get_mut(index);
         topic.is_draining = true;
         let (kind, name) = (topic.kind, topic.name.clone());
@@ -178,7 +179,7 @@ impl Topics {
     }
 
     /// Those of that name that nobody wants any more.
-    pub(crate) fn draining(&self, kind: Kind, name: &[u8]) -> &[u32] {
+    pub(crate) fn draining(&self, kind: Kind, name: &[u8]) -> &[TopicSlot] {
         let draining = &self.draining[kind as usize];
         match draining.is_empty() {
             true => &[],
@@ -197,7 +198,7 @@ impl Topics {
         self.draining.iter().any(|draining| !draining.is_empty())
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> Topic {
+    pub(crate) fn remove(&mut self, index: TopicSlot) -> Topic {
         let topic = self.slots.remove(index);
         debug_assert!(topic.is_draining && topic.subscribers.is_empty());
         let draining = &mut self.draining[topic.kind as usize];
@@ -210,7 +211,7 @@ impl Topics {
         topic
     }
 
-    pub(crate) fn indices(&self) -> Vec<u32> {
+    pub(crate) fn indices(&self) -> Vec<TopicSlot> {
         self.slots.indices().collect()
     }
 
@@ -219,7 +220,7 @@ impl Topics {
     }
 
     /// Patterns that clients want.
-    pub(crate) fn patterns(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn patterns(&self) -> impl Iterator<Item = TopicSlot> {
         self.names[Kind::Pattern as usize].values().copied()
     }
 
@@ -249,7 +250,7 @@ impl Topic {
         has_clients && !self.is_draining
     }
 
-    pub(crate) fn place(&mut self, server: u32, is_preparing: bool) -> Option<&mut Place> {
+    pub(crate) fn place(&mut self, server: ServerId, is_preparing: bool) -> Option<&mut Place> {
         self.places.iter_mut().find(|place| place.is_at(server, is_preparing))
     }
 
@@ -270,14 +271,14 @@ impl Waiting {
     }
 
     /// The client is to be told once more.
-    pub(crate) fn add(&mut self, client: u32) {
+    pub(crate) fn add(&mut self, client: ClientId) {
         let (_, count) = self.clients.entry(client).or_insert((self.next, 0));
         *count += 1;
         self.next += 1;
     }
 
     /// The client is told, once.
-    pub(crate) fn told(&mut self, client: u32) {
+    pub(crate) fn told(&mut self, client: ClientId) {
         let Some((_, count)) = self.clients.get_mut(&client) else { return };
         *count -= 1;
         if *count == 0 {
@@ -290,16 +291,16 @@ impl Waiting {
     }
 
     /// Each once, in the order of coming.
-    pub(crate) fn clients(&self) -> Vec<u32> {
+    pub(crate) fn clients(&self) -> Vec<ClientId> {
         let places = self.clients.iter().map(|(&client, &(place, _))| (place, client));
-        let mut places: Vec<(u64, u32)> = places.collect();
+        let mut places: Vec<(u64, ClientId)> = places.collect();
         places.sort_unstable();
         places.into_iter().map(|(_, client)| client).collect()
     }
 }
 
 impl Place {
-    pub(crate) fn is_at(&self, server: u32, is_preparing: bool) -> bool {
+    pub(crate) fn is_at(&self, server: ServerId, is_preparing: bool) -> bool {
         self.server == server && self.is_preparing == is_preparing
     }
 }
@@ -308,22 +309,26 @@ impl Place {
 mod tests {
     use super::*;
 
+    fn ids<const N: usize>(numbers: [u32; N]) -> [ClientId; N] {
+        numbers.map(ClientId::new)
+    }
+
     #[test]
     fn who_waits_is_told_as_often_as_it_asked_and_in_the_order_of_coming() {
         let mut waiting = Waiting::default();
-        for client in [7, 3, 7, 9, 3, 7] {
+        for client in ids([7, 3, 7, 9, 3, 7]) {
             waiting.add(client);
         }
-        assert_eq!(waiting.clients(), [7, 3, 9]);
-        for client in [3, 7, 7, 5] {
+        assert_eq!(waiting.clients(), ids([7, 3, 9]));
+        for client in ids([3, 7, 7, 5]) {
             waiting.told(client);
         }
-        assert_eq!(waiting.clients(), [7, 3, 9]);
-        waiting.told(7);
-        assert_eq!(waiting.clients(), [3, 9]);
-        waiting.add(7);
-        assert_eq!(waiting.clients(), [3, 9, 7]);
-        for client in [3, 7, 9] {
+        assert_eq!(waiting.clients(), ids([7, 3, 9]));
+        waiting.told(ClientId::new(7));
+        assert_eq!(waiting.clients(), ids([3, 9]));
+        waiting.add(ClientId::new(7));
+        assert_eq!(waiting.clients(), ids([3, 9, 7]));
+        for client in ids([3, 7, 9]) {
             assert!(!waiting.is_empty());
             waiting.told(client);
         }

@@ -19,7 +19,7 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::slab::NONE;
+use crate::base::id::{ClientId, LaneId, PoolId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
@@ -50,7 +50,7 @@ pub(crate) struct Call {
     what: What,
     /// The request as it is, in case it has to be sent again.
     text: Vec<u8>,
-    server: u32,
+    server: ServerId,
     /// By which servers `server` is meant.
     walk: Walk,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Remembered {
     /// By place in the request: the scripts that are remembered.
     shas: Box<[Option<Sha>]>,
     /// Those asked, in the order of the fragments.
-    servers: Box<[u32]>,
+    servers: Box<[ServerId]>,
     /// By which they are meant.
     walk: Walk,
 }
@@ -106,7 +106,7 @@ impl Engine {
     /// a script that is new.
     pub(crate) fn note_script_command(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         text: &[u8],
     ) -> Option<Sha> {
@@ -114,7 +114,7 @@ impl Engine {
         match command.name {
             "script|load" => return self.remember_script(pool, text),
             "script|flush" => {
-                let metrics = self.pools[pool as usize].metrics;
+                let metrics = self.pools[pool].metrics;
                 self.metrics.add_pool(metrics, PoolCounter::ScriptFlushes, 1);
                 self.forget_scripts(pool);
             }
@@ -124,15 +124,15 @@ impl Engine {
     }
 
     /// A new script is being loaded on a lane.
-    pub(crate) fn watch_load(&mut self, request: u32, lane: u32, sha: Sha) {
-        let server = self.lanes[lane as usize].server;
+    pub(crate) fn watch_load(&mut self, request: RequestId, lane: LaneId, sha: Sha) {
+        let server = self.lanes[lane].server;
         self.begin_call(request, What::Text(sha), Vec::new(), server);
     }
 
     /// A new script is being loaded everywhere by the client's last request.
-    pub(crate) fn watch_loads(&mut self, client: u32, sha: Sha) {
+    pub(crate) fn watch_loads(&mut self, client: ClientId, sha: Sha) {
         let request = self.clients[client].tail;
-        if request != NONE
+        if request != RequestId::NONE
             && let Role::Parent { merge, .. } = &mut self.requests[request].role
         {
             *merge = Merge::Load(Box::new(sha));
@@ -141,8 +141,8 @@ impl Engine {
 
     /// A server has refused a script that was to be loaded: perhaps since it is none.
     #[cold]
-    pub(crate) fn load_refused(&mut self, pool: u32, sha: &Sha, error: &[u8]) {
-        let scripts = &mut self.pools[pool as usize].scripts;
+    pub(crate) fn load_refused(&mut self, pool: PoolId, sha: &Sha, error: &[u8]) {
+        let scripts = &mut self.pools[pool].scripts;
         if NO_TEXT.iter().any(|start| error.starts_with(start))
             && let Some(place) = scripts.place(sha)
         {
@@ -150,15 +150,15 @@ impl Engine {
         }
     }
 
-    fn forget_scripts(&mut self, pool: u32) {
-        let pool = &mut self.pools[pool as usize];
+    fn forget_scripts(&mut self, pool: PoolId) {
+        let pool = &mut self.pools[pool];
         pool.scripts = Scripts::default();
         pool.servers.iter_mut().for_each(|server| server.scripts_seen.clear());
     }
 
     /// Returns the hash of a script that was not remembered before.
-    fn remember_script(&mut self, pool: u32, text: &[u8]) -> Option<Sha> {
-        let pool = &mut self.pools[pool as usize];
+    fn remember_script(&mut self, pool: PoolId, text: &[u8]) -> Option<Sha> {
+        let pool = &mut self.pools[pool];
         if pool.scripts.is_empty() {
             let counter = PoolCounter::ScriptFlushes;
             pool.scripts.begin(self.metrics.sum_pool_counter(pool.metrics, counter));
@@ -171,12 +171,12 @@ impl Engine {
     /// Which of these scripts a server of these that lacks one would be given.
     pub(crate) fn remembered<'b>(
         &mut self,
-        pool: u32,
+        pool: PoolId,
         shas: impl Iterator<Item = &'b [u8]>,
-        servers: &[u32],
+        servers: &[ServerId],
     ) -> Box<Remembered> {
         self.notice_flush(pool);
-        let Pool { scripts, walk, .. } = &self.pools[pool as usize];
+        let Pool { scripts, walk, .. } = &self.pools[pool];
         let is_there = |sha: &Sha| scripts.place(sha).is_some();
         let shas = shas.map(|sha| parse_sha(sha).filter(is_there)).collect();
         Box::new(Remembered { shas, servers: servers.into(), walk: *walk })
@@ -184,8 +184,8 @@ impl Engine {
 
     /// Servers have said of scripts, in this order, whether they have them. One that was seen to have a
     /// script, and has lost it, is to be given it again.
-    pub(crate) fn note_existing(&mut self, pool: u32, asked: &Remembered, fragments: u32) {
-        let Pool { scripts, servers, walk, .. } = &mut self.pools[pool as usize];
+    pub(crate) fn note_existing(&mut self, pool: PoolId, asked: &Remembered, fragments: RequestId) {
+        let Pool { scripts, servers, walk, .. } = &mut self.pools[pool];
         if *walk != asked.walk {
             return;
         }
@@ -195,7 +195,7 @@ impl Engine {
                 if known == 0
                     && let Some(place) = sha.and_then(|sha| scripts.place(&sha))
                 {
-                    servers[server as usize].scripts_seen.remove(place);
+                    servers[server].scripts_seen.remove(place);
                 }
             }
         }
@@ -203,8 +203,8 @@ impl Engine {
 
     /// Forgets the scripts if a client of another worker has had them flushed: then none is lost that
     /// a server does not have.
-    fn notice_flush(&mut self, pool: u32) {
-        let state = &self.pools[pool as usize];
+    fn notice_flush(&mut self, pool: PoolId) {
+        let state = &self.pools[pool];
         let flushes = self.metrics.sum_pool_counter(state.metrics, PoolCounter::ScriptFlushes);
         if flushes != state.scripts.began_at() {
             self.forget_scripts(pool);
@@ -214,13 +214,13 @@ impl Engine {
     /// Whether the command calls a script that says of itself that it writes nothing.
     pub(crate) fn only_reads(
         &self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
     ) -> bool {
         let Some(called) = args.get(1).map(|arg| arg.of(bytes)) else { return false };
-        let scripts = &self.pools[self.clients[client].pool as usize].scripts;
+        let scripts = &self.pools[self.clients[client].pool].scripts;
         match command.name {
             "eval" => is_read_only(called),
             "evalsha" => parse_sha(called)
@@ -233,14 +233,14 @@ impl Engine {
     /// A script or a function is about to be called by a request that goes to a server as it is.
     pub(crate) fn note_call(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
         plan: &Plan,
     ) {
         let &Plan::Forward { lane, request } = plan else { return };
-        let server = self.lanes[lane as usize].server;
+        let server = self.lanes[lane].server;
         if let "eval" | "eval_ro" = command.name {
             let pool = self.clients[client].pool;
             if let Some(sha) = self.remember_script(pool, args[1].of(bytes)) {
@@ -248,8 +248,8 @@ impl Engine {
             }
             return;
         }
-        let pool = &mut self.pools[self.clients[client].pool as usize];
-        let state = &pool.servers[server as usize];
+        let pool = &mut self.pools[self.clients[client].pool];
+        let state = &pool.servers[server];
         let (what, is_seen) = match command.name {
             "evalsha" | "evalsha_ro" => {
                 let Some(sha) = parse_sha(args[1].of(bytes)) else { return };
@@ -267,8 +267,8 @@ impl Engine {
         self.clients[client].fenced |= !is_seen;
     }
 
-    fn begin_call(&mut self, request: u32, what: What, text: Vec<u8>, server: u32) {
-        let walk = self.pools[self.requests[request].pool as usize].walk;
+    fn begin_call(&mut self, request: RequestId, what: What, text: Vec<u8>, server: ServerId) {
+        let walk = self.pools[self.requests[request].pool].walk;
         let call = Call { what, text, server, walk };
         let call = match self.scratch.calls.take() {
             Some(mut spare) => {
@@ -281,7 +281,7 @@ impl Engine {
     }
 
     /// The last bytes of a reply to a call that is an error, or that comes whole.
-    pub(crate) fn call_answered(&mut self, index: u32, bytes: &[u8]) {
+    pub(crate) fn call_answered(&mut self, index: RequestId, bytes: &[u8]) {
         let request = &self.requests[index];
         let Role::Call(call) = &request.role else { unreachable!("it is a call") };
         let begins = |error: &&[u8]| request.reply.iter().chain(bytes).take(error.len()).eq(*error);
@@ -306,22 +306,22 @@ impl Engine {
     }
 
     /// The reply is no error, or one of the gateway's: it is like others from here on.
-    pub(crate) fn call_is_over(&mut self, index: u32) {
+    pub(crate) fn call_is_over(&mut self, index: RequestId) {
         let has = if self.requests[index].failed { Has::Unknown } else { Has::Yes };
         let call = self.end_call(index, has);
         self.recycle_call(call);
     }
 
-    fn end_call(&mut self, index: u32, has: Has) -> Box<Call> {
+    fn end_call(&mut self, index: RequestId, has: Has) -> Box<Call> {
         let request = &mut self.requests[index];
         let Role::Call(call) = std::mem::replace(&mut request.role, Role::Single) else {
             unreachable!("it is a call");
         };
-        let pool = &mut self.pools[request.pool as usize];
+        let pool = &mut self.pools[request.pool];
         if pool.walk != call.walk || has == Has::Unknown {
             return call;
         }
-        let server = &mut pool.servers[call.server as usize];
+        let server = &mut pool.servers[call.server];
         match call.what {
             What::Function => server.functions_seen = has == Has::Yes,
             What::Script(sha) | What::Text(sha) => match pool.scripts.place(&sha) {
@@ -336,19 +336,19 @@ impl Engine {
     }
 
     /// Whether the call can be repeated so that nothing of its client's is overtaken.
-    fn may_heal(&self, index: u32, call: &Call) -> bool {
+    fn may_heal(&self, index: RequestId, call: &Call) -> bool {
         let request = &self.requests[index];
-        request.client != NONE
+        request.client != ClientId::NONE
             && self.clients[request.client].tail == index
-            && self.pools[request.pool as usize].walk == call.walk
+            && self.pools[request.pool].walk == call.walk
     }
 
     /// Has the server load the script and answer once more; gives the call back if it cannot.
     #[cold]
-    fn give_script(&mut self, index: u32, call: Box<Call>, sha: &Sha) -> Option<Box<Call>> {
+    fn give_script(&mut self, index: RequestId, call: Box<Call>, sha: &Sha) -> Option<Box<Call>> {
         let pool = self.requests[index].pool;
         self.notice_flush(pool);
-        let scripts = &self.pools[pool as usize].scripts;
+        let scripts = &self.pools[pool].scripts;
         let Some(place) = scripts.place(sha) else { return Some(call) };
         let mut load = Vec::new();
         encode::write_command(&mut load, &[b"SCRIPT", b"LOAD", scripts.text(place)]);
@@ -357,7 +357,7 @@ impl Engine {
 
     /// Asks another server for its functions; gives the call back if there is none to be asked.
     #[cold]
-    fn fetch_functions(&mut self, index: u32, call: Box<Call>) -> Option<Box<Call>> {
+    fn fetch_functions(&mut self, index: RequestId, call: Box<Call>) -> Option<Box<Call>> {
         let client = self.requests[index].client;
         let Some(donor) = self.donor_of_functions(client, call.server) else { return Some(call) };
         let Ok(lane) = self.lane_for(client, donor, call.text.len()) else { return Some(call) };
@@ -368,40 +368,45 @@ impl Engine {
     }
 
     /// A server whose functions another one may be given now.
-    fn donor_of_functions(&mut self, client: u32, to: u32) -> Option<u32> {
-        let pool = &mut self.pools[self.clients[client].pool as usize];
+    fn donor_of_functions(&mut self, client: ClientId, to: ServerId) -> Option<ServerId> {
+        let pool = &mut self.pools[self.clients[client].pool];
         let lives = pool.router.live();
-        let is_donor = |&at: &usize| lives[at] && at != to as usize && pool.servers[at].is_up();
-        let donor = (0..pool.servers.len()).find(is_donor)?;
-        let state = &mut pool.servers[to as usize];
+        let is_donor = |&at: &ServerId| lives[at.index()] && at != to && pool.servers[at].is_up();
+        let donor = pool.servers.ids().find(is_donor)?;
+        let state = &mut pool.servers[to];
         if self.now < state.functions_at {
             return None;
         }
         state.functions_at = self.now.plus_millis(FUNCTIONS_EVERY_MS);
-        Some(donor as u32)
+        Some(donor)
     }
 
     /// Asks on a donor's lane.
-    fn ask_for_functions(&mut self, index: u32, call: Box<Call>, lane: u32) {
+    fn ask_for_functions(&mut self, index: RequestId, call: Box<Call>, lane: LaneId) {
         let mut dump = Vec::new();
         encode::write_command(&mut dump, &[b"FUNCTION", b"DUMP"]);
-        let fragment = self.add_fragment(index, NONE);
+        let fragment = self.add_fragment(index, RequestId::NONE);
         self.send(lane, fragment, Payload::Bytes(&dump));
         self.begin_stage(index, fragment, 1, Merge::Functions(call));
     }
 
     /// Another server's functions are here.
-    pub(crate) fn functions_fetched(&mut self, parent: u32, fragment: u32, call: Box<Call>) {
+    pub(crate) fn functions_fetched(
+        &mut self,
+        parent: RequestId,
+        fragment: RequestId,
+        call: Box<Call>,
+    ) {
         let reply = self.take_reply(fragment);
         self.free_fragments(fragment);
-        if self.requests[parent].client == NONE {
+        if self.requests[parent].client == ClientId::NONE {
             self.bufs.give(reply);
             self.recycle_call(call);
             self.free_request(parent);
             return;
         }
         let payload = keyless::text(&reply).filter(|_| !keyless::is_null(&reply));
-        let is_meant = self.pools[self.requests[parent].pool as usize].walk == call.walk;
+        let is_meant = self.pools[self.requests[parent].pool].walk == call.walk;
         let left = match payload {
             Some(payload) if is_meant => {
                 let mut restore = Vec::new();
@@ -409,8 +414,8 @@ impl Engine {
                 let Request { pool, client, .. } = self.requests[parent];
                 if self.is_queueing(client) {
                     // What it has then is all that can be had.
-                    let servers = &mut self.pools[pool as usize].servers;
-                    servers[call.server as usize].functions_seen = true;
+                    let servers = &mut self.pools[pool].servers;
+                    servers[call.server].functions_seen = true;
                 }
                 self.ask_again(parent, call, &restore)
             }
@@ -428,7 +433,7 @@ impl Engine {
 
     /// Sends what the server lacks, and the call again: the second reply is the answer. Gives the
     /// call back if it cannot.
-    fn ask_again(&mut self, index: u32, call: Box<Call>, first: &[u8]) -> Option<Box<Call>> {
+    fn ask_again(&mut self, index: RequestId, call: Box<Call>, first: &[u8]) -> Option<Box<Call>> {
         let client = self.requests[index].client;
         let size = first.len() + call.text.len();
         let lane = match self.is_queueing(client) {
@@ -437,7 +442,7 @@ impl Engine {
         };
         let Ok(lane) = lane else { return Some(call) };
         self.drop_reply(index);
-        let second = self.add_fragment(index, NONE);
+        let second = self.add_fragment(index, RequestId::NONE);
         let fragments = self.add_fragment(index, second);
         for (fragment, text) in [(fragments, first), (second, &call.text)] {
             self.send(lane, fragment, Payload::Bytes(text));
@@ -450,7 +455,7 @@ impl Engine {
         None
     }
 
-    fn begin_stage(&mut self, index: u32, fragments: u32, count: u32, merge: Merge) {
+    fn begin_stage(&mut self, index: RequestId, fragments: RequestId, count: u32, merge: Merge) {
         let request = &mut self.requests[index];
         request.expect = Expect::Line;
         request.arrived = 0;

@@ -10,6 +10,7 @@ use cashew_protocol::resp::encode;
 
 use super::{Call, What};
 use crate::base::failure::Failure;
+use crate::base::id::{ClientId, LaneId, RequestId, ServerId};
 use crate::downstream::client::Client;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
@@ -31,7 +32,7 @@ impl Engine {
     /// A transaction has queued a command that may bring a script, or have all flushed.
     pub(crate) fn note_queued(
         &mut self,
-        client: u32,
+        client: ClientId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
@@ -54,8 +55,8 @@ impl Engine {
     /// wait for that.
     pub(crate) fn provide(
         &mut self,
-        client: u32,
-        server: u32,
+        client: ClientId,
+        server: ServerId,
         calls: &[What],
     ) -> Result<bool, Failure> {
         let mut must_wait = false;
@@ -68,15 +69,20 @@ impl Engine {
         Ok(must_wait)
     }
 
-    fn provide_script(&mut self, client: u32, server: u32, sha: Sha) -> Result<bool, Failure> {
+    fn provide_script(
+        &mut self,
+        client: ClientId,
+        server: ServerId,
+        sha: Sha,
+    ) -> Result<bool, Failure> {
         let pool = self.clients[client].pool;
-        let state = &mut self.pools[pool as usize];
+        let state = &mut self.pools[pool];
         let Some(place) = state.scripts.find(&sha) else { return Ok(false) };
-        if state.servers[server as usize].scripts_seen.contains(place) {
+        if state.servers[server].scripts_seen.contains(place) {
             return Ok(false);
         }
         self.notice_flush(pool);
-        let state = &self.pools[pool as usize];
+        let state = &self.pools[pool];
         let Some(place) = state.scripts.place(&sha) else { return Ok(false) };
         let mut load = Vec::new();
         encode::write_command(&mut load, &[b"SCRIPT", b"LOAD", state.scripts.text(place)]);
@@ -90,10 +96,10 @@ impl Engine {
 
     /// Of functions it is not known which a server has: it gets those of another one once, before
     /// the first call.
-    fn provide_functions(&mut self, client: u32, server: u32) -> bool {
+    fn provide_functions(&mut self, client: ClientId, server: ServerId) -> bool {
         const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
-        let pool = &self.pools[self.clients[client].pool as usize];
-        if pool.servers.len() == 1 || pool.servers[server as usize].functions_seen {
+        let pool = &self.pools[self.clients[client].pool];
+        if pool.servers.len() == 1 || pool.servers[server].functions_seen {
             return false;
         }
         let walk = pool.walk;
@@ -108,7 +114,7 @@ impl Engine {
     }
 
     /// A request of the client's that it has not made, and whose reply it does not see.
-    pub(crate) fn hidden_request(&mut self, client: u32) -> u32 {
+    pub(crate) fn hidden_request(&mut self, client: ClientId) -> RequestId {
         let request = self.new_request(client);
         self.requests[request].silent = true;
         request
@@ -117,10 +123,10 @@ impl Engine {
     /// One of the lanes that the client shares with others, whatever it has leased.
     pub(super) fn lane_beside(
         &mut self,
-        client: u32,
-        server: u32,
+        client: ClientId,
+        server: ServerId,
         size: usize,
-    ) -> Result<u32, Failure> {
+    ) -> Result<LaneId, Failure> {
         let Client { pool, variant, lane_choice, .. } = self.clients[client];
         self.lane_of((pool, server), variant, lane_choice, size)
     }
