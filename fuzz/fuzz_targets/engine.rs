@@ -430,7 +430,12 @@ impl World {
                 let mut next = SNAPSHOTS[usize::from(choice) % 2].clone();
                 next.epoch = self.epoch;
                 let state = |pool: &cashew_config::snapshot::Pool| PoolState {
-                    live: pool.servers.iter().map(|_| choice & 4 == 0).collect(),
+                    topology: pool
+                        .servers
+                        .iter()
+                        .map(|_| choice & 4 == 0)
+                        .collect::<Vec<bool>>()
+                        .into(),
                     ..PoolState::whole(pool)
                 };
                 let states: Vec<PoolState> = next.pools.iter().map(state).collect();
@@ -450,7 +455,7 @@ impl World {
                 self.engine.handle_commit(metrics, self.now);
                 self.rings = rings_of(&SNAPSHOTS[snapshot]);
                 for (ring, state) in self.rings.iter_mut().zip(states) {
-                    ring.live = state.live;
+                    ring.live = state.topology.live;
                 }
                 self.change = Change::None;
             }
@@ -488,7 +493,7 @@ impl World {
         let ring = &mut self.rings[pool];
         ring.held = false;
         let Ring { version, live, .. } = ring.clone();
-        self.engine.handle_release(PoolId::new(pool as u32), version, &live, self.now, 1);
+        self.engine.handle_release(PoolId::new(pool as u32), version, live.into(), self.now, 1);
     }
 
     /// What a worker does at the end of a tick.

@@ -326,6 +326,7 @@ def test_a_broken_binary_changes_nothing(place, kind):
     server = place.redis()
     fill(server)
     gateway = place.cashew({"alpha": pool(server)}, {"worker_processes": 2})
+    gateway.wait_serving()
     path = place.directory / "broken"
     binary = str(path) if kind == "missing" else broken(kind, path)
     with Load(gateway.address) as load, Storm(gateway.address, threads=1):

@@ -246,7 +246,7 @@ mod tests {
         let mut snapshot = loaded.snapshot;
         snapshot.epoch = number;
         let (metrics, _) = Segments::create(&Layout::new(&snapshot)).unwrap();
-        let pools = vec![PoolState { quota: 0, ring_version: 1, live: vec![true] }];
+        let pools = vec![PoolState { quota: 0, ring_version: 1, topology: vec![true].into() }];
         (Epoch { snapshot, pools, addresses: BTreeMap::new() }.seal().unwrap(), metrics)
     }
 

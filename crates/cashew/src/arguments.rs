@@ -114,6 +114,17 @@ pub(crate) enum CommandArguments {
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
     },
+    /// Have another server of a pool take the writes, which has the data already
+    Failover {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// The pool: one whose servers are a master and its replicas
+        #[arg(value_name = "POOL")]
+        pool: String,
+        /// The server, by its name; it has been promoted, as by REPLICAOF NO ONE
+        #[arg(value_name = "SERVER")]
+        server: String,
+    },
     /// Print how the running instance is
     Status {
         #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Commands for an instance that runs: `reload`, `upgrade` and `status`.
+//! Commands for an instance that runs: `reload`, `upgrade`, `failover` and `status`.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,10 @@ pub(crate) fn upgrade(instance: &InstanceArguments, binary: Option<PathBuf>) -> 
     let binary = binary.map(std::path::absolute).transpose();
     let binary = binary.map_err(|error| format!("--binary: {error}"));
     finish(binary.and_then(|binary| ask(instance, &Command::Upgrade { binary }, |_| {})))
+}
+
+pub(crate) fn fail_over(instance: &InstanceArguments, pool: String, server: String) -> ExitCode {
+    finish(ask(instance, &Command::Failover { pool, server }, |_| {}))
 }
 
 pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
@@ -181,7 +185,10 @@ fn describe(status: &Status) -> String {
         vec![
             pool.name.clone(),
             pool.listen.clone(),
-            format!("{} of {}", pool.live, pool.servers),
+            match pool.primary.as_str() {
+                "" => format!("{} of {}", pool.live, pool.servers),
+                primary => format!("{} of {}, primary {primary}", pool.live, pool.servers),
+            },
             pool.ring_version.to_string(),
             pool.digest.clone(),
         ]
@@ -354,6 +361,7 @@ mod tests {
                 name: "alpha".to_owned(),
                 listen: "127.0.0.1:22121".to_owned(),
                 servers: 3,
+                primary: String::new(),
                 live: 2,
                 ring_version: 7,
                 digest: "0123456789abcdef".to_owned(),

@@ -38,7 +38,7 @@ fn go_through() -> Result<Vec<String>, Box<dyn Error>> {
     let state = |state: &cashew_control::PoolState| PoolState {
         quota: state.quota,
         ring_version: state.ring_version,
-        live: state.live.clone(),
+        topology: state.topology.clone(),
     };
     let states: Vec<PoolState> = pools.iter().map(state).collect();
     let segments = Segments::in_memory(&Layout::new(&snapshot), 1);

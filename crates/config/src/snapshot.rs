@@ -1,6 +1,8 @@
 //! What the rest of Cashew sees of a configuration: validated, resolved, sorted, without options
 //! left open. It is handed from the master to the workers as JSON in a sealed memfd.
 
+mod live;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -298,18 +300,19 @@ impl Pool {
         self.command_policy.clone().unwrap_or_else(|| CommandPolicy::of(PolicyBase::Admin))
     }
 
-    /// The ring over the servers for which `live` is true; with a master, over its replicas.
-    pub fn ring(&self, live: &[bool]) -> Ring {
+    /// The ring over the servers that are live; with a primary, over its replicas.
+    pub fn ring(&self, state: &TopologyState) -> Ring {
         let nodes: Vec<Node<'_>> = self
             .servers
             .iter()
             .map(|server| Node { name: server.name.as_bytes(), weight: server.weight })
             .collect();
         match self.topology {
-            Topology::Sharded => Ring::build(self.distribution, &nodes, live),
+            Topology::Sharded => Ring::build(self.distribution, &nodes, &state.live),
             Topology::MasterReplica { master } => {
-                let mut replicas = live.to_vec();
-                replicas[master as usize] = false;
+                let mut replicas = state.live.clone();
+                let primary = state.primaries.first().map_or(master, |promoted| promoted.server);
+                replicas[primary as usize] = false;
                 Ring::build(self.distribution, &nodes, &replicas)
             }
         }
@@ -404,6 +407,52 @@ pub enum Topology {
     /// One server, by index, takes the writes; the others are its replicas and share the reads
     /// by the pool's ring.
     MasterReplica { master: u32 },
+}
+
+/// What of a pool's topology changes while its snapshot is in use. It is always handed on whole: who
+/// gets it needs to know nothing of what was before.
+///
+/// Versions of before it had `primaries` read and write the same where there are none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopologyState {
+    /// By server: whether it is on the ring.
+    #[serde(with = "live")]
+    pub live: Vec<bool>,
+    /// Shards whose primary is another of their servers than the configured one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub primaries: Vec<Promoted>,
+}
+
+/// A server that takes the writes of a shard in the place of the configured one, by their indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promoted {
+    pub shard: u32,
+    pub server: u32,
+}
+
+impl TopologyState {
+    /// As configured, with all servers on the ring.
+    pub fn whole(pool: &Pool) -> Self {
+        vec![true; pool.servers.len()].into()
+    }
+
+    /// Whether it can be that of this pool: a flag for each server, and primaries that are servers of
+    /// their shards.
+    pub fn is_of(&self, pool: &Pool) -> bool {
+        let servers = pool.servers.len();
+        let is_member = |&Promoted { shard, server }: &Promoted| match pool.topology {
+            Topology::Sharded => shard == server,
+            Topology::MasterReplica { .. } => shard == 0,
+        } && (server as usize) < servers;
+        self.live.len() == servers && self.primaries.iter().all(is_member)
+    }
+}
+
+impl From<Vec<bool>> for TopologyState {
+    /// With the configured primaries.
+    fn from(live: Vec<bool>) -> Self {
+        Self { live, primaries: Vec::new() }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

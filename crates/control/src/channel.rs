@@ -221,6 +221,7 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
 
 #[cfg(test)]
 mod tests {
+    use cashew_config::snapshot::{Promoted, TopologyState};
     use std::fs::File;
     use std::io::{Read, Write};
 
@@ -314,7 +315,9 @@ mod tests {
     fn the_largest_ring_fits() {
         let (master, mut worker) = channels();
         let live: Vec<bool> = (0..65_536).map(|server| server % 5 != 0).collect();
-        let message = ToChild::Release { pool: u32::MAX, version: u64::MAX, live };
+        let primaries = vec![Promoted { shard: 0, server: u32::MAX }];
+        let topology = TopologyState { live, primaries };
+        let message = ToChild::Release { pool: u32::MAX, version: u64::MAX, topology };
         master.send(&message, &[]).unwrap();
         assert_eq!(worker.receive().unwrap().unwrap().0, message);
     }

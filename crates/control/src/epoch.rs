@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::TopologyState;
 use serde::{Deserialize, Serialize};
 
 use crate::sealed::{seal, unseal};
@@ -27,9 +28,8 @@ pub struct PoolState {
     /// there is a pool of that name.
     pub quota: u32,
     pub ring_version: u64,
-    /// Which servers are on the ring.
-    #[serde(with = "crate::live")]
-    pub live: Vec<bool>,
+    #[serde(flatten)]
+    pub topology: TopologyState,
 }
 
 impl Epoch {
@@ -46,7 +46,7 @@ impl Epoch {
                 .pools
                 .iter()
                 .zip(&epoch.snapshot.pools)
-                .all(|(state, pool)| state.live.len() == pool.servers.len());
+                .all(|(state, pool)| state.topology.is_of(pool));
         if !fits {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "pools and states differ"));
         }

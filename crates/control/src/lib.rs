@@ -8,7 +8,6 @@
 mod channel;
 mod epoch;
 pub mod frozen;
-mod live;
 mod message;
 mod sealed;
 mod session;

@@ -14,6 +14,7 @@
 //! [`ToChild::Commit`] by [`ToMaster::Committed`]. Until the commit [`ToChild::Abort`] undoes it
 //! all, and is not answered.
 
+use cashew_config::snapshot::TopologyState;
 use serde::{Deserialize, Serialize};
 
 use crate::session::Session;
@@ -41,14 +42,14 @@ pub enum ToChild {
     /// its way to servers that are well finish, `drain_ms` at most, then answer
     /// [`ToMaster::Held`].
     Hold { pool: u32, version: u64, drain_ms: u64 },
-    /// Second phase: use the ring over the servers for which `live` is true, and go on. When the
-    /// change was abandoned, `live` is what it was before. Also comes unasked, before `Start`, to
-    /// tell a new worker the ring in use. A pool whose servers are all ejected answers errors.
+    /// Second phase: go on, by this topology. When the change was abandoned it is what it was before.
+    /// Also comes unasked, before `Start`, to tell a new worker the topology in use. A pool whose
+    /// servers are all ejected answers errors.
     Release {
         pool: u32,
         version: u64,
-        #[serde(with = "crate::live")]
-        live: Vec<bool>,
+        #[serde(flatten)]
+        topology: TopologyState,
     },
     /// Make everything ready for another epoch, and go on by the old one. Carries its sealed memfd
     /// and its metrics memfd. To the admin process too. The rank of a worker that retires may not

@@ -295,7 +295,7 @@ fn an_ejection_sends_calls_anew() {
     world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
     world.send(lane, "*-1\r\n");
     world.send(shared, ":1\r\n");
-    world.engine.handle_release(PoolId::new(0), 1, &[false, true], world.now, 1);
+    world.engine.handle_release(PoolId::new(0), 1, vec![false, true].into(), world.now, 1);
     world.tick();
     let lane = world.accept(1);
     world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
@@ -495,7 +495,7 @@ fn what_is_not_to_be_answered_is_asked_anew_without_an_answer() {
     world.engine.handle_hold(PoolId::new(0), 1, 60_000, world.now);
     world.tick();
     world.send(lane, "*-1\r\n");
-    world.engine.handle_release(PoolId::new(0), 1, &[true, true], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, vec![true, true].into(), world.now, 0);
     world.tick();
     let lane = world.accept(0);
     world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
@@ -525,7 +525,7 @@ fn what_is_never_answered_is_asked_anew_too() {
     world.tick();
     world.send(lane, "$-1");
     world.send(lane, "\r\n");
-    world.engine.handle_release(PoolId::new(0), 1, &[true], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, vec![true].into(), world.now, 0);
     world.tick();
     let lane = world.accept(0);
     world.expect(lane, all(&["CLIENT ID", "BLMOVE a c LEFT RIGHT 0"]));
@@ -565,7 +565,7 @@ fn replicas_are_waited_for_anew_for_what_is_left_of_the_time() {
         world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
         world.send(shared, ":1\r\n");
         world.send(lane, short);
-        world.engine.handle_release(PoolId::new(0), 1, &[true], world.now, 0);
+        world.engine.handle_release(PoolId::new(0), 1, vec![true].into(), world.now, 0);
         world.tick();
         let Some(anew) = anew else {
             world.expect(client, short);
@@ -596,7 +596,7 @@ fn replicas_of_all_servers_are_waited_for_anew() {
     world.expect(shared[0], redis("CLIENT UNBLOCK 77 TIMEOUT"));
     world.send(shared[0], ":1\r\n");
     world.send(first, ":0\r\n");
-    world.engine.handle_release(PoolId::new(0), 1, &[true, true], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, vec![true, true].into(), world.now, 0);
     world.tick();
     for server in 0..2 {
         let lane = world.accept(server);

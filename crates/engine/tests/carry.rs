@@ -193,7 +193,13 @@ fn nothing_is_removed_by_another_ring() {
     let (mut world, client, [a, b, ..]) = carrying();
     world.send(client, redis("RENAME a b"));
     fetched_and_stored(&mut world, [a, b], "-1", "RESTORE b 0 PAYLOAD REPLACE", "");
-    world.engine.handle_release(PoolId::new(0), 1, &[true, true, true, false], world.now, 0);
+    world.engine.handle_release(
+        PoolId::new(0),
+        1,
+        vec![true, true, true, false].into(),
+        world.now,
+        0,
+    );
     world.send(b, "+OK\r\n");
     world.expect(a, "");
     world.expect(

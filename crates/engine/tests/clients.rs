@@ -533,7 +533,7 @@ fn hold(world: &mut World) {
 }
 
 fn release(world: &mut World) {
-    world.engine.handle_release(PoolId::new(0), 1, &[true], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, vec![true].into(), world.now, 0);
     world.tick();
 }
 

@@ -328,12 +328,12 @@ fn ejected_servers_stay_so_and_are_probed_under_their_new_numbers() {
     let (mut world, [_, b]): (World, [ConnId; 2]) = World::connected(&pool(&options, 2));
     world.close(b, CloseReason::Reset);
     world.engine.handle_hold(PoolId::new(0), 5, 0, world.now);
-    world.engine.handle_release(PoolId::new(0), 5, &[true, false], world.now, 1);
+    world.engine.handle_release(PoolId::new(0), 5, vec![true, false].into(), world.now, 1);
     world.tick();
     let mut next = pool(&options, 2);
     next.epoch = 2;
     next.pools[0].servers.reverse();
-    let states = [PoolState { quota: 0, ring_version: 5, live: vec![false, true] }];
+    let states = [PoolState { quota: 0, ring_version: 5, topology: vec![false, true].into() }];
     world.engine.handle_prepare(Plan::new(&next, &states, 0, 1), world.now);
     world.pause(0);
     world.commit(&next);
@@ -366,7 +366,7 @@ fn a_hold_waits_for_servers_that_are_well() {
     assert!(!world.actions.contains(&held));
     world.send(a, "*2\r\n$-1\r\n$-1\r\n");
     assert!(world.actions.contains(&held));
-    world.engine.handle_release(PoolId::new(0), 3, &[true; 2], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 3, vec![true; 2].into(), world.now, 0);
     world.wait_ms(20);
     world.accept(1);
     world.send(client, redis("MGET a b c d"));

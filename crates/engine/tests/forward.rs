@@ -489,7 +489,7 @@ fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
     world.send(client, get(A));
     let mut live = [true; 2];
     live[server as usize] = false;
-    world.engine.handle_release(PoolId::new(0), 1, &live, world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, live.to_vec().into(), world.now, 0);
     world.tick();
     let lane = world.accept(other);
     world.expect(lane, get(A));
@@ -509,7 +509,7 @@ fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
             .actions
             .contains(&Action::Readmit { pool: PoolId::new(0), server: ServerId::new(server) })
     );
-    world.engine.handle_release(PoolId::new(0), 2, &[true; 2], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 2, vec![true; 2].into(), world.now, 0);
     world.tick();
     world.send(client, get(A));
     world.expect(probe, get(A));

@@ -14,7 +14,7 @@ fn wait_with_half_a_request(options: &str, halves: [&str; 2], whole: &str, answe
     world.tick();
     world.send(b, whole);
     world.send(a, halves[1]);
-    world.engine.handle_release(PoolId::new(0), 1, &[true], world.now, 1);
+    world.engine.handle_release(PoolId::new(0), 1, vec![true].into(), world.now, 1);
     world.tick();
     world.expect(b, answer);
     let lane = world.accept(0);

@@ -379,7 +379,7 @@ fn waiter_whose_keys_part() -> (World, [ConnId; 2], ConnId, String) {
     let (mut world, _): (World, [ConnId; 3]) = World::connected(&pool(EJECTING, 3));
     let before = servers_of(&mut world, &keys);
     world.engine.handle_hold(PoolId::new(0), 1, 0, world.now);
-    world.engine.handle_release(PoolId::new(0), 1, &ONE_EJECTED, world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, ONE_EJECTED.to_vec().into(), world.now, 0);
     world.tick();
     let after = servers_of(&mut world, &keys);
     let key = |was: u32, is: u32| {
@@ -398,7 +398,7 @@ fn waiter_whose_keys_part() -> (World, [ConnId; 2], ConnId, String) {
 
 /// The pool goes on: the keys of who waits are apart.
 fn part(world: &mut World, waiter: ConnId) {
-    world.engine.handle_release(PoolId::new(0), 1, &ONE_EJECTED, world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, ONE_EJECTED.to_vec().into(), world.now, 0);
     world.tick();
     let told = String::from_utf8(world.received(waiter)).unwrap();
     assert!(told.starts_with("-CROSSSLOT"), "{told}");

@@ -292,7 +292,7 @@ fn servers_that_speak_nothing_else_are_probed_and_told_who_comes() {
     world.send(lane, reply(VERSION, 0, 1, "1.6.18"));
     world.expect(client, reply(VERSION, 0, 1, "1.6.18"));
     world.engine.handle_hold(PoolId::new(0), 1, 1000, world.now);
-    world.engine.handle_release(PoolId::new(0), 1, &[false, true], world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, vec![false, true].into(), world.now, 0);
     world.wait_ms(200);
     world.expect(lane, ask(VERSION, 0, ""));
     world.send(lane, reply(VERSION, 0, 0, "1.6.18"));

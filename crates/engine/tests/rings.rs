@@ -22,7 +22,13 @@ fn hold(world: &mut World, version: u64) {
 }
 
 fn release(world: &mut World, version: u64, live: &[bool]) {
-    world.engine.handle_release(PoolId::new(0), version, live, world.now, 1_000_000);
+    world.engine.handle_release(
+        PoolId::new(0),
+        version,
+        live.to_vec().into(),
+        world.now,
+        1_000_000,
+    );
     world.tick();
 }
 

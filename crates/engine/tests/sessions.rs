@@ -446,7 +446,7 @@ fn an_adopted_client_waits_for_a_pool_that_is_held() {
     let conn = two.adopt(moved);
     assert!(two.paused.contains(&conn));
     two.expect(lane, "");
-    two.engine.handle_release(PoolId::new(0), 1, &[true], two.now, 0);
+    two.engine.handle_release(PoolId::new(0), 1, vec![true].into(), two.now, 0);
     two.tick();
     two.expect(lane, redis("GET a"));
     assert!(!two.paused.contains(&conn));

@@ -459,7 +459,7 @@ fn a_silent_server_is_ejected_and_comes_back() {
     }
     assert!(asks(&world));
     world.engine.handle_hold(PoolId::new(0), 1, 500, world.now);
-    world.engine.handle_release(PoolId::new(0), 1, &[false, true], world.now, 1);
+    world.engine.handle_release(PoolId::new(0), 1, vec![false, true].into(), world.now, 1);
     world.tick();
     world.send(client, redis("GET a"));
     let b = world.lanes[&1][0];
@@ -486,7 +486,7 @@ fn a_silent_server_is_ejected_and_comes_back() {
             .any(|action| matches!(action, Action::Readmit { server, .. } if server.number() == 0))
     );
     world.engine.handle_hold(PoolId::new(0), 2, 500, world.now);
-    world.engine.handle_release(PoolId::new(0), 2, &[true, true], world.now, 2);
+    world.engine.handle_release(PoolId::new(0), 2, vec![true, true].into(), world.now, 2);
     world.tick();
     world.send(client, redis("GET a"));
     world.expect(probe, redis("GET a"));

@@ -653,7 +653,7 @@ fn a_ring_change_lets_it_come_to_its_end_and_keeps_the_next_one() {
     world.send(lane, "+OK\r\n");
     world.expect(client, "+OK\r\n");
     let live = [server == 1, server == 0];
-    world.engine.handle_release(PoolId::new(0), 1, &live, world.now, 0);
+    world.engine.handle_release(PoolId::new(0), 1, live.to_vec().into(), world.now, 0);
     world.tick();
     let lane = world.accept(1 - server);
     feed(&mut world, other, &request[START..]);

@@ -189,7 +189,7 @@ impl Coordinator {
             if let Some(known) = self.find_pool(pool_id(pool)) {
                 state.ring_version = self.pools[known as usize].version;
             }
-            for (server, live) in pool.servers.iter().zip(&mut state.live) {
+            for (server, live) in pool.servers.iter().zip(&mut state.topology.live) {
                 if let Some((pool, known)) = self.find(pool_id(pool), server_id(server)) {
                     *live = self.pools[pool as usize].live[known as usize];
                 }
@@ -258,7 +258,7 @@ impl Coordinator {
             .iter()
             .map(|state| State {
                 version: state.ring_version,
-                live: state.live.clone(),
+                live: state.topology.live.clone(),
                 ..State::whole(0)
             })
             .collect();

@@ -306,7 +306,7 @@ impl Gateway {
             Order::Release { pool, version, live } => {
                 let config = &self.snapshot.pools[pool as usize];
                 fabric.oracle.rings.released(config, self.id, version, &live, at);
-                self.engine.handle_release(PoolId::new(pool), version, &live, now, at);
+                self.engine.handle_release(PoolId::new(pool), version, live.into(), now, at);
             }
             Order::Prepare(proposal) => {
                 let Proposal { snapshot, states, workers, refused_by } = &*proposal;
@@ -355,7 +355,7 @@ impl Gateway {
         }
         for (pool, state) in snapshot.pools.iter().zip(states) {
             let version = state.ring_version;
-            fabric.oracle.rings.released(pool, self.id, version, &state.live, at);
+            fabric.oracle.rings.released(pool, self.id, version, &state.topology.live, at);
         }
         self.metrics = Writer::in_memory(snapshot);
         self.engine.handle_commit(self.metrics.clone(), now);
@@ -552,7 +552,7 @@ impl Gateway {
             let next = snapshot.pools.iter().zip(states);
             let mut next = next.filter(|(next, _)| pool_id(next) == pool_id(pool));
             if let Some((next, state)) = next.next()
-                && !fabric.oracle.rings.is_same(next, self.id, &state.live)
+                && !fabric.oracle.rings.is_same(next, self.id, &state.topology.live)
             {
                 fabric.oracle.rings.held(pool_id(pool), self.id, at);
             }

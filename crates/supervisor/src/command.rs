@@ -30,6 +30,11 @@ pub enum Command {
         binary: Option<PathBuf>,
     },
     Status,
+    /// Have another server of a pool, which has its data already, take the writes.
+    Failover {
+        pool: String,
+        server: String,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 
 mod children;
 mod clients;
+mod failover;
 mod inquiries;
 mod log;
 mod monitors;
@@ -49,6 +50,7 @@ use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
 use crate::watchdog::Watchdog;
 use crate::{CommandLine, Error, Options, Program, Step, TakeOver};
+use failover::Failovers;
 use log::Log;
 use operators::Operators;
 use reload::Reload;
@@ -114,6 +116,7 @@ struct Master {
     reload: Reload,
     upgrade: Upgrade,
     operators: Operators,
+    failovers: Failovers,
     notify: Notify,
     sessions: Sessions,
     monitors: Monitors,
@@ -227,6 +230,7 @@ impl Master {
             reload: Reload::default(),
             upgrade: Upgrade::default(),
             operators,
+            failovers: Failovers::default(),
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
             monitors: Monitors::default(),
@@ -315,6 +319,7 @@ impl Master {
             .chain(self.reload.poll_timeout())
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
+            .chain(self.failovers.poll_timeout())
             .chain(self.notify.poll_timeout())
             .chain(self.watchdog.poll_timeout())
             .chain(self.inquiries.poll_timeout())
@@ -345,6 +350,7 @@ impl Master {
     /// Does what has come to be due by what happened, until there is nothing left to do.
     fn settle(&mut self, now: Instant) {
         self.deliver_rings(now);
+        self.end_failovers(now);
         self.advance_reload(now);
         self.act_on_epochs(now);
         if std::mem::take(&mut self.is_unsettled) {

@@ -25,12 +25,13 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::TopologyState;
 use cashew_control::ToChild;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 pub(crate) use self::pool::RingConfig;
-use self::pool::{Change, Ring, RingState, Server, Wanted};
+use self::pool::{Change, Promotion, Ring, RingState, Server, Wanted};
 
 /// How long workers may take to hold a pool. Its clients wait as long.
 pub(crate) const HOLD_TIMEOUT: Duration = Duration::from_millis(500);
@@ -98,20 +99,62 @@ impl Rings {
         }
     }
 
-    /// Of the workers of then those are asked from now on who are there.
+    /// Of the workers of then those are asked from now on who are there. `configs` are of the pools
+    /// that the state is of: another version may have known less of them.
     pub(crate) fn from_state(
         state: RingsState,
+        configs: &[RingConfig],
         is_there: impl Fn(Slot) -> bool,
         now: Instant,
     ) -> Self {
         Self {
             version: state.version,
-            pools: state.pools.into_iter().map(|ring| Ring::from_state(ring, now)).collect(),
+            pools: state
+                .pools
+                .into_iter()
+                .zip(configs)
+                .map(|(ring, config)| Ring::from_state(ring, config.clone(), now))
+                .collect(),
             workers: state.workers.into_iter().filter(|&slot| is_there(slot)).collect(),
             messages: VecDeque::new(),
             frozen: state.frozen,
             halted: false,
         }
+    }
+
+    /// What of a pool's topology changes without another epoch.
+    pub(crate) fn topology(&self, pool: u32) -> TopologyState {
+        self.pools[pool as usize].topology()
+    }
+
+    /// Who takes the writes of a pool that has one primary and replicas.
+    pub(crate) fn primary(&self, pool: u32) -> Option<u32> {
+        self.pools[pool as usize].primary
+    }
+
+    /// Has one of its replicas take the writes of a pool. An error says why it can't.
+    pub(crate) fn promote(
+        &mut self,
+        pool: u32,
+        server: u32,
+        why: String,
+        now: Instant,
+    ) -> Result<(), String> {
+        let ring = &mut self.pools[pool as usize];
+        let name = &ring.config.servers[server as usize].name;
+        if self.halted {
+            return Err("the instance stops".into());
+        }
+        if ring.primary.is_none() {
+            return Err("the pool has no replicas: each of its servers has keys of its own".into());
+        }
+        if ring.primary == Some(server) && ring.change.is_none() {
+            return Err(format!("server '{name}' is the primary already"));
+        }
+        ring.wanted.remove(&server);
+        ring.promotion = Some(Promotion { server, why });
+        self.advance(pool as usize, now);
+        Ok(())
     }
 
     /// Which servers of a pool are on its ring.
@@ -202,12 +245,8 @@ impl Rings {
     }
 
     pub(crate) fn server_down(&mut self, pool: u32, server: u32, why: String, now: Instant) {
-        let config = self.pools.get(pool as usize).map(|ring| &ring.config);
         // A worker may have asked before it knew that this server is not ejected any more.
-        if config
-            .and_then(|config| config.servers.get(server as usize))
-            .is_some_and(|server| server.may_eject)
-        {
+        if self.pools.get(pool as usize).is_some_and(|ring| ring.may_eject(server)) {
             self.want(pool, server, Wanted { live: false, why }, now);
         }
     }
@@ -227,6 +266,7 @@ impl Rings {
         self.halted = true;
         for pool in 0..self.pools.len() {
             self.pools[pool].wanted.clear();
+            self.pools[pool].promotion = None;
             if self.pools[pool].change.take().is_some() {
                 self.release(pool);
             }
@@ -245,7 +285,7 @@ impl Rings {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let of_ring = |ring: &Ring| match &ring.change {
             Some(change) => Some(change.deadline),
-            None if self.frozen || ring.wanted.is_empty() => None,
+            None if self.frozen || !ring.has_wishes() => None,
             None => ring.not_before,
         };
         self.pools.iter().filter_map(of_ring).min()
@@ -278,7 +318,7 @@ impl Rings {
             match &ring.change {
                 Some(change) if !change.waiting.is_empty() => return,
                 Some(_) => self.commit(pool, now),
-                None if self.frozen || ring.wanted.is_empty() => return,
+                None if self.frozen || !ring.has_wishes() => return,
                 None if ring.not_before.is_some_and(|instant| now < instant) => return,
                 None => self.begin(pool, now),
             }
@@ -292,6 +332,7 @@ impl Rings {
         ring.not_before = None;
         ring.change = Some(Change {
             servers: std::mem::take(&mut ring.wanted),
+            promotion: ring.promotion.take(),
             waiting: self.workers.clone(),
             deadline: now + HOLD_TIMEOUT,
         });
@@ -304,6 +345,9 @@ impl Rings {
         let change = ring.change.take().expect("a change is under way");
         for (server, wanted) in change.servers {
             ring.change_server(server, wanted, now);
+        }
+        if let Some(promotion) = change.promotion {
+            ring.promote(promotion);
         }
         if !ring.servers.iter().any(|server| server.live) {
             warn!("pool '{}': all servers are ejected", ring.config.name);
@@ -324,6 +368,8 @@ impl Rings {
                 ring.wanted.insert(server, wanted);
             }
         }
+        // The latest order counts.
+        ring.promotion = ring.promotion.take().or(change.promotion);
         ring.not_before = Some(now + RETRY_PAUSE);
         self.release(pool);
     }
@@ -611,7 +657,7 @@ mod tests {
         let saved = serde_json::to_vec(&rings.state(now)).unwrap();
         let later = now + Duration::from_secs(1);
         let state: RingsState = serde_json::from_slice(&saved).unwrap();
-        let mut rings = Rings::from_state(state.clone(), |_| true, now);
+        let mut rings = Rings::from_state(state.clone(), &configs(), |_| true, now);
         assert_eq!(rings.state(now), state);
         assert_eq!(rings.live(0), [true, false]);
         rings.thaw(later);
@@ -631,7 +677,7 @@ mod tests {
     fn nobody_waits_for_workers_that_the_exchange_has_not_kept() {
         let (mut rings, now) = running([0, 3]);
         rings.freeze();
-        let mut rings = Rings::from_state(rings.state(now), |slot| slot == 0, now);
+        let mut rings = Rings::from_state(rings.state(now), &configs(), |slot| slot == 0, now);
         rings.thaw(now);
         eject(&mut rings, 1, now);
         assert_eq!(rings.live(0), [true, false]);
@@ -684,8 +730,12 @@ mod tests {
 
     const RETRY_TIMEOUT: Duration = Duration::from_secs(20);
 
+    fn configs() -> Vec<RingConfig> {
+        vec![pool("alpha", ["a", "b"]), pool("beta", ["a", "b", "c"])]
+    }
+
     fn rings() -> Rings {
-        Rings::new(vec![pool("alpha", ["a", "b"]), pool("beta", ["a", "b", "c"])])
+        Rings::new(configs())
     }
 
     pub(super) fn pool<const N: usize>(name: &str, servers: [&str; N]) -> RingConfig {
@@ -698,6 +748,7 @@ mod tests {
             name: name.into(),
             retry_timeout_ms: RETRY_TIMEOUT.as_millis() as u64,
             servers: servers.into_iter().map(server).collect(),
+            primary: None,
         }
     }
 
@@ -749,6 +800,97 @@ mod tests {
     }
 
     fn release(pool: u32, version: u64, live: &str) -> ToChild {
-        ToChild::Release { pool, version, live: live.chars().map(|c| c == '1').collect() }
+        let live: Vec<bool> = live.chars().map(|c| c == '1').collect();
+        ToChild::Release { pool, version, topology: live.into() }
+    }
+
+    /// A pool of a primary and its replicas.
+    fn replicated<const N: usize>(servers: [&str; N], primary: u32) -> RingConfig {
+        RingConfig { primary: Some(primary), ..pool("alpha", servers) }
+    }
+
+    fn primary_of(message: &ToChild) -> Option<u32> {
+        match message {
+            ToChild::Release { topology, .. } => topology.primaries.first().map(|it| it.server),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_replica_is_promoted_by_all_workers_together() {
+        let mut rings = Rings::new(vec![replicated(["a", "b", "c"], 0)]);
+        let now = Instant::now();
+        [0, 1].into_iter().for_each(|slot| rings.joined(slot));
+        assert_eq!(messages(&mut rings).len(), 2);
+        rings.promote(0, 2, "asked for".into(), now).unwrap();
+        assert_eq!(messages(&mut rings), [(0, hold(0, 1)), (1, hold(0, 1))]);
+        rings.held(0, 0, 1, now);
+        assert_eq!((messages(&mut rings), rings.primary(0)), (vec![], Some(0)));
+        rings.held(1, 0, 1, now);
+        let releases = messages(&mut rings);
+        assert!(releases.len() == 2 && releases.iter().all(|(_, it)| primary_of(it) == Some(2)));
+        assert_eq!(rings.primary(0), Some(2));
+        assert!(rings.promote(0, 2, String::new(), now).is_err(), "it is the primary already");
+        // The primary may not be ejected, and who was it may.
+        rings.server_down(0, 2, "refused".into(), now);
+        assert_eq!(messages(&mut rings), []);
+        rings.server_down(0, 0, "refused".into(), now);
+        settle(&mut rings, now);
+        assert_eq!(rings.live(0), [false, true, true]);
+        // Back to the configured one, which is live by that.
+        rings.promote(0, 0, "asked for".into(), now).unwrap();
+        let told = settled(&mut rings, now);
+        assert_eq!((primary_of(&told), rings.live(0)), (None, vec![true; 3]));
+    }
+
+    #[test]
+    fn a_promotion_that_is_not_held_in_time_is_tried_again() {
+        let mut rings = Rings::new(vec![replicated(["a", "b"], 0)]);
+        let now = Instant::now();
+        rings.joined(0);
+        rings.promote(0, 1, "asked for".into(), now).unwrap();
+        messages(&mut rings);
+        let late = now + HOLD_TIMEOUT;
+        rings.handle_timeout(late);
+        let told = messages(&mut rings);
+        assert!(matches!(told[..], [(0, ref release)] if primary_of(release).is_none()));
+        let again = late + RETRY_PAUSE;
+        rings.handle_timeout(again);
+        settle(&mut rings, again);
+        assert_eq!(rings.primary(0), Some(1));
+    }
+
+    #[test]
+    fn who_is_promoted_stays_so_until_the_file_names_another_primary() {
+        let mut rings = Rings::new(vec![replicated(["a", "b", "c"], 0)]);
+        let now = Instant::now();
+        rings.promote(0, 2, "asked for".into(), now).unwrap();
+        assert_eq!(rings.primary(0), Some(2), "there is no worker to wait for");
+        rings.freeze();
+        let state: RingsState =
+            serde_json::from_slice(&serde_json::to_vec(&rings.state(now)).unwrap()).unwrap();
+        let mut rings = Rings::from_state(state, &[replicated(["a", "b", "c"], 0)], |_| true, now);
+        assert_eq!(rings.primary(0), Some(2));
+        rings.switch(vec![replicated(["c", "a", "d"], 1)]);
+        assert_eq!(rings.primary(0), Some(0), "by its name");
+        let other = rings.switched(vec![replicated(["a", "c", "d"], 2)]);
+        assert_eq!(other.primary(0), Some(2), "the file names d");
+        let gone = rings.switched(vec![replicated(["a", "b"], 0)]);
+        assert_eq!(gone.primary(0), Some(0), "c is not there any more");
+        rings.switch(vec![pool("alpha", ["a", "c"])]);
+        assert_eq!(rings.primary(0), None);
+        assert!(rings.promote(0, 1, String::new(), now).is_err(), "each has keys of its own");
+    }
+
+    /// Answers what is asked, and returns the last message.
+    fn settled(rings: &mut Rings, now: Instant) -> ToChild {
+        let mut last = None;
+        while let Some((slot, message)) = rings.poll_message() {
+            if let ToChild::Hold { pool, version, .. } = message {
+                rings.held(slot, pool, version, now);
+            }
+            last = Some(message);
+        }
+        last.expect("there was something to say")
     }
 }

@@ -68,6 +68,8 @@ pub struct PoolStatus {
     pub servers: u32,
     /// On the ring.
     pub live: u32,
+    /// Who takes the writes, where the others are its replicas; else empty.
+    pub primary: String,
     pub ring_version: u64,
     /// Of the ring, in hex: the same on every machine that sends keys to the same servers.
     pub digest: String,

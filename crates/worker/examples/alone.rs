@@ -3,6 +3,7 @@
 //!
 //! `alone CONFIGURATION` serves the TCP pools of the file until it is killed.
 
+use cashew_config::snapshot::TopologyState;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::TcpListener;
@@ -21,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pools = snapshot.pools.iter().zip(0..).map(|(pool, quota)| PoolState {
         quota,
         ring_version: 0,
-        live: vec![true; pool.servers.len()],
+        topology: TopologyState::whole(pool),
     });
     let (pools, addresses) = (pools.collect(), BTreeMap::new());
     let sealed = Epoch { snapshot: snapshot.clone(), pools, addresses }.seal()?;

@@ -132,7 +132,7 @@ fn states_of(pools: Vec<cashew_control::PoolState>) -> Vec<PoolState> {
     let state = |state: cashew_control::PoolState| PoolState {
         quota: state.quota,
         ring_version: state.ring_version,
-        live: state.live,
+        topology: state.topology,
     };
     pools.into_iter().map(state).collect()
 }

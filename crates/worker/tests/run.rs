@@ -39,8 +39,8 @@ impl Worker {
         let instance = Instance::new(&yaml);
         // Whatever the keys: the spare server is out of the ring.
         let servers = &instance.snapshot.pools[0].servers;
-        let live = servers.iter().map(|server| server.name != "spare").collect();
-        let release = ToChild::Release { pool: 0, version: 1, live };
+        let live: Vec<bool> = servers.iter().map(|server| server.name != "spare").collect();
+        let release = ToChild::Release { pool: 0, version: 1, topology: live.into() };
         let worker = harness::Worker::begin(&instance, 0, 1, &[release]);
         worker.listen(0, 0, &socket);
         Self { worker, instance, _socket: socket, address }
@@ -177,7 +177,7 @@ fn it_holds_its_clients_when_told() {
     assert!(server.read(&mut [0]).is_err());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
     // The spare one comes first, for its shorter name.
-    worker.tell(ToChild::Release { pool: 0, version: 2, live: vec![false, true] });
+    worker.tell(ToChild::Release { pool: 0, version: 2, topology: vec![false, true].into() });
     expect(&mut server, GET);
     server.write_all(b"$-1\r\n").unwrap();
     expect(&mut client, b"$-1\r\n");

@@ -122,7 +122,7 @@ impl Map {
         let reads = match first {
             Some(place) if shares.all(|(other, _)| *other == place) => Way::Straight(place),
             _ => Way::Ring {
-                ring: pool.ring(&on_ring),
+                ring: pool.ring(&on_ring.into()),
                 hash: pool.hash,
                 is_random: pool.distribution == Distribution::Random,
                 places: numbers,

@@ -66,6 +66,8 @@ ids! {
     pub PoolId
     /// A server among those of its pool.
     pub ServerId
+    /// A shard among those of its pool.
+    pub(crate) ShardId
     /// The place of a topic among those of its pool; another topic may have it later.
     pub(crate) TopicSlot
 }

@@ -74,7 +74,7 @@ enum Phase {
 enum Step {
     /// A pool in use whose keys all stay where they are.
     Same { pool: PoolId, config: Box<snapshot::Pool> },
-    /// A pool in use, with the servers and the router of one that comes.
+    /// A pool in use, with the servers and the topology of one that comes.
     Rerouted {
         pool: PoolId,
         preparing: PoolId,
@@ -276,7 +276,7 @@ impl Engine {
         connects: bool,
         awaited: &mut Vec<LaneId>,
     ) -> PoolId {
-        let PlannedPool { config, router, lanes, quota, .. } = planned;
+        let PlannedPool { config, topology, lanes, quota, .. } = planned;
         let (index, wire_protocol) = (self.pools.next_id(), WireProtocol::first_of(&config));
         let void = self.metrics.void_server();
         let servers = kept.iter().zip((0..).map(ServerId::new)).map(|(kept, server)| match kept {
@@ -289,7 +289,7 @@ impl Engine {
         let servers: Table<ServerId, Server> = servers.collect();
         let connects = connects || config.preconnect;
         let shared: Vec<LaneId> = servers.iter().flat_map(Server::shared_lanes).collect();
-        let mut pool = Pool::new(config, router, self.metrics.void_pool(), servers);
+        let mut pool = Pool::new(config, topology, self.metrics.void_pool(), servers);
         pool.quota = quota;
         self.pools.push(pool);
         if connects {
@@ -691,7 +691,7 @@ impl Engine {
                     let merged = preparing.servers.into_iter().zip(kept);
                     pool.servers =
                         merged.map(|(fresh, kept)| kept.map_or(fresh, &mut kept_server)).collect();
-                    (pool.config, pool.router) = (preparing.config, preparing.router);
+                    (pool.config, pool.topology) = (preparing.config, preparing.topology);
                     pool.ring_version = ring_version;
                     (pool, Changed { is_rerouted: true, ..changed })
                 }
@@ -793,7 +793,7 @@ impl Engine {
     fn follow_ring(&mut self, index: PoolId) {
         for server in self.pools[index].servers.ids() {
             let pool = &mut self.pools[index];
-            let ejected = !pool.router.live()[server.index()];
+            let ejected = !pool.topology.live()[server.index()];
             let state = &mut pool.servers[server];
             // Who is in charge of it has perhaps forgotten what was asked.
             state.ask_at = Time::ZERO;
@@ -925,7 +925,7 @@ fn places_alike(old: &Pool, new: &PlannedPool) -> bool {
         && was.hash_tag == is.hash_tag
         && was.distribution == is.distribution
         && was.topology == is.topology
-        && old.router.live() == new.router.live()
+        && old.topology.live() == new.topology.live()
 }
 
 /// By new server: which of the old ones it is, with its lanes.

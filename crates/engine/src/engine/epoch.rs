@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot;
+use cashew_config::snapshot::{self, TopologyState};
 
 use crate::base::id::{PoolId, ServerId};
 use crate::engine::lanes_here;
-use crate::topology::router::Router;
+use crate::topology::Topology;
 
 /// A snapshot as one worker will serve by it, with its rings already built. Building them is what
 /// takes long, so it is done on another thread; see `Engine::handle_prepare`.
@@ -23,7 +23,7 @@ pub struct Plan {
 
 pub(crate) struct PlannedPool {
     pub(crate) config: snapshot::Pool,
-    pub(crate) router: Router,
+    pub(crate) topology: Topology,
     pub(crate) ring_version: u64,
     pub(crate) quota: u32,
     /// Shared lanes of each server.
@@ -32,21 +32,20 @@ pub(crate) struct PlannedPool {
     pub(crate) moved: BTreeSet<ServerId>,
 }
 
-/// What is known of a pool's ring that is not configured. The control crate has the like, which the
+/// What is known of a pool that is not configured. The control crate has the like, which the
 /// engine knows nothing of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolState {
     /// Where the pool's clients are counted, over all workers: see [`crate::Engine::poll_departed`].
     pub quota: u32,
     pub ring_version: u64,
-    /// Which servers are on the ring.
-    pub live: Vec<bool>,
+    pub topology: TopologyState,
 }
 
 impl PoolState {
     /// Of a pool that has all of its servers.
     pub fn whole(pool: &snapshot::Pool) -> Self {
-        Self { quota: 0, ring_version: 0, live: vec![true; pool.servers.len()] }
+        Self { quota: 0, ring_version: 0, topology: TopologyState::whole(pool) }
     }
 }
 
@@ -55,12 +54,12 @@ impl Plan {
     ///
     /// # Panics
     ///
-    /// Unless there is one state for each pool, and in it one flag for each server.
+    /// Unless there is one state for each pool, which is of that pool.
     pub fn new(snapshot: &Snapshot, states: &[PoolState], rank: u32, workers: u32) -> Self {
         assert_eq!(snapshot.pools.len(), states.len(), "one state for each pool");
         let workers = workers.max(1);
         let planned = |(config, state): (&snapshot::Pool, &PoolState)| PlannedPool {
-            router: Router::new(config, state.live.clone()),
+            topology: Topology::new(config, state.topology.clone()),
             ring_version: state.ring_version,
             quota: state.quota,
             lanes: lanes_here(config.server_connections, rank, workers),

@@ -219,7 +219,7 @@ impl Engine {
                 break;
             }
             let is_up = |server: ServerId| pool.servers[server].is_up();
-            let Some(server) = pool.router.select(plain.key, plain.access, &mut self.rng, is_up)
+            let Some(server) = pool.topology.select(plain.key, plain.access, &mut self.rng, is_up)
             else {
                 break;
             };

@@ -1,5 +1,6 @@
 //! Changes of one pool's ring: hold, then release.
 
+use cashew_config::snapshot::TopologyState;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 
 use crate::base::action::Action;
@@ -25,13 +26,17 @@ impl Engine {
         self.watch_until(until);
     }
 
-    /// Second phase: the pool goes on, with the ring over the servers for which `live` is true.
-    /// `wall_us` is the time of day for the statistics, in microseconds since 1970.
+    /// Second phase: the pool goes on, by this topology. `wall_us` is the time of day for the
+    /// statistics, in microseconds since 1970.
+    ///
+    /// # Panics
+    ///
+    /// Unless the topology has a flag for each server of the pool.
     pub fn handle_release(
         &mut self,
         pool: PoolId,
         version: u64,
-        live: &[bool],
+        topology: TopologyState,
         now: Time,
         wall_us: u64,
     ) {
@@ -41,13 +46,14 @@ impl Engine {
         state.update_held();
         state.ring_version = version;
         self.metrics.set_pool(state.metrics, PoolGauge::RingVersion, version);
-        let is_other = state.router.live() != live;
+        let live = topology.live.clone();
+        let is_other = *state.topology.state() != topology;
         if is_other {
-            state.router.set_live(live.to_vec());
+            state.topology.set_state(topology);
             self.invalidate_leases(|of| of == pool);
         }
-        for (server, &live) in live.iter().enumerate() {
-            self.set_ejected(pool, ServerId::new(server as u32), !live, wall_us);
+        for (server, live) in (0..).map(ServerId::new).zip(live) {
+            self.set_ejected(pool, server, !live, wall_us);
         }
         if is_other {
             self.place_topics(pool);

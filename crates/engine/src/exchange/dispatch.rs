@@ -98,7 +98,7 @@ impl Engine {
     pub(crate) fn route(&mut self, pool: PoolId, key: &[u8], access: Access) -> Option<ServerId> {
         let pool = &self.pools[pool];
         let is_up = |server: ServerId| pool.servers[server].is_up();
-        pool.router.select(key, access, &mut self.rng, is_up)
+        pool.topology.select(key, access, &mut self.rng, is_up)
     }
 
     /// Sends a request with one key as it is.
@@ -298,7 +298,7 @@ impl Engine {
     pub(crate) fn any_server(&mut self, client: ClientId, access: Access) -> Option<ServerId> {
         let pool = self.clients[client].pool;
         let config = &self.pools[pool];
-        if config.router.is_one_shard() {
+        if config.topology.is_one_shard() {
             self.route(pool, b"", access)
         } else {
             let servers = &config.servers;
@@ -313,7 +313,7 @@ impl Engine {
     /// Whether all of the client's keys are on one server, whichever they are.
     pub(crate) fn is_single(&self, client: ClientId) -> bool {
         let pool = &self.pools[self.clients[client].pool];
-        pool.router.is_one_shard() || pool.servers.len() == 1
+        pool.topology.is_one_shard() || pool.servers.len() == 1
     }
 
     /// Puts a request's bytes at the end of a lane.
@@ -354,13 +354,13 @@ impl Engine {
         access: Access,
         split: &mut Split,
     ) -> Result<Option<ServerId>, Failure> {
-        let Pool { router, servers, .. } = &self.pools[pool];
+        let Pool { topology, servers, .. } = &self.pools[pool];
         let is_up = |server: ServerId| servers[server].is_up();
         split.begin(servers.len());
         for key in keys {
             let server = match split.parts.first() {
-                Some(part) if router.is_one_shard() => part.server,
-                _ => router.select(key, access, &mut self.rng, is_up).ok_or(Failure::NoServer)?,
+                Some(part) if topology.is_one_shard() => part.server,
+                _ => topology.select(key, access, &mut self.rng, is_up).ok_or(Failure::NoServer)?,
             };
             split.add(server);
         }
@@ -509,7 +509,7 @@ impl Engine {
         let mut split = std::mem::take(&mut self.scratch.split);
         let pool = &self.pools[self.clients[client].pool];
         split.begin(pool.servers.len());
-        for (server, &live) in pool.router.live().iter().enumerate() {
+        for (server, &live) in pool.topology.live().iter().enumerate() {
             if live {
                 split.add(ServerId::new(server as u32));
             }

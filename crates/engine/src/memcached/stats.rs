@@ -104,7 +104,7 @@ impl Engine {
     pub(super) fn aggregate(&self, client: ClientId, kind: Kind) -> Box<Aggregate> {
         let pool = &self.pools[self.clients[client].pool];
         let names = |is_live: bool| {
-            let servers = pool.config.servers.iter().zip(pool.router.live());
+            let servers = pool.config.servers.iter().zip(pool.topology.live());
             let servers = servers.filter(move |&(_, &live)| live == is_live);
             servers.map(|(server, _)| server.name.clone()).collect()
         };

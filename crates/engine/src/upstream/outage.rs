@@ -145,7 +145,7 @@ impl Engine {
         let Lane { pool: pool_index, server: server_index, .. } = self.lanes[index];
         let pool = &mut self.pools[pool_index];
         let limit = pool.failure_limit;
-        let may_eject = pool.auto_eject && pool.router.may_eject(server_index);
+        let may_eject = pool.auto_eject && pool.topology.may_eject(server_index);
         let server = &mut pool.servers[server_index];
         if !std::mem::replace(&mut server.failing, true) {
             self.actions.push_back(Action::ServerFailing {

@@ -21,7 +21,7 @@ use crate::redis::keyless::Walk;
 use crate::redis::monitor::Watch;
 use crate::redis::pubsub::{Feed, PubSub};
 use crate::redis::scripts::{Scripts, Seen};
-use crate::topology::router::Router;
+use crate::topology::Topology;
 use crate::upstream::bulk::LargeReplies;
 use crate::upstream::lane::Lane;
 use crate::upstream::misfit::Unknown;
@@ -31,7 +31,7 @@ pub(crate) struct Pool {
     pub(crate) standing: Standing,
     pub(crate) protocol: Protocol,
     pub(crate) metrics: cashew_metrics::PoolId,
-    pub(crate) router: Router,
+    pub(crate) topology: Topology,
     pub(crate) servers: Table<ServerId, Server>,
     /// What clients have agreed on; by index, see [`SessionParams`].
     pub(crate) params_set: Vec<SessionParams>,
@@ -220,7 +220,7 @@ impl Pool {
     /// A pool that comes; nobody is to be asked to eject its servers before it is in use.
     pub(crate) fn new(
         config: snapshot::Pool,
-        router: Router,
+        topology: Topology,
         metrics: cashew_metrics::PoolId,
         servers: Table<ServerId, Server>,
     ) -> Self {
@@ -229,7 +229,7 @@ impl Pool {
             protocol: config.protocol,
             standing: Standing::Coming,
             metrics,
-            router,
+            topology,
             servers,
             params_set: vec![SessionParams { wire_protocol, database: config.redis_db }],
             usage: vec![Usage::OPEN],

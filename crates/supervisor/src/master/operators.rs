@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::TopologyState;
 use cashew_metrics::{PoolCounter, monotonic_ms};
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
@@ -177,13 +178,20 @@ impl Master {
         }
     }
 
+    /// The name of the primary of a pool that has one and replicas.
+    fn primary_of(&self, pool: u32) -> String {
+        let servers = &self.current.snapshot.pools[pool as usize].servers;
+        let primary = self.rings.primary(pool);
+        primary.map_or_else(String::new, |primary| servers[primary as usize].name.clone())
+    }
+
     pub(super) fn tell_status(&mut self, reply: Box<dyn Reply>) {
         let status = self.status();
         let snapshot = Arc::clone(&self.current.snapshot);
         let pools = 0..self.current.snapshot.pools.len() as u32;
-        let live: Vec<Vec<bool>> = pools.map(|pool| self.rings.live(pool)).collect();
+        let states: Vec<TopologyState> = pools.map(|pool| self.rings.topology(pool)).collect();
         let digest = move || {
-            let rings = snapshot.pools.iter().zip(&live).map(|(pool, live)| pool.ring(live));
+            let rings = snapshot.pools.iter().zip(&states).map(|(pool, state)| pool.ring(state));
             rings.map(|ring| format!("{:016x}", ring.digest())).collect()
         };
         match Errand::start("digest", digest) {
@@ -256,6 +264,7 @@ impl Master {
             listen: pool.listen.to_string(),
             servers: pool.servers.len() as u32,
             live: self.rings.live(index).iter().filter(|live| **live).count() as u32,
+            primary: self.primary_of(index),
             ring_version: self.rings.version(index),
             digest: String::new(),
         };

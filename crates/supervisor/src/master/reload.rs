@@ -166,6 +166,7 @@ impl Master {
             }
             Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
             Command::Status => self.tell_status(reply),
+            Command::Failover { pool, server } => self.fail_over(pool, server, reply, now),
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
     }

@@ -63,7 +63,7 @@ impl InEffect {
         let state = |(index, pool): (u32, &Pool)| PoolState {
             quota: quotas.number(&pool.name).expect("the quotas are for these pools"),
             ring_version: rings.version(index),
-            live: rings.live(index),
+            topology: rings.topology(index),
         };
         let pools = (0..).zip(&snapshot.pools).map(state).collect();
         let epoch = Epoch { snapshot, pools, addresses };

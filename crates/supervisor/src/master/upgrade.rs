@@ -22,6 +22,7 @@ use cashew_process::exec;
 use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
 
+use super::failover::Failovers;
 use super::log::Log;
 use super::operators::Operators;
 use super::reload::Reload;
@@ -38,7 +39,7 @@ use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
 use crate::rehearsal::{Kit, understands_sessions};
-use crate::ring::Rings;
+use crate::ring::{RingConfig, Rings};
 use crate::signals::Signals;
 use crate::slots::KILL_GRACE;
 use crate::state::{FORMAT, Head, Pack, REHEARSED, State, Unpack};
@@ -306,7 +307,7 @@ impl Master {
         if let Err(why) = places_for(workers_of(&self.current.snapshot), taken) {
             return Some(why);
         }
-        if self.operators.is_working() {
+        if self.operators.is_working() || self.failovers.is_working() {
             return Some("operators wait for an answer".into());
         }
         if !self.sessions.is_empty() {
@@ -460,7 +461,8 @@ impl Master {
             let member = members.get(&Role::Worker { slot });
             member.is_some_and(|member| member.running.is_some())
         };
-        let rings = Rings::from_state(state.rings, is_there, now);
+        let configs = RingConfig::of(&kit.epoch.snapshot);
+        let rings = Rings::from_state(state.rings, &configs, is_there, now);
         let quotas = Quotas::from_numbers(state.quotas);
         let (metrics, segments) = match kit.segments {
             Ok(segments) => (descriptors.get(state.metrics).map_err(Error::TakeOver)?, segments),
@@ -545,6 +547,7 @@ impl Master {
             on_ready: None,
             started,
             operators: Operators::resume(state.operators, operators),
+            failovers: Failovers::default(),
         };
         master.allow_mail();
         // Where workers were that the program before this one has killed.

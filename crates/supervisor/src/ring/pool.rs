@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Pool, Topology};
+use cashew_config::snapshot::{Endpoint, Pool, Promoted, Topology, TopologyState};
 use cashew_control::ToChild;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
@@ -18,6 +18,9 @@ pub(crate) struct RingConfig {
     pub(crate) name: String,
     pub(crate) retry_timeout_ms: u64,
     pub(crate) servers: Vec<ServerConfig>,
+    /// Of a pool whose servers are one primary and its replicas: who is configured to be the primary.
+    #[serde(default)]
+    pub(crate) primary: Option<u32>,
 }
 
 /// A server is the same in another epoch when its name and its endpoint are.
@@ -35,6 +38,11 @@ pub(super) struct RingState {
     /// One for each server.
     servers: Vec<ServerState>,
     wanted: BTreeMap<u32, Wanted>,
+    /// `None` is the configured one.
+    #[serde(default)]
+    primary: Option<u32>,
+    #[serde(default)]
+    promotion: Option<Promotion>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +64,10 @@ pub(super) struct Ring {
     /// Servers to be ejected or readmitted by the next change. Never holds what is true already
     /// or becomes true by the change under way.
     pub(super) wanted: BTreeMap<u32, Wanted>,
+    /// Who is the primary, of a pool that has one.
+    pub(super) primary: Option<u32>,
+    /// Who is to become it by the next change.
+    pub(super) promotion: Option<Promotion>,
     pub(super) not_before: Option<Instant>,
 }
 
@@ -69,6 +81,7 @@ pub(super) struct Server {
 #[derive(Clone)]
 pub(super) struct Change {
     pub(super) servers: BTreeMap<u32, Wanted>,
+    pub(super) promotion: Option<Promotion>,
     /// Who may still dispatch by the old ring.
     pub(super) waiting: BTreeSet<Slot>,
     pub(super) deadline: Instant,
@@ -80,12 +93,21 @@ pub(super) struct Wanted {
     pub(super) why: String,
 }
 
+/// A server that is to take the writes, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Promotion {
+    pub(super) server: u32,
+    pub(super) why: String,
+}
+
 impl RingState {
     pub(super) fn is_of(&self, pool: &Pool) -> bool {
         let servers = self.servers.len();
         self.config.name == pool.name
             && (self.config.servers.len(), pool.servers.len()) == (servers, servers)
             && self.wanted.keys().all(|&server| (server as usize) < servers)
+            && self.primary.is_none_or(|server| (server as usize) < servers)
+            && self.promotion.as_ref().is_none_or(|it| (it.server as usize) < servers)
     }
 }
 
@@ -97,15 +119,16 @@ impl RingConfig {
                 Topology::Sharded => None,
                 Topology::MasterReplica { master } => Some(master),
             };
-            let of_server = |(index, server): (u32, &cashew_config::snapshot::Server)| {
-                let may_eject = pool.auto_eject_hosts && master != Some(index);
+            let of_server = |server: &cashew_config::snapshot::Server| {
+                let may_eject = pool.auto_eject_hosts;
                 let (name, endpoint) = (server.name.clone(), server.endpoint.clone());
                 ServerConfig { name, endpoint, may_eject }
             };
             Self {
                 name: pool.name.clone(),
                 retry_timeout_ms: pool.server_retry_timeout_ms,
-                servers: (0..).zip(&pool.servers).map(of_server).collect(),
+                servers: pool.servers.iter().map(of_server).collect(),
+                primary: master,
             }
         };
         snapshot.pools.iter().map(of_pool).collect()
@@ -117,9 +140,11 @@ impl Ring {
         Self {
             version: 0,
             servers: vec![Server { live: true, flaps: Flaps::default() }; config.servers.len()],
+            primary: config.primary,
             config,
             change: None,
             wanted: BTreeMap::new(),
+            promotion: None,
             not_before: None,
         }
     }
@@ -132,12 +157,27 @@ impl Ring {
             .collect();
         let mut ring =
             Self { version: self.version, not_before: self.not_before, ..Self::new(config) };
+        let named = |config: &RingConfig, server: Option<u32>| {
+            server.map(|server| config.servers[server as usize].name.clone())
+        };
+        // Who is promoted stays so until the file names another.
+        let is_as_before =
+            named(&self.config, self.config.primary) == named(&ring.config, ring.config.primary);
         for (index, server) in (0..).zip(&ring.config.servers) {
             let Some(&before) = old.get(&(&*server.name, &server.endpoint)) else { continue };
+            if is_as_before && ring.primary.is_some() {
+                if self.primary == Some(before) {
+                    ring.primary = Some(index);
+                }
+                if let Some(promotion) = self.promotion.take_if(|it| it.server == before) {
+                    ring.promotion = Some(Promotion { server: index, ..promotion });
+                }
+            }
             let state = self.servers[before as usize];
             ring.servers[index as usize] = state;
             let wanted = self.wanted.remove(&before);
-            if server.may_eject {
+            let is_primary = ring.primary == Some(index);
+            if server.may_eject && !is_primary {
                 ring.wanted.extend(wanted.map(|wanted| (index, wanted)));
             } else if !state.live && !halted {
                 let why = "it is not to be ejected any more".to_owned();
@@ -159,10 +199,12 @@ impl Ring {
             version: self.version,
             servers: self.servers.iter().map(of_server).collect(),
             wanted: self.wanted.clone(),
+            primary: self.primary.filter(|_| self.primary != self.config.primary),
+            promotion: self.promotion.clone(),
         }
     }
 
-    pub(super) fn from_state(state: RingState, now: Instant) -> Self {
+    pub(super) fn from_state(state: RingState, config: RingConfig, now: Instant) -> Self {
         let of_server = |server: ServerState| {
             let ago = server.changed_ms_ago.map(Duration::from_millis);
             let flaps = Flaps {
@@ -172,13 +214,21 @@ impl Ring {
             Server { live: server.live, flaps }
         };
         Self {
-            config: state.config,
+            primary: state.primary.or(config.primary),
+            promotion: state.promotion,
+            config,
             version: state.version,
             servers: state.servers.into_iter().map(of_server).collect(),
             change: None,
             wanted: state.wanted,
             not_before: None,
         }
+    }
+
+    pub(super) fn topology(&self) -> TopologyState {
+        let promoted = self.primary.filter(|_| self.primary != self.config.primary);
+        let primaries = promoted.map(|server| Promoted { shard: 0, server }).into_iter().collect();
+        TopologyState { live: self.live(), primaries }
     }
 
     pub(super) fn live(&self) -> Vec<bool> {
@@ -214,11 +264,37 @@ impl Ring {
         }
     }
 
+    /// Whether the server may be left out of the ring: the primary has no substitute.
+    pub(super) fn may_eject(&self, server: u32) -> bool {
+        let config = self.config.servers.get(server as usize);
+        let promotions = self
+            .promotion
+            .iter()
+            .chain(self.change.iter().filter_map(|change| change.promotion.as_ref()));
+        config.is_some_and(|config| config.may_eject)
+            && self.primary != Some(server)
+            && promotions.into_iter().all(|it| it.server != server)
+    }
+
+    /// Another server takes the writes.
+    pub(super) fn promote(&mut self, Promotion { server, why }: Promotion) {
+        let name_of = |server: u32| &self.config.servers[server as usize].name;
+        let (pool, name) = (&self.config.name, name_of(server));
+        let before = self.primary.map_or("", |before| name_of(before));
+        warn!("pool '{pool}': server '{name}' is the primary now, no more '{before}': {why}");
+        self.primary = Some(server);
+        self.servers[server as usize].live = true;
+    }
+
+    pub(super) fn has_wishes(&self) -> bool {
+        !self.wanted.is_empty() || self.promotion.is_some()
+    }
+
     pub(super) fn hold(&self, pool: u32) -> ToChild {
         ToChild::Hold { pool, version: self.version, drain_ms: DRAIN_MS }
     }
 
     pub(super) fn release(&self, pool: u32) -> ToChild {
-        ToChild::Release { pool, version: self.version, live: self.live() }
+        ToChild::Release { pool, version: self.version, topology: self.topology() }
     }
 }

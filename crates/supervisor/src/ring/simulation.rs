@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use cashew_config::snapshot::TopologyState;
 use cashew_control::ToChild;
 
-use super::Rings;
 use super::flaps::FLAP_PAUSE_MAX;
 use super::tests::pool;
+use super::{RingConfig, Rings};
 
 /// Workers that read their mail late, die and are replaced at random moments, while epochs
 /// come and go, never dispatch by two rings of one pool at once.
@@ -16,6 +17,11 @@ fn no_two_workers_ever_dispatch_by_different_rings() {
     for seed in 1..=300 {
         Simulation::new(seed).run();
     }
+}
+
+/// The first server is configured to be the primary.
+fn replicated(servers: [&str; 3]) -> RingConfig {
+    RingConfig { primary: Some(0), ..pool("alpha", servers) }
 }
 
 /// Epochs are switched here while nobody reads: that all workers go over to one together is
@@ -37,14 +43,14 @@ struct Worker {
     inbox: VecDeque<ToChild>,
     started: bool,
     held: bool,
-    live: Vec<bool>,
+    topology: Option<TopologyState>,
 }
 
 impl Simulation {
     fn new(seed: u64) -> Self {
         Self {
             random: seed,
-            rings: Rings::new(vec![pool("alpha", ["a", "b", "c"])]),
+            rings: Rings::new(vec![replicated(["a", "b", "c"])]),
             now: Instant::now(),
             workers: [(); 3].map(|()| None),
             servers: vec!["a", "b", "c"],
@@ -99,6 +105,11 @@ impl Simulation {
                 let server = self.below(3) as u32;
                 self.rings.server_up(0, server, self.now);
             }
+            12 | 13 => {
+                // Whether it may be is not what this is about.
+                let server = self.below(3) as u32;
+                let _ = self.rings.promote(0, server, "asked for".into(), self.now);
+            }
             8 => {
                 let pause = Duration::from_millis(self.below(400) as u64);
                 self.now += pause;
@@ -126,7 +137,7 @@ impl Simulation {
                 .find(|name| !self.servers.contains(name))
                 .unwrap();
         }
-        let next = vec![pool("alpha", [self.servers[0], self.servers[1], self.servers[2]])];
+        let next = vec![replicated([self.servers[0], self.servers[1], self.servers[2]])];
         let preview = self.rings.switched(next.clone());
         self.rings.switch(next);
         let live = self.rings.live(0);
@@ -135,7 +146,7 @@ impl Simulation {
             assert_eq!(*live, known.get(server).copied().unwrap_or(true));
         }
         for worker in self.workers.iter_mut().flatten() {
-            worker.live.clone_from(&live);
+            worker.topology = Some(self.rings.topology(0));
         }
         self.switches += 1;
     }
@@ -149,9 +160,10 @@ impl Simulation {
                 worker.held = true;
                 self.rings.held(slot as u32, pool, version, self.now);
             }
-            Some(ToChild::Release { live, .. }) => {
-                self.changes += u32::from(worker.started && worker.live != live);
-                (worker.held, worker.live) = (false, live);
+            Some(ToChild::Release { topology, .. }) => {
+                let topology = Some(topology);
+                self.changes += u32::from(worker.started && worker.topology != topology);
+                (worker.held, worker.topology) = (false, topology);
             }
             Some(message) => panic!("unexpected {message:?}"),
             None => return false,
@@ -163,7 +175,7 @@ impl Simulation {
         let mut dispatching =
             self.workers.iter().flatten().filter(|worker| worker.started && !worker.held);
         if let Some(first) = dispatching.next() {
-            assert!(dispatching.all(|other| other.live == first.live));
+            assert!(dispatching.all(|other| other.topology == first.topology));
         }
     }
 

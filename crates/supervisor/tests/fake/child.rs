@@ -202,8 +202,8 @@ impl Worker {
                 self.held = true;
                 self.say(&ToMaster::Held { pool, version });
             }
-            ToChild::Release { pool: 0, live, .. } => {
-                self.live = live;
+            ToChild::Release { pool: 0, topology, .. } => {
+                self.live = topology.live;
                 self.held = false;
             }
             ToChild::Release { .. } => {}
@@ -325,7 +325,7 @@ impl Worker {
         let new = self.serving();
         new.segments.carry(&old.segments, old.snapshot(), new.snapshot(), self.slot);
         new.writer.set_epoch(epoch);
-        let live = new.epoch.pools[0].live.clone();
+        let live = new.epoch.pools[0].topology.live.clone();
         (self.rank, self.workers) = (new.rank, new.workers);
         self.live = live;
         self.held = false;

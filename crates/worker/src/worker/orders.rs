@@ -74,8 +74,9 @@ impl<D: Driver> Worker<D> {
             ToChild::Hold { pool, version, drain_ms } => {
                 self.core.engine.handle_hold(PoolId::new(pool), version, drain_ms, now);
             }
-            ToChild::Release { pool, version, live } => {
-                self.core.engine.handle_release(PoolId::new(pool), version, &live, now, wall_us());
+            ToChild::Release { pool, version, topology } => {
+                let pool = PoolId::new(pool);
+                self.core.engine.handle_release(pool, version, topology, now, wall_us());
             }
             ToChild::Prepare { epoch, rank, workers } => {
                 self.prepare(epoch, rank, workers, descriptors);

@@ -1,6 +1,7 @@
 //! Workers in threads, with a master, clients and servers played by the test.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+use cashew_config::snapshot::TopologyState;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -45,7 +46,7 @@ impl Instance {
         let states = snapshot.pools.iter().zip(0..).map(|(pool, quota)| PoolState {
             quota,
             ring_version: snapshot.epoch,
-            live: vec![true; pool.servers.len()],
+            topology: TopologyState::whole(pool),
         });
         Self { states: states.collect(), snapshot, segments, metrics, shared, shared_memory }
     }

@@ -323,7 +323,7 @@ impl Engine {
 
     /// Those of the ring, by their places in the pool.
     pub(crate) fn live_servers(&self, pool: PoolId) -> Vec<ServerId> {
-        let live = self.pools[pool].router.live().iter().zip((0..).map(ServerId::new));
+        let live = self.pools[pool].topology.live().iter().zip((0..).map(ServerId::new));
         live.filter(|(live, _)| **live).map(|(_, server)| server).collect()
     }
 
@@ -483,7 +483,7 @@ impl Engine {
             let server = ServerId::new(round.next % pool.servers.len() as u32);
             round.next = server.number() + 1;
             round.left -= 1;
-            if !pool.router.live()[server.index()] {
+            if !pool.topology.live()[server.index()] {
                 continue;
             }
             match self.lane_for(client, server, round.text.len()) {
@@ -534,7 +534,7 @@ impl Engine {
     fn scan(&mut self, client: ClientId, bytes: &[u8], args: &[Span]) -> Plan {
         let pool = &self.pools[self.clients[client].pool];
         let walk = pool.walk;
-        let live = pool.router.live();
+        let live = pool.topology.live();
         let first =
             || live.iter().position(|&live| live).map(|server| ServerId::new(server as u32));
         let cursor = match walk.read(args[1].of(bytes)) {
@@ -606,7 +606,7 @@ impl Engine {
     /// The beginning of the next server of the ring, if there is one.
     fn page_behind(&self, pool: PoolId, page: Page) -> Option<Cursor> {
         let pool = &self.pools[pool];
-        let live = pool.router.live();
+        let live = pool.topology.live();
         // By a list that has changed nobody will go on: the next cursor is refused.
         let is_next =
             |&server: &ServerId| pool.walk != page.walk || live.get(server.index()) == Some(&true);

@@ -12,13 +12,13 @@ use crate::base::failure::Failure;
 use crate::base::id::{PoolId, ServerId, TopicSlot};
 use crate::engine::Engine;
 use crate::redis::pubsub::topics::{Kind, Place, Readiness, Standing, TopicId};
-use crate::topology::router::Router;
+use crate::topology::Topology;
 use crate::upstream::lane::Link;
 use crate::upstream::pool::Pool;
 
 /// Where the topics of a pool will be.
 pub(crate) struct Next {
-    /// The pool that has the router to come, and the servers that are not known yet.
+    /// The pool that has the topology to come, and the servers that are not known yet.
     pub(crate) preparing: PoolId,
     /// By server to come: which of those in use it is.
     kept: Vec<Option<ServerId>>,
@@ -48,9 +48,9 @@ impl Engine {
 
     /// The servers that have the channel, or each a part of what is published.
     fn servers_of(&mut self, pool_index: PoolId, kind: Kind, name: &[u8]) -> Vec<ServerId> {
-        let Pool { router, config, .. } = &self.pools[pool_index];
-        if is_of_every_server(kind, name) || router.is_random() {
-            return heads(router, config);
+        let Pool { topology, config, .. } = &self.pools[pool_index];
+        if is_of_every_server(kind, name) || topology.is_random() {
+            return heads(topology, config);
         }
         self.channel_server(pool_index, name).into_iter().collect()
     }
@@ -317,8 +317,8 @@ impl Engine {
 }
 
 /// The servers of which each may publish something of its own, none of them twice.
-fn heads(router: &Router, config: &snapshot::Pool) -> Vec<ServerId> {
+fn heads(topology: &Topology, config: &snapshot::Pool) -> Vec<ServerId> {
     let mut seen = HashSet::new();
     let is_new = |&server: &ServerId| seen.insert(&config.servers[server.index()].endpoint);
-    router.heads().filter(is_new).collect()
+    topology.heads().filter(is_new).collect()
 }

@@ -370,7 +370,7 @@ impl Engine {
     /// A server whose functions another one may be given now.
     fn donor_of_functions(&mut self, client: ClientId, to: ServerId) -> Option<ServerId> {
         let pool = &mut self.pools[self.clients[client].pool];
-        let lives = pool.router.live();
+        let lives = pool.topology.live();
         let is_donor = |&at: &ServerId| lives[at.index()] && at != to && pool.servers[at].is_up();
         let donor = pool.servers.ids().find(is_donor)?;
         let state = &mut pool.servers[to];

@@ -5,7 +5,7 @@
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-pub(crate) fn serialize<S: Serializer>(live: &[bool], serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn serialize<S: Serializer>(live: &[bool], serializer: S) -> Result<S::Ok, S::Error> {
     let digits = live.chunks(4).map(|four| {
         let bits = four.iter().rev().fold(0, |bits, &live| bits << 1 | u32::from(live));
         char::from_digit(bits, 16).expect("four bits are one hex digit")
@@ -13,7 +13,7 @@ pub(crate) fn serialize<S: Serializer>(live: &[bool], serializer: S) -> Result<S
     serializer.collect_str(&format_args!("{}:{}", live.len(), digits.collect::<String>()))
 }
 
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<bool>, D::Error> {
     let text = String::deserialize(deserializer)?;

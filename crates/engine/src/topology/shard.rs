@@ -1,0 +1,45 @@
+//! Servers that hold the same share of the keys.
+
+use crate::base::id::ServerId;
+
+/// One share of a pool's keys, and who has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    /// Who takes the writes.
+    pub(crate) primary: ServerId,
+    /// Who has copies; in the order of the configuration.
+    pub(crate) replicas: Vec<ServerId>,
+}
+
+impl Shard {
+    /// Of one server, which has no copies.
+    pub(crate) fn of_one(primary: ServerId) -> Self {
+        Self { primary, replicas: Vec::new() }
+    }
+
+    /// Has another of its servers take the writes; the one that did so becomes a replica. Any other
+    /// server changes nothing.
+    pub(crate) fn promote(&mut self, server: ServerId) {
+        let Some(place) = self.replicas.iter().position(|&replica| replica == server) else {
+            return;
+        };
+        self.replicas[place] = std::mem::replace(&mut self.primary, server);
+        self.replicas.sort_unstable();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_primary_changes_places_with_the_replica_that_is_promoted() {
+        let [a, b, c, d] = [0, 1, 2, 3].map(ServerId::new);
+        let mut shard = Shard { primary: b, replicas: vec![a, c] };
+        shard.promote(c);
+        assert_eq!(shard, Shard { primary: c, replicas: vec![a, b] });
+        shard.promote(c);
+        shard.promote(d);
+        assert_eq!(shard, Shard { primary: c, replicas: vec![a, b] });
+    }
+}

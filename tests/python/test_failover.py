@@ -1,0 +1,141 @@
+"""`cashew failover`: another server takes the writes of a pool, at once in all workers."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from harness import resp, server_lines, wait_until
+
+KEYS = [f"key:{n}" for n in range(50)]
+
+
+class Pair:
+    """A pool of a master and a replica of it, by real replication."""
+
+    def __init__(self, place, **options):
+        self.master, self.replica = place.redis(), place.redis()
+        self.replica.call("REPLICAOF", "127.0.0.1", self.master.port)
+        linked = lambda: b"master_link_status:up" in self.replica.call("INFO", "replication")
+        wait_until(linked, "the replica has a copy")
+        self.servers = server_lines([self.master, self.replica], names=["master", "r1"])
+        self.options = {"redis": True, "servers": self.servers, **options}
+        self.gateway = place.cashew({"alpha": self.options}, {"worker_processes": 2})
+
+    def promote(self):
+        self.replica.call("REPLICAOF", "NO", "ONE")
+        return self.gateway.order("failover", "alpha", "r1")
+
+    def writes(self, server):
+        """How many SETs the server has executed."""
+        for line in server.call("INFO", "commandstats").split(b"\r\n"):
+            if line.startswith(b"cmdstat_set:"):
+                return int(line.split(b"calls=")[1].split(b",")[0])
+        return 0
+
+    def check_writes_go_to(self, server, other):
+        before = self.writes(other)
+        for n, key in enumerate(KEYS):
+            # Clients of both workers.
+            assert self.gateway.call("SET", key, str(n)) == "OK"
+        assert [server.call("GET", key) for key in KEYS] == [b"%d" % n for n in range(len(KEYS))]
+        assert self.writes(other) == before
+
+
+@pytest.fixture
+def pair(place):
+    return Pair(place)
+
+
+class Writer(threading.Thread):
+    """Writes all the time, and keeps what is not OK."""
+
+    def __init__(self, gateway):
+        super().__init__()
+        self.gateway, self.stopped, self.count, self.others = gateway, threading.Event(), 0, []
+
+    def run(self):
+        with self.gateway.connect() as conn:
+            while not self.stopped.is_set():
+                reply = conn.call("SET", "written", str(self.count))
+                self.count += 1
+                if reply != "OK":
+                    self.others.append(reply)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopped.set()
+        self.join()
+
+
+def test_writes_go_to_the_promoted_server_and_none_fails(pair):
+    with Writer(pair.gateway) as one, Writer(pair.gateway) as two:
+        wait_until(lambda: min(one.count, two.count) > 100, "they write")
+        done = pair.promote()
+        assert done.returncode == 0, done.stderr
+        assert "'r1' takes the writes now" in done.stdout
+        told = one.count, two.count
+        wait_until(lambda: one.count > told[0] + 100 and two.count > told[1] + 100, "they go on")
+        before = pair.writes(pair.master)
+        wait_until(lambda: one.count > told[0] + 200, "they go on")
+        assert pair.writes(pair.master) == before
+    assert one.others == two.others == []
+    pair.check_writes_go_to(pair.replica, pair.master)
+    status = pair.gateway.order("status").stdout
+    assert "2 of 2, primary r1" in status
+    assert "server 'r1' is the primary now, no more 'master'" in pair.gateway.log()
+
+
+def test_it_stays_so_over_a_reload_a_worker_s_death_and_an_upgrade(pair):
+    assert pair.promote().returncode == 0
+    pair.gateway.reload()
+    pair.check_writes_go_to(pair.replica, pair.master)
+    workers = pair.gateway.workers()
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(set(pair.gateway.workers()) - set(workers)) == 2, "other workers")
+    pair.check_writes_go_to(pair.replica, pair.master)
+    done = pair.gateway.order("upgrade")
+    assert done.returncode == 0, done.stderr
+    pair.check_writes_go_to(pair.replica, pair.master)
+    back = pair.gateway.order("failover", "alpha", "master")
+    assert back.returncode == 0, back.stderr
+    assert "2 of 2, primary master" in pair.gateway.order("status").stdout
+
+
+def test_what_a_client_has_begun_at_the_old_master_does_not_end_there(pair):
+    with pair.gateway.connect() as watcher, pair.gateway.connect() as waiter:
+        assert watcher.call("WATCH", "watched") == "OK"
+        assert watcher.call("MULTI") == "OK"
+        assert watcher.call("SET", "watched", "1") == "QUEUED"
+        waiter.send(resp("BLPOP", "list", "0"))
+        assert pair.promote().returncode == 0
+        before = pair.writes(pair.master)
+        # What was watched may have changed meanwhile: nothing is executed.
+        assert watcher.call("EXEC") is None
+        assert pair.writes(pair.master) == before
+        assert pair.gateway.call("RPUSH", "list", "value") == 1
+        assert waiter.reply() == [b"list", b"value"]
+
+
+@pytest.mark.parametrize("words, why", [
+    (("nowhere", "r1"), "there is no pool 'nowhere'; there are: alpha"),
+    (("alpha", "r7"), "pool 'alpha' has no server 'r7'; it has: r1, master"),
+    (("alpha", "master"), "server 'master' is the primary already"),
+])
+def test_what_cannot_be_is_said(pair, words, why):
+    done = pair.gateway.order("failover", *words)
+    assert done.returncode == 1
+    assert why in done.stdout + done.stderr
+
+
+def test_a_pool_without_replicas_has_nobody_to_promote(place):
+    servers = server_lines([place.redis(), place.redis()], names=["a", "b"])
+    gateway = place.cashew({"alpha": {"redis": True, "servers": servers}})
+    done = gateway.order("failover", "alpha", "b")
+    assert done.returncode == 1
+    assert "each of its servers has keys of its own" in done.stderr
